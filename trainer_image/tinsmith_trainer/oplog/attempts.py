@@ -1,7 +1,7 @@
-"""Attempts at work that has ended processes, and the decision to try it no more.
+"""Attempts at work that has ended processes, and the decision to stop further attempts.
 
-Without a limit, one batch that is too large for the memory would be replayed, and would kill the worker, again and
-again, while every other model waits.
+Without a limit, a batch that is too large for the memory would be replayed and kill the worker again and again, while
+all other models wait.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ADVICE = {
 class AttemptPolicy:
     """The limits of attempts.
 
-    limit: how many processes may end at the same work before it is not retried. hang_seconds: a call that has run for
-    this long when the worker receives the signal to stop counts as the reason of the stop.
+    `limit` is the number of processes that may end during the same work before it is not retried. `hang_seconds`: if a
+    call has run for this long when the worker receives the signal to stop, the call counts as the reason of the stop.
     """
 
     limit: int = 3
@@ -45,10 +45,10 @@ Verdict = Literal["run", "fail", "quarantine"]
 def verdict(
     work: InFlightWork, kind: worker_pb2.OperationKind.ValueType | None, interruptions: int, limit: int
 ) -> Verdict:
-    """Return what becomes of the work.
+    """Return the decision about the work.
 
-    Work without a published result fails. Other work waits, as does a release, which would otherwise lose a model's
-    last weights. `kind`: of an operation, else None.
+    Work without a published result fails. Other work waits. A release also waits, because otherwise a model's last
+    weights would be lost. `kind` is the kind of an operation, else None.
     """
     if interruptions < limit:
         return "run"
@@ -58,14 +58,14 @@ def verdict(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The end of attempts at some work: it fails with the message, or its model waits for another process."""
+    """The end of attempts at some work. The work fails with the message, or its model waits for another process."""
 
     fails: bool
     message: str
 
 
 class Attempts:
-    """The work at which processes have ended. Used by the engine's thread, apart from `forget_all`."""
+    """The work during which processes have ended. Used by the engine's thread, except for `forget_all`."""
 
     def __init__(self, journal: Journal, marker: InFlightMarker, limit: int) -> None:
         self._journal = journal
@@ -73,12 +73,13 @@ class Attempts:
         self._limit = limit
         self._known: dict[InFlightWork, tuple[int, str]] = {}
         self.before_a_suspect: list[Callable[[], None]] = []
-        """Functions that return when nothing runs in other threads, so that the next end is the suspect's own."""
+        """Functions that return when nothing runs in other threads. If the process then ends, only the suspect can be
+        the cause."""
 
     def recover(self) -> None:
         """Count how the previous process ended, and read the earlier counts.
 
-        Raises JournalFull, and may then be called again.
+        If this raises JournalFull, it may be called again.
         """
         left = self._marker.left_behind
         if left is not None:
@@ -97,7 +98,7 @@ class Attempts:
         )
 
     def refusal(self, work: InFlightWork, operation: Operation | None = None) -> Refusal | None:
-        """Return why the work may not begin, or None. Call it before the work begins."""
+        """Return why the work may not begin, or None. Call this before the work begins."""
         if self.is_suspect(work):
             for wait in self.before_a_suspect:
                 wait()
@@ -106,22 +107,22 @@ class Attempts:
         return None if decision == "run" else Refusal(decision == "fail", self._message(work, operation, decision))
 
     def is_suspect(self, work: InFlightWork) -> bool:
-        """Return whether a process has ended at the work, or at a call that the work shared.
+        """Return whether a process has ended during the work, or during a call that included the work.
 
-        Such work runs alone, so that the next end can be attributed.
+        Such work runs alone. If the process ends again, the cause is then known.
         """
         return work in self._known
 
     def succeeded(self, work: InFlightWork) -> None:
-        """Forget the interruptions of work without a result in the journal.
+        """Forget the interruptions of work that has no result in the journal.
 
-        Those of an operation are forgotten with its result.
+        The interruptions of an operation are forgotten when its result is recorded.
         """
         if self._known.pop(work, None) is not None:
             self._journal.write(lambda db: result_tables.forget_interruptions(db, work), must_succeed=True)
 
     def forget_all(self) -> None:
-        """Forget all counts after an orderly stop, since an administrator may have added memory or changed the node."""
+        """Forget all counts after an orderly stop. An administrator may have added memory or changed the node."""
         self._known = {}
         self._journal.write(result_tables.forget_all_interruptions, must_succeed=True)
 
@@ -163,7 +164,7 @@ class Attempts:
         )
 
     def _what_happened(self, work: InFlightWork) -> str:
-        # An orderly stop may forget the count at any time, from another thread.
+        # Another thread may forget the count at any time, at an orderly stop.
         count, sign = self._known.get(work, (self._limit, ""))
         times = "once" if count == 1 else f"{count} times"
         return f"the worker's process ended {times} (the last sign: {sign or SILENT})"
@@ -174,7 +175,7 @@ def reason_to_wait(
 ) -> str:
     """Return why a model waits that this worker cannot restore or replay now.
 
-    Its data is sound. The reason is for clients.
+    The model's data is intact. The reason is for clients.
     """
     remedy = "the model continues when the cause is fixed and the worker is restarted"
     if again_after_seconds is not None:

@@ -1,7 +1,7 @@
 """The durable log of a worker: accepted operations, their results, snapshots, events.
 
-It is one SQLite file (WAL, synchronous=FULL, exclusive), used by one thread. Writes that arrive while a commit is being
-synced share the next one, so many submitters need few fsyncs. A future of this module resolves only when its
+The log is one SQLite file (WAL, synchronous=FULL, exclusive), used by one thread. Writes that arrive while a commit is
+being synced share the next commit, so many submitters need few fsyncs. A future of this module resolves only when its
 transaction is on disk.
 """
 
@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 1
 WAL_KEPT_BYTES = 8 * 1024**2
-"""The size from which a write-ahead log gives its blocks back at once. Otherwise a few large bodies would keep them."""
+"""The size above which a write-ahead log frees its blocks at once. Otherwise a few large bodies would keep the blocks
+in use."""
 SYNC_BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 SCHEMA = """
@@ -119,14 +120,14 @@ class _Job(Generic[T]):
 
 
 class Journal:
-    """Runs reads and writes of the file in one thread: in each batch the reads first, then the writes in their order.
+    """The reads and writes of the file, in one thread. Each batch runs its reads first, and then its writes in order.
 
-    On a full disk, writes that must succeed wait for space. Reads, writes that fit, and refusals continue. Writes of
-    one model keep their order.
+    On a full disk, writes that must succeed wait for space. Reads, refusals and writes that fit continue. Writes of one
+    model stay in order.
     """
 
     def __init__(self, path: Path, *, vfs: str | None = None, room: DiskRoom | None = None) -> None:
-        """Open the journal. `room`: the free space of its disk, whose reserve is for writes that must succeed.
+        """Open the journal. `room` is the free space of its disk, with a reserve for writes that must succeed.
 
         Raises VolumeUnsuitable, or ServerError if another version wrote the file.
         """
@@ -165,17 +166,17 @@ class Journal:
     ) -> Future[T]:
         """Run a write in the next transaction. The future resolves when its commit is synced.
 
-        It fails with JournalFull if the disk is full, and with ServerError if the file cannot be written.
-        `uses_reserve` is for writes that make space or are needed to start: they fail when the reserve is used up, too.
-        `must_succeed` is for what has already happened: such a write uses the reserve, then waits for space. Any other
-        failure ends the process, whose memory is then ahead of the file; the next process continues from the file. The
-        future does not resolve if the journal is closed before there is space. `model_id`: the model of a write that
-        must succeed.
+        The future fails with JournalFull if the disk is full, and with ServerError if the file cannot be written.
+        `uses_reserve` is for writes that free space or that a start needs. They fail only when the reserve is used up,
+        too. `must_succeed` is for effects that have already happened. Such a write uses the reserve, then waits for
+        space. Any other failure ends the process, because its memory is then ahead of the file; the next process
+        continues from the file. The future does not resolve if the journal is closed before space is free. `model_id`
+        is the model of a write that must succeed.
         """
         return self._put(_Job(run, Future(), True, must_succeed, uses_reserve or must_succeed, model_id))
 
     def read(self, run: Callable[[apsw.Connection], T]) -> Future[T]:
-        """Run a read of what is committed."""
+        """Run a read of committed data."""
         return self._put(_Job(run, Future(), writes=False))
 
     def size_bytes(self) -> int:
@@ -183,9 +184,9 @@ class Journal:
         return _size_of(self.path) + _size_of(self._wal)
 
     def settle(self, model_id: str) -> None:
-        """Return when every earlier write of this model is on disk, and the callbacks of its future have run.
+        """Return when every earlier write of this model is on disk, and its future's callbacks have run.
 
-        Raises JournalFull while one of these writes, or one of no model, waits for space.
+        Raises JournalFull while one of these writes, or a write without a model, waits for space.
         """
         names = ("", model_id)
         waits = self._put(_Job(lambda db: any(job.model_id in names for job in self._waiting), Future(), writes=True))
@@ -195,13 +196,13 @@ class Journal:
     def close(self) -> None:
         """Finish queued jobs and close the file.
 
-        Writes that still wait for space are lost: the next process runs operations without a result on disk again.
+        Writes that still wait for space are lost. The next process runs operations without a result on disk again.
         """
         self._queue.put(None)
         self._thread.join()
 
     def _put(self, job: _Job[T]) -> Future[T]:
-        # A caller that gives up, for example because its client died, must not cancel the write.
+        # A caller that gives up, for example because its client has ended, must not cancel the write.
         job.future.set_running_or_notify_cancel()
         self._queue.put(job)
         return job.future
@@ -215,7 +216,7 @@ class Journal:
         self._db.close()
 
     def _take_batch(self) -> list[_Job[Any] | None]:
-        """Return the jobs that have come. The batch is empty if writes wait for space and are to be tried again."""
+        """Return the jobs that have arrived. The batch is empty if waiting writes are to be tried again."""
         try:
             batch = [self._queue.get(timeout=ROOM_RETRY_SECONDS if self._waiting else None)]
         except queue.Empty:
@@ -274,11 +275,11 @@ class Journal:
         """Fold the log into the file. This also frees the space of a transaction that did not fit."""
         try:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        except apsw.Error as error:  # nothing is lost: what was committed is in the log
+        except apsw.Error as error:  # nothing is lost, because committed data is in the log
             log.warning("the journal's log cannot be folded in", path=str(self.path), reason=str(error))
 
     def _separate(self, jobs: list[_Job[Any]], error: Exception) -> None:
-        """Commit each job on its own, so that one bad write does not fail the others."""
+        """Commit each job in its own transaction, so that one invalid write does not fail the others."""
         if len(jobs) == 1:
             _fail(jobs[0], error)
             return
@@ -307,7 +308,7 @@ class Journal:
             self._retries.begin()
 
     def _commit_unless_full(self, job: _Job[Any]) -> bool:
-        """Commit the job, or return False if the disk is full and the job has to wait for space."""
+        """Commit the job. Return False if the disk is full and the job must wait for space."""
         try:
             [result] = self._transaction_from_reserve(job) if job.uses_reserve else self._transaction([job])
         except apsw.FullError:
@@ -361,8 +362,8 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     db.pragma("synchronous", "FULL")
     db.execute(SCHEMA)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
-    # A server may remember a cursor of a lost volume. Events of a new volume are numbered after it (also by
-    # `raise_epoch`).
+    # A server may remember a cursor of a lost volume. Events of a new volume get higher numbers than this cursor
+    # (`raise_epoch` does the same).
     db.execute(
         "INSERT INTO sqlite_sequence (name, seq) SELECT 'events', ?"
         " WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'events')",

@@ -1,7 +1,7 @@
 """The data that the journal deletes while a model lives: expired results, and whole rows below the snapshot.
 
-The number of a deleted row is kept, so that its operation never runs again: a poll reports that the result is gone, and
-a repeated submission is acknowledged as before. All steps take milliseconds, since all other writes wait for each.
+The number of a deleted row is kept, so that its operation never runs again. A poll reports that the result is gone, and
+a repeated submission is acknowledged as before. Each step takes milliseconds, because all other writes wait for it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ MODELS_IN_A_STEP = 250
 
 
 class JournalRetention:
-    """Rounds of deletion, one at a time, on the event loop; the journal's thread does the steps.
+    """Rounds of deletion, one at a time, on the event loop. The journal's thread runs the steps.
 
-    A row that may go at one time may also go later, so it can be deleted in a later transaction.
+    A row that may be deleted at one time may also be deleted later, so a later transaction can delete it.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     async def round(self, retention: Retention, acknowledged_event_id: int, ago: Callable[[float], float]) -> list[str]:
-        """Run a round, and return the released models of which nothing is left.
+        """Run a round. Return the released models that have no data left.
 
-        `ago`: see `SteadyClock.ago`. Raises JournalFull or ServerError between two steps.
+        `ago` is `SteadyClock.ago`. Raises JournalFull or ServerError between two steps.
         """
         horizons = Horizons(ago(retention.seconds), ago(retention.least_seconds))
         models = await self._read(journal_tables.read_models)
@@ -58,7 +58,7 @@ class JournalRetention:
         return await self._write(forget_released_models)
 
     async def _give_up_corrupted(self, models: Iterable[StoredModel], horizon: float) -> None:
-        """Treat corrupted models as released from the next round on, when their snapshots are no longer waited for."""
+        """Treat corrupted models as released from the next round on, after the wait for their snapshots is over."""
         for model in models:
             if model.phase == "corrupted" and (model.corrupted_at or 0.0) <= horizon:
                 await self._write(partial(result_tables.forget_model, model_id=model.model_id))
@@ -83,7 +83,7 @@ class JournalRetention:
             await self._drop(list(crowded_out(page, excess, owners, not_after)))
 
     async def _pages(self) -> AsyncIterator[list[KeptResult]]:
-        """Yield all results in the order in which their operations came. The clock may give them any order."""
+        """Yield all results in the order of their operations. The clock's times may be in another order."""
         after = -1
         while page := await self._read(partial(read_results, after=after)):
             yield page
@@ -103,7 +103,7 @@ class JournalRetention:
 
 
 def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
-    """Return the owner of each model. Models of unknown tenants are their own owners."""
+    """Return the owner of each model. A model of an unknown tenant is its own owner."""
     return {model.model_id: model.tenant for model in models if model.tenant}
 
 
@@ -111,13 +111,13 @@ def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
 
 
 def spent_of_models(db: Database, models: Sequence[StoredModel], horizons: Horizons, keep: int) -> dict[str, list[int]]:
-    """Return the spent operations by model, without models that have none."""
+    """Return the spent operations by model, without models that have no spent operation."""
     spent = ((model.model_id, spent_numbers(db, model, horizons, keep)) for model in models)
     return {model_id: numbers for model_id, numbers in spent if numbers}
 
 
 def spent_numbers(db: Database, model: StoredModel, horizons: Horizons, keep: int) -> list[int]:
-    """Return the model's lowest numbers up to the first that is not spent, limited to one step."""
+    """Return the model's lowest numbers up to the first number that is not spent, limited to one step."""
     beyond = _newest_beyond(db, model, keep)
     spent = takewhile(lambda operation: horizons.is_spent(operation, beyond), _oldest(db, model))
     return list(_for_one_step((operation.seq_id, operation.result_bytes) for operation in spent))
@@ -132,7 +132,7 @@ def _newest_beyond(db: Database, model: StoredModel, keep: int) -> int:
 
 
 def _oldest(db: Database, model: StoredModel) -> Iterable[Finished]:
-    """Yield the finished operations in the order of their numbers, up to the first one without a result."""
+    """Yield the finished operations in the order of their numbers, up to the first operation without a result."""
     rows = db.execute(
         "SELECT seq_id, finished_at, result_bytes FROM operations WHERE model_id = ? AND seq_id <= ?"
         " ORDER BY seq_id LIMIT ?",
@@ -143,9 +143,9 @@ def _oldest(db: Database, model: StoredModel) -> Iterable[Finished]:
 
 
 def _for_one_step(sized: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """Yield numbers for one step, at least one.
+    """Yield the numbers for one step, at least one number.
 
-    Rows with large results take long to delete, since they lie on many pages.
+    Rows with large results take long to delete, because they fill many pages.
     """
     room = BYTES_IN_A_STEP
     for number, result_bytes in sized:
@@ -166,9 +166,9 @@ def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
 
 
 def read_results(db: Database, after: int) -> list[KeptResult]:
-    """Return the next results after this row, `SIZES_IN_A_STEP` at most.
+    """Return the next results after this row, at most `SIZES_IN_A_STEP`.
 
-    The index alone is read, since rows have their results before their sizes.
+    The query reads only the index, because in a row the result comes before its size.
     """
     rows = db.execute(
         "SELECT id, model_id, finished_at, result_bytes FROM operations INDEXED BY results"
@@ -183,7 +183,7 @@ def drop_results(db: Database, rows: Sequence[int]) -> None:
 
 
 def forget_released_models(db: Database) -> list[str]:
-    """Delete all traces of released models whose results have all expired, and return the models."""
+    """Delete all data of released models whose results have all expired. Return these models."""
     rows = db.execute(
         "SELECT model_id FROM models WHERE state = 'released'"
         " AND NOT EXISTS (SELECT 1 FROM operations WHERE operations.model_id = models.model_id)"
@@ -198,15 +198,15 @@ def forget_released_models(db: Database) -> list[str]:
 class Retention:
     """The limits of stored results.
 
-    Results can be read for `seconds` if those of all models fit into `result_bytes`. If not, the oldest results of the
-    tenant with the most bytes go first, but none that finished less than `least_seconds` ago, unless the disk
-    `is_short`.
+    Results can be read for `seconds` if the results of all models fit into `result_bytes`. If they do not fit, the
+    oldest results of the tenant with the most bytes are deleted first. Results that finished less than `least_seconds`
+    ago are deleted only if the disk `is_short`.
 
-    The newest `closed_models` of each tenant that were released, or could not be created, keep their results as long.
-    Of others, results that finished `least_seconds` ago go.
+    A model that was released, or that could not be created, is closed. The newest `closed_models` of each tenant keep
+    their results for the same time. Older closed models lose results that finished more than `least_seconds` ago.
 
-    Below its snapshot a model keeps the rows of its newest `operations`, and of those that finished less than
-    `least_seconds` ago. Of others only the numbers are kept, whatever their age.
+    Below its snapshot a model keeps the rows of its newest `operations`, and rows that finished less than
+    `least_seconds` ago. For all other operations only the numbers are kept.
     """
 
     seconds: float
@@ -219,7 +219,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An operation with a result, which never runs again."""
+    """An operation with a result. It never runs again."""
 
     seq_id: int
     finished_at: float
@@ -228,15 +228,15 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Horizons:
-    """Times in Unix seconds. Results that finished by then are expired, or may go to make space."""
+    """Times in Unix seconds. Results that finished before these times are expired, or may be deleted to free space."""
 
     expired: float
     crowded_out: float
 
     def is_spent(self, operation: Finished, newest_beyond: int) -> bool:
-        """Return whether the result may go.
+        """Return whether the result may be deleted.
 
-        `newest_beyond`: the highest number below those of the newest operations.
+        `newest_beyond` is the highest number below the numbers of the newest operations.
         """
         if operation.seq_id <= newest_beyond and operation.finished_at <= self.crowded_out:
             return True
@@ -247,7 +247,7 @@ class Horizons:
 class KeptResult:
     """A stored result.
 
-    It has its row, its model, the time when it finished (Unix seconds), and its bytes.
+    It has its row, its model, the time at which it finished (Unix seconds), and its bytes.
     """
 
     row: int
@@ -257,7 +257,7 @@ class KeptResult:
 
 
 def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
-    """Return each owner's oldest released models beyond `most`. `models` are in the order of their creation."""
+    """Return each owner's oldest released models beyond `most`. `models` are in the order of creation."""
     released = Counter[str]()
     surplus = set()
     for model in reversed(models):
@@ -270,13 +270,13 @@ def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
 
 
 def excess_bytes(bytes_of_owners: Mapping[str, int], budget_bytes: int) -> dict[str, int]:
-    """Return the bytes of each owner above the level at which all fit together. Owners below it are left out."""
+    """Return the bytes of each owner above the level at which all owners fit. Owners below the level are left out."""
     level = _level(sorted(bytes_of_owners.values()), budget_bytes)
     return {owner: size - level for owner, size in bytes_of_owners.items() if size > level}
 
 
 def _level(sizes: list[int], budget_bytes: int) -> int:
-    """Return the highest size that every owner may have. `sizes` are in ascending order."""
+    """Return the largest size that every owner may have. `sizes` are in ascending order."""
     left = budget_bytes
     for index, size in enumerate(sizes):
         share = left // (len(sizes) - index)
@@ -292,9 +292,9 @@ def crowded_out(
     owners: Mapping[str, str],
     not_after: float,
 ) -> Iterator[KeptResult]:
-    """Yield each owner's oldest results until its excess is gone. `excess` is reduced by them.
+    """Yield each owner's oldest results until its excess is gone. The yielded bytes are subtracted from `excess`.
 
-    `owners`: by model. Results that finished after `not_after` stay.
+    `owners` maps models to owners. Results that finished after `not_after` stay.
     """
     for result in oldest_first:
         owner = owners.get(result.model_id, result.model_id)

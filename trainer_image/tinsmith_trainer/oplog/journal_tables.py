@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
-"""`late`: the number was written off before the operation came. It failed at once and was never in the order."""
+"""`late`: the number was given up before its operation arrived. The operation failed at once and was never in the
+order."""
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
 
 CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
@@ -33,7 +34,7 @@ HIGHEST_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An accepted operation without its payload, which is read at its turn."""
+    """An accepted operation without its payload, which is read at the operation's turn."""
 
     model_id: str
     seq_id: int
@@ -41,8 +42,8 @@ class Operation:
     zstd: bool
     accepted_at: float
     rejection: Failure | None = None
-    forward_only: bool | None = None  # of a forward_backward that has run; None: only its body can tell
-    idempotency_key: str = ""  # of an operation that came without a number
+    forward_only: bool | None = None  # only for a forward_backward that has run; None: the body must be read
+    idempotency_key: str = ""  # only for an operation that came without a number
 
     @property
     def is_forward_backward(self) -> bool:
@@ -50,30 +51,31 @@ class Operation:
 
     @property
     def changes_the_adapter(self) -> bool:
-        """Return whether the operation may change the adapter. Others need no replay."""
+        """Return whether the operation may change the adapter. Other operations need no replay."""
         return self.kind != worker_pb2.SAVE_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """The result of an operation. For clients it is read from the journal again."""
+    """The result of an operation. Clients get it from the journal."""
 
     payload: bytes | None = None  # protobuf or JSON; None: the operation failed, or its result has expired
     protobuf: bool = False
     failure: Failure | None = None
     event_id: int | None = None  # see `worker.proto`; None: not yet in the journal
-    # Only between the run and the commit: what is written in the same transaction.
+    # Used only between the run and the commit: data that the same transaction writes.
     events: tuple[worker_pb2.Event, ...] = ()  # without ID, epoch and time, which the journal adds
     saved_name: tuple[int, str] | None = None  # checkpoint kind and name
     saved: SavedWeights | None = None
     forces_snapshot: bool = False
-    replaced: AdapterState | None = None  # the state before a load, until there is a snapshot of the new one
+    replaced: AdapterState | None = None  # the state before a load, until a snapshot of the new state exists
     snapshot: SnapshotFile | None = None
     trained_tokens: int = 0
     input_tokens: int = 0
     started_at: float | None = None  # Unix seconds; None: it never had a turn
-    forward_only: bool | None = None  # of a forward_backward
-    releases: str | None = None  # the reason of the model's release, which may be empty; None: it is not released
+    forward_only: bool | None = None  # only for a forward_backward
+    # the reason of the model's release, which may be empty; None: the model is not released
+    releases: str | None = None
     given_up: bool = False
 
 
@@ -108,15 +110,15 @@ class StoredModel:
 
     @property
     def spent_up_to(self) -> int:
-        """The number up to which the body of an operation with a result is not needed.
+        """The number up to which the bodies of operations with results are not needed.
 
-        For a corrupted model, later bodies restore it if its snapshot turns out to be sound.
+        Bodies after this number restore a corrupted model if its snapshot is readable again.
         """
         return HIGHEST_NUMBER if self.phase == "released" else self.applied
 
 
 def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Split the items into steps of the journal's thread, for each of which other writes wait."""
+    """Split the items into steps of the journal's thread. Other writes wait for each step."""
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
@@ -130,7 +132,7 @@ def set_meta(db: Database, key: str, value: str) -> None:
 
 
 def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
-    """Fence out older epochs, and number events beyond the cursor. Return the highest epoch so far."""
+    """Fence out older epochs, and give new events numbers above the cursor. Return the highest epoch so far."""
     db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (event_cursor,))
     highest = max(epoch, int(get_meta(db, "epoch") or 0))
     set_meta(db, "epoch", str(highest))
@@ -140,7 +142,7 @@ def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
 def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
     """Insert an accepted operation.
 
-    `late`: it is recorded as failed and never runs, unless its model has just been deleted.
+    With `late` the operation is recorded as failed and never runs, unless its model was deleted at the same time.
     """
     if late and not db.execute("SELECT 1 FROM models WHERE model_id = ?", (operation.model_id,)).fetchone():
         return
@@ -178,7 +180,7 @@ def set_model_phase(db: Database, model_id: str, phase: ModelPhase, reason: str 
 
 
 def note_damage(db: Database, model_id: str, process: str | None) -> None:
-    """Record the process that found the model's snapshot missing or altered; None: the snapshot was found sound."""
+    """Record the process that found the model's snapshot missing or altered; None: the snapshot is intact."""
     db.execute("UPDATE models SET damage_seen_by = ? WHERE model_id = ?", (process, model_id))
 
 
@@ -188,7 +190,7 @@ def corrupt_model(db: Database, model_id: str, reason: str, now: float) -> None:
 
 
 def save_and_release(db: Database, model_id: str, payload: bytes, now: float) -> None:
-    """Open a corrupted model again for a release that saves first. Its clients got the error that it has ended."""
+    """Open a corrupted model again for a release that saves first. Its clients know it as ended."""
     set_model_phase(db, model_id, "live")
     note_damage(db, model_id, None)
     db.execute("UPDATE models SET corrupted_at = NULL WHERE model_id = ?", (model_id,))
@@ -205,7 +207,7 @@ def raise_closed_below(db: Database, model_id: str, seq_id: int) -> None:
 
 
 def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now: float) -> None:
-    """Fail an accepted operation whose number was written off before it had its place in the order."""
+    """Fail an accepted operation whose number was given up before it was put in the order."""
     db.execute(
         "UPDATE operations SET status = 'late', payload = NULL, failure_category = ?, failure_message = ?,"
         " finished_at = ? WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
@@ -221,9 +223,9 @@ def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
 
 
 def read_result(db: Database, model_id: str, seq_id: int) -> OperationResult | None:
-    """Return the result of an accepted operation; None while it is pending.
+    """Return the result of an accepted operation; None while the operation is pending.
 
-    If its row is deleted, the result has no payload.
+    If the operation's row is deleted, the result has no payload.
     """
     row = db.execute(
         "SELECT status, result, result_protobuf, event_id, failure_category, failure_message FROM operations"
@@ -265,7 +267,7 @@ def read_unsettled(db: Database, model: StoredModel) -> list[StoredOperation]:
 
 
 def read_settled(db: Database, model: StoredModel) -> NumberRanges:
-    """Return the numbers of all other operations."""
+    """Return the numbers of all operations that `read_unsettled` does not return."""
     settled = read_forgotten(db, model.model_id)
     rows = db.execute(
         "SELECT seq_id FROM operations WHERE model_id = ? AND (status = 'late' OR seq_id <= ? AND status <> 'pending')"
@@ -278,7 +280,7 @@ def read_settled(db: Database, model: StoredModel) -> NumberRanges:
 
 
 def read_forgotten(db: Database, model_id: str) -> NumberRanges:
-    """Return the numbers whose rows are deleted."""
+    """Return the numbers of operations whose rows are deleted."""
     return NumberRanges(
         (int(first), int(last))
         for first, last in db.execute(
@@ -288,7 +290,7 @@ def read_forgotten(db: Database, model_id: str) -> NumberRanges:
 
 
 def last_accepted_at(db: Database, model_id: str) -> float:
-    """Return when the operation with the highest stored number was accepted, in Unix seconds; 0: there is none."""
+    """Return when the operation with the highest stored number was accepted, in Unix seconds; 0 if there is none."""
     row = db.execute(
         "SELECT accepted_at FROM operations WHERE model_id = ? ORDER BY seq_id DESC LIMIT 1", (model_id,)
     ).fetchone()

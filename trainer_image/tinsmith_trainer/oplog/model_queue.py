@@ -23,26 +23,26 @@ from tinsmith_trainer.oplog.server_assigned_seq_ids import (
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Purpose
 
 SETTLED: Future[None] = Future()
-"""A future shared by all entries on disk: one for each would take most of an entry's memory."""
+"""A future that all entries on disk share. A separate future would take most of an entry's memory."""
 SETTLED.set_result(None)
 
 
 KEPT_PAYLOAD_BYTES = 128 * 1024**2
-"""The limit for payloads of waiting operations in memory. The engine reads others from the journal."""
+"""The limit for payloads of waiting operations in memory. The engine reads further payloads from the journal."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """An accepted operation. `status` is what clients may know, so it changes after the commit."""
+    """An accepted operation. `status` is the state that clients may know, so it changes after the commit."""
 
     operation: Operation
     status: Status
     failure: Failure | None = None
-    accepted: Future[None] = SETTLED  # resolves when it is on disk
-    payload: bytes | None = None  # kept for its turn, so that the engine need not wait for the journal's thread
-    body_bytes: int = 0  # on disk, of an operation that this process has accepted
-    started_at: float | None = None  # Unix seconds, of its first turn in this process
-    # from the journal, or from its body; None: the body was not read, or cannot be read
+    accepted: Future[None] = SETTLED  # resolves when the operation is on disk
+    payload: bytes | None = None  # kept until the turn, so that the engine need not wait for the journal's thread
+    body_bytes: int = 0  # on disk; only of operations that this process has accepted
+    started_at: float | None = None  # Unix seconds of the first turn in this process
+    # from the journal, or from the body; None: the body was not read, or cannot be read
     forward_only: bool | None = None
 
     @property
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def may_bear_a_gradient(self) -> bool:
-        """Return whether the next step may depend on the operation. A body that was not read may hold a gradient."""
+        """Return whether the next step may depend on the operation. A body that was not read may contain a gradient."""
         return self.operation.is_forward_backward and not self.forward_only
 
     @property
@@ -62,7 +62,7 @@ class Entry:
 
 
 class KeptPayloads:
-    """Payloads of waiting operations in memory, which the engine need not read from the journal."""
+    """Payloads of waiting operations in memory. The engine need not read them from the journal."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -73,21 +73,21 @@ class KeptPayloads:
             self._bytes += len(payload)
 
     def take(self, entry: Entry) -> bytes | None:
-        """Remove and return the payload; None: it is not in memory."""
+        """Remove and return the payload; None if it is not in memory."""
         kept, entry.payload = entry.payload, None
         self._bytes -= len(kept or b"")
         return kept
 
 
 class UnknownModel(LookupError):
-    """An unknown model, which the operation does not create."""
+    """An error for an unknown model, if the operation does not create the model."""
 
 
 @dataclass(slots=True)
 class ModelQueue:
     """The state of one model.
 
-    Guarded by the lock of `ModelQueues`, apart from the fields that only the engine's thread uses.
+    Guarded by the lock of `ModelQueues`, except for the fields that only the engine's thread uses.
     """
 
     model_id: str
@@ -95,32 +95,32 @@ class ModelQueue:
     reason: str = ""
     tenant: str = ""  # empty: unknown
     order: OperationOrder = field(default_factory=OperationOrder)
-    # operations without a result, and those that are to run again
+    # operations without a result, and operations that must run again
     entries: dict[int, Entry] = field(default_factory=dict)
     # all other operations, whose results are only in the journal
     settled: NumberRanges = field(default_factory=NumberRanges)
     assigned: AssignedSeqIds = field(default_factory=AssignedSeqIds)
-    waiting_bytes: int = 0  # of the bodies of operations without a result
+    waiting_bytes: int = 0  # the bodies of operations without a result
     last_accepted_at: float = 0.0  # Unix seconds; 0: unknown
     snapshot: SnapshotFile | None = None
     snapshot_applied: int = -1
     snapshot_at: float = 0.0
     gap_at: int | None = None  # the operation that waits for an open gap
     gap_open_seconds: float = 0.0
-    gap_is_closing: bool = False  # its write may wait for space
-    held_until: float = 0.0  # no operation runs until then, on the monotonic clock; 0: not held
+    gap_is_closing: bool = False  # the write that closes the gap may wait for space
+    held_until: float = 0.0  # no operation runs until this time on the monotonic clock; 0: not held
     held_because: str = ""  # the reason for clients while it is held
     damage_seen_by: str | None = None  # the process that could not read the snapshot; None: no process
-    quarantined: str = ""  # why no operation runs until the worker is restarted; the model keeps its slot
-    # The engine's thread alone uses these:
+    quarantined: str = ""  # why no operation runs until the worker restarts; the model keeps its slot
+    # Only the engine's thread uses these fields:
     window_failure: Failure | None = None
-    changed_at: int = -1  # the last operation that ran here and changed what a snapshot holds
-    replay_seconds: float = 0.0  # the cost of a replay if the process ended now
-    unsaved_operations: int = 0  # since the snapshot; each is read at a start
-    # the time of the latest snapshot; until the first one, the time in which the old one was read
+    changed_at: int = -1  # the last operation that ran here and changed the state in a snapshot
+    replay_seconds: float = 0.0  # the time of a replay if the process ended now
+    unsaved_operations: int = 0  # counted since the snapshot; a start reads each of them
+    # the time of the latest snapshot; before the first one, the time in which the old snapshot was read
     snapshot_seconds: float = 0.0
-    wanted_bytes: int = 0  # of the snapshot that found no space; 0: the latest one found it
-    retried_since: float | None = None  # when the next operation was first retried
+    wanted_bytes: int = 0  # the size of the snapshot that found no space; 0: the latest snapshot found space
+    retried_since: float | None = None  # the time of the next operation's first retry
     undone_seconds: float = 0.0  # how long the next operation was held after it was last undone; 0: it was not undone
     optimizer_step: int = 0
     rank: int = 0
@@ -134,7 +134,7 @@ class ModelQueue:
         assigned: AssignedSeqIds,
         now: float,
     ) -> ModelQueue:
-        """Return the queue as the journal has it. Everything above the snapshot is in the order again."""
+        """Return the queue in the journal's state. All operations above the snapshot are in the order again."""
         queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
         queue.damage_seen_by = model.damage_seen_by
         queue.order = OperationOrder(model.applied, model.closed_below)
@@ -156,10 +156,11 @@ class ModelQueue:
             self.put_in_order(operation)
 
     def numbered(self, operation: Operation) -> Operation:
-        """Return the operation with its number, which is assigned here if it has none. Raises NumbersMixed."""
+        """Return the operation with its number. If it has no number, assign one. Raises NumbersMixed."""
         key = operation.idempotency_key
         if not key:
-            # This includes assigned numbers: an operation that names one is another operation with its own result.
+            # Assigned numbers count, too: an operation that uses an assigned number is a different operation with its
+            # own result.
             if self.assigned.last and is_from_a_client(operation.seq_id):
                 raise needs_no_seq_id(self.model_id)
             return operation
@@ -170,7 +171,7 @@ class ModelQueue:
 
     @property
     def _is_numbered(self) -> bool:
-        """Return whether the model has, or had, operations with numbers of a client."""
+        """Return whether the model has, or had, operations that a client numbered."""
         return any(map(is_from_a_client, self.entries)) or any(
             is_from_a_client(first) or is_from_a_client(last) for first, last in self.settled
         )
@@ -190,7 +191,7 @@ class ModelQueue:
             self.waiting_bytes -= entry.body_bytes
 
     def is_finished(self, seq_id: int) -> bool | None:
-        """Return whether clients may know a result; None: no such operation was accepted."""
+        """Return whether clients may know a result; None if no such operation was accepted."""
         entry = self.entries.get(seq_id)
         if entry is not None:
             return entry.is_finished
@@ -200,7 +201,7 @@ class ModelQueue:
         """Add an operation to the order, after its commit."""
         self.order.accept(operation.seq_id, is_forward_backward=operation.is_forward_backward)
         if operation.idempotency_key:
-            # Numbers are assigned in the order in which operations are accepted, so a missing one was refused.
+            # Numbers are assigned in the order of acceptance, so the operation of a missing number was refused.
             self.order.close_below(operation.seq_id)
 
     @property
@@ -209,7 +210,7 @@ class ModelQueue:
 
     @property
     def owner(self) -> str:
-        """The tenant, for shares. A model of an unknown tenant is its own owner."""
+        """The tenant, for fair shares. A model of an unknown tenant is its own owner."""
         return self.tenant or self.model_id
 
     @property
@@ -224,7 +225,7 @@ class ModelQueue:
     def stranded(self) -> list[Entry]:
         """Return accepted operations that can never run.
 
-        A crash came before they were failed as late.
+        A crash came after they were accepted, but before they failed as late.
         """
         return [
             entry
@@ -233,7 +234,7 @@ class ModelQueue:
         ]
 
     def closed_failure(self) -> Failure:
-        """Return the failure of operations that come after the model has ended."""
+        """Return the failure of operations that arrive after the model has ended."""
         if self.phase == "corrupted":
             return Failure("server", f"{self.model_id} is corrupted: {self.reason}. Resume from its last checkpoint.")
         return Failure("user", self.reason or f"{self.model_id} was released when its session ended.")
@@ -256,7 +257,7 @@ class ModelQueue:
 
 
 def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> ModelQueue:
-    """Return a model as the journal has it. Runs in the journal's thread."""
+    """Return a model in the journal's state. Runs in the journal's thread."""
     unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
     queue = ModelQueue.recovered(model, unsettled, settled, read_assigned(db, model), now)
     if model.is_open:
@@ -267,7 +268,7 @@ def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> M
 class KnownModels:
     """The models of a worker by phase. Guarded by the lock of `ModelQueues`.
 
-    Most models are closed, and frequent tasks skip those.
+    Most models are closed, and frequent tasks skip closed models.
     """
 
     def __init__(self) -> None:
@@ -275,7 +276,8 @@ class KnownModels:
         self.open: dict[str, ModelQueue] = {}
         """Models that may have turns, in the order of their creation."""
         self.corrupted: dict[str, ModelQueue] = {}
-        self._with_keys: deque[tuple[float, ModelQueue]] = deque()  # closed models, and since when they are closed
+        # closed models, each with the time at which it was closed
+        self._with_keys: deque[tuple[float, ModelQueue]] = deque()
 
     def find(self, model_id: str) -> ModelQueue | None:
         return self.all.get(model_id)
@@ -288,7 +290,7 @@ class KnownModels:
             self._note_closed(queue)
 
     def close(self, queue: ModelQueue, phase: ModelPhase, reason: str) -> None:
-        """Mark the model so that none of its operations runs again, here or after a restart."""
+        """Mark the model so that none of its operations runs again, in this process or after a restart."""
         queue.phase, queue.reason = phase, reason
         self.open.pop(queue.model_id, None)
         self._note_closed(queue)
@@ -310,9 +312,9 @@ class KnownModels:
         return gone
 
     def forget_keys(self, closed_before: float) -> None:
-        """Drop the keys of models that were closed before this moment of the monotonic clock.
+        """Drop the idempotency keys of models that closed before this moment of the monotonic clock.
 
-        A client repeats a submission within minutes. A model has up to 4,096 keys, in 750 KiB.
+        A client repeats a submission within minutes. A model has up to 4,096 keys, which take 750 KiB.
         """
         while self._with_keys and self._with_keys[0][0] < closed_before:
             _, queue = self._with_keys.popleft()

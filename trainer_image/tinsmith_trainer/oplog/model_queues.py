@@ -1,6 +1,6 @@
-"""The models of a worker, and the one lock around them.
+"""The models of a worker, and the lock that guards them.
 
-It accepts operations, closes gaps, and tells which models are ready for a turn.
+This module accepts operations, closes gaps, and returns the models that are ready for a turn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tinsmith_trainer.process.failpoints import reach
 log = structlog.get_logger(__name__)
 
 GAP_CLOSES_AFTER_SECONDS = 400.0
-"""The SDK retries a submit for 300 s. A number that is still missing then will not come."""
+"""The SDK retries a submit for 300 s. A number that is missing after this time will not arrive."""
 
 RECOVERED_AT_ONCE = 250
 
@@ -48,19 +48,19 @@ Ready = tuple[ModelQueue, Turn, Entry]
 
 
 class Room(Protocol):
-    """Memory for the adapters whose operations are to run."""
+    """The memory for the adapters of models whose operations are ready to run."""
 
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
-        """Return the models with room in memory, and the seconds until there may be room for another one.
+        """Return the models with room in memory, and the seconds until another model may have room.
 
-        The seconds are infinite if only a change can help.
+        The seconds are infinite if another model can have room only after a change.
         """
 
 
 class ModelQueues:
     """The models of a worker. Thread-safe.
 
-    Callbacks of the journal keep the order of commits, and so does the order of a queue.
+    Callbacks of the journal come in the order of commits, and each queue keeps this order.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class ModelQueues:
             return self._models.find(model_id)
 
     def is_finished(self, model_id: str, seq_id: int) -> bool | None:
-        """Return whether clients may know a result; None: no such operation was accepted."""
+        """Return whether clients may know a result; None if no such operation was accepted."""
         with self._changed:
             queue = self._models.find(model_id)
             return None if queue is None else queue.is_finished(seq_id)
 
     def is_known(self, request: worker_pb2.SubmitRequest) -> bool:
-        """Return whether the operation was accepted already."""
+        """Return whether the operation is already accepted."""
         with self._changed:
             queue = self._models.find(request.model_id)
             if queue is None or not request.idempotency_key:
@@ -154,11 +154,11 @@ class ModelQueues:
     # ---- accepting
 
     def accept(self, operation: Operation, payload: bytes, tenant: str = "") -> tuple[int, Future[None]]:
-        """Accept an operation. Return its number, and a future that resolves when it is on disk.
+        """Accept an operation. Return its number, and a future that resolves when the operation is on disk.
 
-        The same number or key again returns the same. A model belongs to the first tenant named with one of its
-        operations. Raises UnknownModel, NumbersMixed. If the future fails with JournalFull, the operation was not
-        accepted.
+        A repeated number or key returns the same number and future. A model belongs to the tenant of its first
+        operation that has a tenant. Raises UnknownModel, NumbersMixed. If the future fails with JournalFull, the
+        operation was not accepted.
         """
         with self._changed:
             queue = self._queue_for(operation)
@@ -169,7 +169,7 @@ class ModelQueues:
                 return operation.seq_id, known.accepted
             if operation.seq_id in queue.settled:
                 return operation.seq_id, SETTLED
-            # The decision and the write are one step, so that the journal keeps the order of the decisions.
+            # The decision and the write are one step, so that the journal has the order of the decisions.
             late = queue.late_failure(operation.seq_id)
             accepted = self._write_accepted(queue.tenant, operation, payload, late)
             entry = Entry(operation, "pending", accepted=accepted, body_bytes=len(payload))
@@ -219,7 +219,8 @@ class ModelQueues:
             return
         with self._changed:
             entry.accepted = SETTLED
-            # While this was being synced, a later operation may have closed the gap that it would fill.
+            # While this write was being synced, a later operation may have closed the gap that this operation would
+            # fill.
             became_late = None if late else queue.late_failure(operation.seq_id)
             if late is not None:
                 self._settle_late(queue, entry)
@@ -232,7 +233,7 @@ class ModelQueues:
             self._write_late(queue, entry, became_late)
 
     def forget(self, model_ids: Iterable[str]) -> list[ModelQueue]:
-        """Return the queues of these models, whose rows are deleted, and remove them."""
+        """Remove these models, whose rows are deleted. Return their queues."""
         with self._changed:
             return self._models.remove(model_ids)
 
@@ -254,7 +255,7 @@ class ModelQueues:
     def wait_for_turns(self, room: Room) -> Sequence[Ready] | MaintenanceTask | None:
         """Wait until a model can run. Return all such models with their next operations, a task, or None at a stop.
 
-        Models without room in memory are left out until there is room. Tasks have precedence. The caller chooses the
+        Models without room in memory are left out until room is free. Tasks have precedence. The caller chooses the
         model.
         """
         with self._changed:
@@ -275,7 +276,7 @@ class ModelQueues:
             self._changed.notify_all()
 
     def _seconds_to_next_hold(self) -> float:
-        """Return the time until the next held queue is due; infinite: only a change can bring work."""
+        """Return the time until the next held queue may run; infinite if only a change can bring work."""
         held = (queue.held_until for queue in self._models.open.values() if queue.held_until)
         return max(min(held, default=math.inf) - time.monotonic(), 0.0)
 
@@ -286,7 +287,7 @@ class ModelQueues:
             queue.held_because = because
 
     def quarantine(self, queue: ModelQueue, reason: str) -> None:
-        """Stop running the model in this process. None of its operations fails."""
+        """Stop running the model in this process. Its operations do not fail."""
         log.error("model quarantined", model_id=queue.model_id, reason=reason)
         with self._changed:
             queue.quarantined = reason
@@ -303,12 +304,12 @@ class ModelQueues:
 
     def _may_run(self, queue: ModelQueue) -> bool:
         if queue.held_until <= time.monotonic():
-            queue.held_until = 0.0  # even if it then waits for a slot: no wake-up is needed for it
-        create_failed = bool(queue.reason)  # clients do not know yet; later operations fail when they do
+            queue.held_until = 0.0  # also if it then waits for a slot, because a slot needs no wake-up
+        create_failed = bool(queue.reason)  # clients do not know this yet; later operations fail when clients know
         return queue.is_open and not create_failed and not queue.quarantined and not queue.held_until
 
     def _has_a_place_free(self) -> bool:
-        """Return whether a create can run. Otherwise it waits until another model is released."""
+        """Return whether a create can run. If not, it waits until another model is released."""
         return sum(queue.has_adapter for queue in self._models.open.values()) < self._places
 
     def waits_for_a_place(self, model_id: str) -> bool:
@@ -319,7 +320,7 @@ class ModelQueues:
             return not self._has_a_place_free()
 
     def finish(self, queue: ModelQueue, turn: Turn) -> None:
-        """Note that the operation has had its effect, for the first time or again."""
+        """Note that the operation has had its effect, in its first run or in a replay."""
         with self._changed:
             queue.order.finish(turn)
             queue.unsaved_operations += 1
@@ -328,9 +329,9 @@ class ModelQueues:
                 queue.settle(entry)
 
     def publish(self, queue: ModelQueue, entry: Entry, failure: Failure | None) -> None:
-        """Let clients see the result, which is on disk."""
+        """Make the result, which is on disk, visible to clients."""
         with self._changed:
-            self._kept.take(entry)  # for an operation that failed without being read
+            self._kept.take(entry)  # the operation may have failed before its payload was read
             entry.status = "done" if failure is None else "failed"
             queue.settle(entry)
             if queue.phase == "creating" and entry.operation.kind in CREATES:
@@ -349,7 +350,7 @@ class ModelQueues:
         """Close the model. Waiting operations fail with the reason."""
         with self._changed:
             self._models.close(queue, phase, reason)
-            self._changed.notify_all()  # its slot is free
+            self._changed.notify_all()  # the model's slot is free
         self._fail_waiting(queue)
 
     def _fail_waiting(self, queue: ModelQueue) -> None:
@@ -381,7 +382,7 @@ class ModelQueues:
     # ---- gaps
 
     def age_gaps(self, seconds: float) -> None:
-        """Add to the time in which clients could have filled open gaps, and close those that are overdue."""
+        """Add to the time in which clients could fill open gaps. Close the gaps that are overdue."""
         for queue in self.open():
             with self._changed:
                 overdue = self._overdue_gap(queue, seconds)

@@ -21,7 +21,7 @@ from tinsmith_trainer.errors import Failure
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The next operation, and the numbers before it that never came (`missing`, may be empty)."""
+    """The next operation, and the numbers before it that never arrived (`missing`, may be empty)."""
 
     seq_id: int
     missing: range
@@ -30,8 +30,8 @@ class Turn:
 class OperationOrder:
     """The order in which accepted operations run.
 
-    `applied` is the last number that ran (or was passed over), -1 before the create. Missing numbers below
-    `closed_below` will not run any more.
+    `applied` is the last number that ran or was passed over; -1 before the create. Missing numbers below `closed_below`
+    will not run.
     """
 
     def __init__(self, applied: int = -1, closed_below: int = 0) -> None:
@@ -46,14 +46,14 @@ class OperationOrder:
             self.close_below(seq_id)
 
     def is_late(self, seq_id: int) -> bool:
-        """Return whether a new number was already passed over or written off."""
+        """Return whether a new number was already passed over or given up."""
         return seq_id <= self.applied or seq_id < self.closed_below
 
     def close_below(self, seq_id: int) -> None:
         self.closed_below = max(self.closed_below, seq_id)
 
     def open_gap(self) -> int | None:
-        """Return the waiting number that a missing one delays, or None."""
+        """Return the waiting number that a missing number delays, or None."""
         if not self._waiting or self.next_turn() is not None:
             return None
         return self._waiting[0]
@@ -69,7 +69,7 @@ class OperationOrder:
         return Turn(lowest, missing)
 
     def is_wanted(self, seq_id: int) -> bool:
-        """Return whether operations wait, and this number is the first one that they wait for."""
+        """Return whether operations wait and this is the first number that they wait for."""
         return bool(self._waiting) and seq_id == self.applied + 1 < self._waiting[0]
 
     def finish(self, turn: Turn) -> None:
@@ -80,7 +80,7 @@ class OperationOrder:
         self.applied = turn.seq_id
 
     def waiting(self) -> tuple[int, ...]:
-        """Return the waiting numbers in no order."""
+        """Return the waiting numbers, not in order."""
         return tuple(self._waiting)
 
     @property
@@ -103,18 +103,18 @@ def failed_step_message(failure: Failure) -> str:
 
 
 MOST_RANGES = 1000
-"""The most ranges. Clients count 1, 2, 3…, and lost operations leave gaps. For a client with more gaps, the oldest
-missing numbers count as used, and not as late."""
+"""The maximum number of ranges. Clients count 1, 2, 3…, and lost operations leave gaps. If a client has more gaps, its
+oldest missing numbers count as used, not as late."""
 
 
 class NumberRanges:
-    """A set of numbers that only grows, kept as ranges: a million in a row take as much memory as one.
+    """A set of numbers that only grows, stored as ranges. A million consecutive numbers take the memory of one.
 
     Beyond `most` ranges the lowest gap counts as filled.
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = (), most: int = MOST_RANGES) -> None:
-        """Create the set. `ranges`: first and last of each, ascending, with gaps in between."""
+        """Create the set. Each of `ranges` is a first and a last number, in ascending order with gaps in between."""
         self._most = most
         self._firsts: list[int] = []
         self._lasts: list[int] = []

@@ -14,7 +14,7 @@ from tinsmith_trainer.oplog.journal_tables import CREATES, Database, Operation, 
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Interruption
 
 NEVER_READ = b""
-"""The body that replaces one that ends processes. It is unreadable, so it counts as a gradient."""
+"""The replacement for a body that ends processes. It is unreadable, so it counts as a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Stamp:
 
 
 def write_operation_result(db: Database, operation: Operation, result: OperationResult, stamp: Stamp) -> None:
-    """Write all that a result changes. Runs in the journal's thread."""
+    """Write all changes that a result makes. Runs in the journal's thread."""
     model_id, failure = operation.model_id, result.failure
     saved = _add_events(db, model_id, result, stamp)
     record_result(db, model_id, operation.seq_id, replace(result, event_id=saved), stamp.time)
@@ -54,9 +54,9 @@ def write_operation_result(db: Database, operation: Operation, result: Operation
 
 
 def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Stamp) -> int:
-    """Add the events. Return the ID of the one that a server must know before a client sees the result, or 0.
+    """Add the events. Return the ID of the event that a server must know before a client sees the result, or 0.
 
-    A client may ask for a saved checkpoint next.
+    After the result a client may ask for a saved checkpoint.
     """
     saved = 0
     for event in result.events:
@@ -69,7 +69,7 @@ def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Sta
 
 
 def record_result(db: Database, model_id: str, seq_id: int, result: OperationResult, now: float) -> None:
-    """Record the first result. A replay never changes what a client may have read."""
+    """Record the first result. A replay never changes a result that a client may have read."""
     failure = result.failure
     db.execute(
         "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, event_id = ?,"
@@ -93,12 +93,12 @@ def record_result(db: Database, model_id: str, seq_id: int, result: OperationRes
 
 
 def drop_body(db: Database, model_id: str, seq_id: int) -> None:
-    """Replace the body, so that a replay does not read it either."""
+    """Replace the body, so that a replay does not read the original either."""
     db.execute("UPDATE operations SET payload = ? WHERE model_id = ? AND seq_id = ?", (NEVER_READ, model_id, seq_id))
 
 
 def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest: str) -> None:
-    """Record a snapshot of everything up to `applied`, and delete those inputs."""
+    """Record a snapshot of all operations up to `applied`, and delete their inputs."""
     db.execute(
         "UPDATE operations SET payload = NULL WHERE model_id = ?1 AND seq_id <= ?2 AND payload IS NOT NULL"
         " AND seq_id > (SELECT applied FROM models WHERE model_id = ?1)",
@@ -115,14 +115,14 @@ def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest
 
 
 def forget_model(db: Database, model_id: str) -> None:
-    """Mark the model as released. Its results are kept, its inputs and its snapshot are not."""
+    """Mark the model as released. Its results are kept; its inputs and its snapshot are deleted."""
     set_model_phase(db, model_id, "released")
     db.execute("UPDATE models SET snapshot_file = NULL, snapshot_digest = NULL WHERE model_id = ?", (model_id,))
     db.execute("UPDATE operations SET payload = NULL WHERE model_id = ? AND payload IS NOT NULL", (model_id,))
 
 
 def add_event(db: Database, build: Callable[[int], bytes]) -> int:
-    """Add an event, whose body is built with its own ID."""
+    """Add an event, whose body contains its own ID."""
     db.execute("INSERT INTO events (body) VALUES (x'')")
     event_id = db.last_insert_rowid()
     db.execute("UPDATE events SET body = ? WHERE event_id = ?", (build(event_id), event_id))
@@ -135,7 +135,7 @@ def read_events(db: Database, after: int, limit: int = 256) -> list[bytes]:
 
 
 def forget_events(db: Database, up_to: int) -> None:
-    # A cursor beyond the last event is of another volume.
+    # A cursor beyond the last event is from another volume.
     db.execute(
         "DELETE FROM events WHERE event_id <= ?1 AND ?1 <= (SELECT seq FROM sqlite_sequence WHERE name = 'events')",
         (up_to,),
@@ -151,7 +151,7 @@ def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id:
 
 
 def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
-    """Return the event of the latest save under this name; 0: there is none."""
+    """Return the event of the latest save with this name; 0 if there is none."""
     row = db.execute(
         "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
     ).fetchone()
@@ -161,7 +161,7 @@ def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
 def count_interruption(db: Database, interruption: Interruption) -> None:
     """Count the end of a process, once for each process.
 
-    If several works were in flight, the cause is unknown: each becomes a suspect with a count of 0.
+    If several pieces of work were in flight, the cause is unknown, and each becomes a suspect with a count of 0.
     """
     suspects = interruption.suspects
     counts = int(len(suspects) == 1)
@@ -177,7 +177,7 @@ def count_interruption(db: Database, interruption: Interruption) -> None:
 
 
 def read_interruptions(db: Database) -> dict[InFlightWork, tuple[int, str]]:
-    """Return how often processes ended at each work, and the last sign."""
+    """Return how many processes ended during each piece of work, and the sign of the last end."""
     rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
     return {InFlightWork(*work): (count, last_sign) for *work, count, last_sign in rows}
 

@@ -1,8 +1,8 @@
-"""Sequence numbers that the journal assigns to operations of clients without any, such as plain HTTP.
+"""Sequence numbers that the journal assigns to operations of clients without numbers, such as plain HTTP.
 
-The lock for accepting operations also covers the assignment, so a number is assigned and accepted in one step, however
-many servers ask. The client's key identifies a repeated submission. The operations of a model are numbered either by
-its client or here: otherwise the next number of one would look like a repeat to the other.
+The lock for accepting operations also guards the assignment. So a number is assigned and accepted in one step, with any
+number of servers. The client's key identifies a repeated submission. A model's operations are numbered either by its
+client or by the journal. In a mix, a new number of one side could look like a repeated number of the other.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
 
 REMEMBERED_KEYS = 4096
-"""The number of remembered keys of a model, the newest. Rows are kept for longer, so a start finds the keys again."""
+"""The number of newest keys that a model remembers. Rows are kept for longer, so a start finds the keys again."""
 
 
 class NumbersMixed(ValueError):
-    """A mix of operations with and without numbers. The message is for the client."""
+    """An error for operations with and without numbers on one model. The message is for the client."""
 
 
 @dataclass(slots=True)
 class AssignedSeqIds:
-    """The assigned numbers of one model: the last one (0 if the client numbers its operations), and the newest keys."""
+    """The assigned numbers of a model: the last number (0 if the client numbers its operations) and the newest keys."""
 
     last: int = 0
-    _of_keys: dict[str, int] = field(default_factory=dict)  # the oldest first
+    _of_keys: dict[str, int] = field(default_factory=dict)  # the oldest key is first
     _refused: frozenset[int] = frozenset()
 
     def find(self, key: str) -> int | None:
@@ -45,7 +45,7 @@ class AssignedSeqIds:
             del self._of_keys[next(iter(self._of_keys))]
 
     def take_back(self, key: str, number: int) -> None:
-        """Take back a number that was not accepted. Below an accepted number it stays unused."""
+        """Take back a number that was not accepted. A number below an accepted number stays unused."""
         if self._of_keys.pop(key, None) is None:
             return
         self._refused |= {number}
@@ -55,7 +55,7 @@ class AssignedSeqIds:
 
 
 def is_from_a_client(number: int) -> bool:
-    """Return whether the number is neither that of a model's creation nor that of its end."""
+    """Return whether the number is neither that of a model's creation nor that of the model's end."""
     return 0 < number < RELEASE_SEQ_ID
 
 

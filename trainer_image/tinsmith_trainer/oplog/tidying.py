@@ -1,4 +1,4 @@
-"""Limits of the data that a worker keeps of finished operations, and the rounds that delete the rest."""
+"""The limits of the data that a worker keeps of finished operations, and the rounds that delete older data."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ log = structlog.get_logger(__name__)
 KEEP_RESULTS_SECONDS = 72 * 3600.0
 KEEP_RESULT_BYTES = 2 * 1024**3
 KEEP_OPERATIONS = 5000
-"""Operations of each model below its snapshot: far more than a program may have under way."""
+"""The operations that are kept for each model below its snapshot. This is far more than a program has in flight."""
 KEEP_ALL_SECONDS = 900.0
-"""The age up to which results stay, whatever their number and size. A client that lost an answer asks again in minutes.
-"""
+"""The age up to which all results are kept, in any number and size. A client that lost an answer asks again within
+minutes."""
 KEEP_CLOSED_MODELS = 5000
-"""Models of each tenant that were released, or could not be created, which costs a client nothing."""
+"""The closed models that are kept for each tenant. A client can create and release models at no cost."""
 TIDY_SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""The lead that a clock steered by a time server may have over the counted time."""
+"""The maximum by which the clock under a time server may be ahead of the counted time."""
 
 
 class SteadyClock:
     """A clock for ages, which counts the time in which this process has run.
 
-    If the machine's clock is set forward, by a bad time server or after sleep, no result becomes older than its clients
-    had time to ask for it. Later results have the new time. Without this, a machine that sleeps at night would keep
-    more with each day. If the clock is set back, earlier results seem younger.
+    If the machine's clock is set forward, by a wrong time server or after sleep, all earlier results stay young enough
+    for their clients to ask for them. Later results have the new time. Without this rule, a machine that sleeps at
+    night would keep more data each day. If the clock is set back, earlier results seem younger.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        # Unix seconds minus monotonic ones, and the monotonic moment from which they hold. Both ascend.
+        # Pairs of Unix seconds minus monotonic seconds, and the monotonic moment from which the difference is valid.
+        # Both ascend.
         self._offsets = deque([(-math.inf, wall() - monotonic())])
 
     def ago(self, seconds: float) -> float:
-        """Return the finish time, in Unix seconds, of operations that are so old."""
+        """Return the finish time, in Unix seconds, of operations of this age."""
         self._look()
         moment = self._monotonic() - seconds
         return moment + next(offset for since, offset in reversed(self._offsets) if since <= moment)
@@ -75,7 +76,7 @@ class Tidying:
         room: DiskRoom,
         clock: SteadyClock | None = None,
     ) -> None:
-        """Create the rounds. `room`: the free space of the journal's disk."""
+        """Create the rounds. `room` is the free space of the journal's disk."""
         self._retention = JournalRetention(journal)
         self._queues = queues
         self._snapshots = snapshots
@@ -92,9 +93,9 @@ class Tidying:
         except (JournalFull, ServerError) as error:
             log.warning("nothing more is forgotten in this round", reason=str(error))
             return
-        except Exception:  # such as a page that cannot be read, which must not end the training
+        except Exception:  # for example a page that cannot be read; it must not end the training
             log.exception("nothing more is forgotten in this round")
             return
         for queue in self._queues.forget(gone):
-            if queue.snapshot is not None:  # of a model that was corrupted
+            if queue.snapshot is not None:  # the snapshot of a model that was corrupted
                 self._snapshots.remove(queue.snapshot.name)

@@ -1,7 +1,8 @@
-"""Co-batching: in one model's turn the microbatches of other models are computed in the same forward.
+"""Co-batching: one forward computes microbatches of several models in the turn of one of them.
 
-A forward of many short rows takes less time than one for each. The engine decides which microbatches fit together, and
-how many tokens there is room for. Each model pays for its own tokens, as in its own turn. Co-batching changes no bits.
+One forward of many short rows takes less time than one forward for each model. The engine decides which microbatches
+fit together, and how many tokens have room. Each model pays for its own tokens, as in its own turn. Co-batching changes
+no bits.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from tinsmith_trainer.training.fair_shares import Pace
 from tinsmith_trainer.training.training_calls import TrainingCall, TrainingCalls
 
 BEGUN_EARLY_BYTES = 1024**2
-"""A larger body is read in its model's own turn, since reading it takes as long as a turn."""
+"""A larger body is read in its model's own turn, because reading it takes as long as a turn."""
 FREE_READING_SECONDS = 0.02
-"""Reading an ordinary body takes less. Its sender pays for more, in seconds of processor time: on a busy machine the
-wall clock would also count other programs."""
+"""The time in which an ordinary body is read. The sender of a slower body pays for the additional seconds of processor
+time. On a busy machine the wall clock would also count other programs."""
 
 MEASURED_FORWARDS = 5
 TRIED_AGAIN_AFTER_FORWARDS = 64
@@ -35,16 +36,16 @@ TRIED_AGAIN_AFTER_FORWARDS = 64
 
 @dataclass(slots=True)
 class ForwardTimes:
-    """The latest times of forwards of one size, alone and shared, in seconds a token."""
+    """The latest times of forwards of one size, alone and shared, in seconds per token."""
 
     alone: list[float] = field(default_factory=list)
     shared: list[float] = field(default_factory=list)
     forwards: int = 0
 
     def sharing_pays(self) -> bool:
-        """Return whether to share the next forward. Call it once for each forward that could be shared.
+        """Return whether to share the next forward. Call this once for each forward that could be shared.
 
-        Until both times are known, the two ways alternate. Later the slower one is tried again once in a while.
+        Until both times are known, the two ways alternate. Later the slower way is tried again from time to time.
         """
         self.forwards += 1
         if min(len(self.alone), len(self.shared)) < MEASURED_FORWARDS:
@@ -59,7 +60,7 @@ class ForwardTimes:
 
 
 class CoBatcher:
-    """Computes microbatches. Used by the engine's thread alone."""
+    """The computation of microbatches. Used by the engine's thread alone."""
 
     def __init__(
         self,
@@ -81,12 +82,12 @@ class CoBatcher:
         self.computed: dict[str, int] = {}
         """Tokens computed in this turn, by model."""
         self.read: dict[str, int] = {}
-        """The cost of reading bodies in this turn, in tokens, by model."""
+        """The cost of reading the bodies of this turn, in tokens, by model."""
 
     def set_candidates(self, candidates: Sequence[Ready]) -> None:
-        """Begin a turn, in which these models may share the forward. The first have precedence.
+        """Begin a turn in which these models may share the forward. Earlier candidates have precedence.
 
-        Their adapters are in memory.
+        The adapters of the candidates are in memory.
         """
         self._candidates, self.computed, self.read = candidates, {}, {}
 
@@ -128,7 +129,7 @@ class CoBatcher:
 
     @contextmanager
     def _dropping(self, others: Sequence[TrainingCall]) -> Iterator[None]:
-        """Drop the other calls after an error that the engine cannot assign to one call. They begin again."""
+        """Drop the other calls after an error that the engine cannot assign to one call. These calls start again."""
         try:
             yield
         except Exception:
@@ -137,7 +138,7 @@ class CoBatcher:
             raise
 
     def _sharing_candidates(self, first: TrainingCall) -> list[Ready]:
-        """Return the candidates with a training call, if the forward of `first` has room for any."""
+        """Return the candidates with a training call, if the forward of `first` has room for any of them."""
         if not self._may_share(first.entry) or not self._engine.cobatch_room(first.on_engine):
             return []
         return [
@@ -149,14 +150,15 @@ class CoBatcher:
     def _may_share(self, entry: Entry) -> bool:
         """Return whether the operation may share a forward.
 
-        A replay, or an operation at which a process has ended, runs alone, so that the next end can be attributed.
+        A replay, and an operation during which a process has ended, run alone. If the process ends again, the cause is
+        then known.
         """
         operation = entry.operation
         is_call = operation.is_forward_backward and operation.rejection is None
         return is_call and not entry.is_finished and not self._attempts.is_suspect(entry.work)
 
     def _co_batched(self, first: TrainingCall, candidates: Sequence[Ready]) -> list[TrainingCall]:
-        """Return the calls that the engine takes together with `first`, as many as there is room for."""
+        """Return the calls that the engine computes together with `first`, as many as have room."""
         found: list[TrainingCall] = []
         room = self._engine.cobatch_room(first.on_engine)
         for queue, _, entry in candidates:
@@ -174,7 +176,7 @@ class CoBatcher:
             return call
         try:
             call = self.begin(queue, entry)
-        except Exception:  # it fails again in its model's own turn, which reports the error
+        except Exception:  # the error comes again in the model's own turn, which reports it
             return None
         self._calls.keep(call)
         return call
@@ -189,10 +191,10 @@ def _unpacked_bytes(entry: Entry) -> int:
         return len(entry.payload)
     try:
         return declared_bytes(entry.payload) or 0
-    except FrameInvalid:  # it is refused in its model's own turn
+    except FrameInvalid:  # the body is refused in its model's own turn
         return len(entry.payload)
 
 
 def _size(call: TrainingCall) -> tuple[int, bool]:
-    """Return the class of forwards whose times are compared: a power of two of tokens, and without backward or with."""
+    """Return the class of forwards whose times are compared: a power of two of tokens, with or without backward."""
     return call.on_engine.next_tokens.bit_length(), call.request.forward_only

@@ -1,4 +1,4 @@
-"""The effect of each kind of operation on the engine, and its result.
+"""The effect of each kind of operation on the engine, and the operation's result.
 
 An executor does not write to the journal. The operation runner makes results durable.
 """
@@ -42,9 +42,9 @@ PATH_KINDS = {
 }
 EPHEMERAL_AREA = "ephemeral"
 AREAS = (*PATH_KINDS.values(), EPHEMERAL_AREA)
-"""Folders of the checkpoint root that workers write to."""
+"""The folders of the checkpoint root that workers write to."""
 IMPORT_DIGITS = 15
-"""Hexadecimal digits of a digest that make an ID: practically unique, and 64 bits at most."""
+"""The number of hexadecimal digits of a digest that make an ID: practically unique, and at most 64 bits."""
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 
@@ -56,14 +56,14 @@ class CopiedSave:
     request: worker_pb2.SaveWeights
     state: AdapterState
     epoch: int
-    releases: str | None = None  # the reason, if the model is saved before its release
+    releases: str | None = None  # the reason of the release, if the model is saved before it is released
 
 
 class Executor:
-    """Runs operations on one engine. An operation that raises TrainerError leaves the adapter unchanged.
+    """The execution of operations on one engine. An operation that raises TrainerError leaves the adapter unchanged.
 
-    A save is copied, and any thread may write the copy. Any thread may read the checkpoint of a load. Other operations
-    are executed at once. Training calls are in `TrainingCalls`.
+    A save copies the adapter, and any thread may write the copy. Any thread may read the checkpoint of a load. Other
+    operations are executed at once. Training calls are in `TrainingCalls`.
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot, shared: SharedSaves | None = None) -> None:
@@ -74,7 +74,7 @@ class Executor:
         self._base = engine.base_model()
 
     def execute(self, operation: Operation, payload: bytes) -> OperationResult:
-        """Run an operation that is no training call, save or load."""
+        """Run an operation that is not a training call, a save or a load."""
         model_id = operation.model_id
         match operation.kind:
             case worker_pb2.CREATE_MODEL:
@@ -89,7 +89,7 @@ class Executor:
     def copy(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int, latest_save: int) -> CopiedSave:
         """Copy the adapter for a save, or for a release that saves first.
 
-        `latest_save`: the event of this model's latest save under the requested name; 0: there is none.
+        `latest_save` is the event of this model's latest save with the requested name; 0 if there is none.
         """
         if operation.kind == worker_pb2.SAVE_WEIGHTS:
             _check_name_is_free(operation.model_id, request, latest_save)
@@ -139,7 +139,7 @@ class Executor:
     def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
         """Make a checkpoint of uploaded files, which are not trusted. Thread-safe; no adapter changes.
 
-        The directory is derived from the files, so other files make another checkpoint.
+        The name of the directory is a digest of the files, so other files make another checkpoint.
         """
         lora = request.lora
         check_rank("The upload", lora.rank, self._engine.capabilities().max_rank)
@@ -168,7 +168,7 @@ class Executor:
         )
 
     def read(self, request: worker_pb2.LoadWeights) -> LoadedCheckpoint:
-        """Return the checkpoint that a load puts into the engine. Thread-safe. Raises TrainerError."""
+        """Return the checkpoint that a load gives to the engine. Thread-safe. Raises TrainerError."""
         return self._checkpoints.read(request.directory, request.manifest_digest, self._base)
 
     def load(self, model_id: str, request: worker_pb2.LoadWeights, loaded: LoadedCheckpoint) -> OperationResult:
@@ -200,7 +200,7 @@ class Executor:
 
 
 def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights | None:
-    """Return the save that the operation makes, or None."""
+    """Return the save that the operation requests, or None."""
     if operation.kind == worker_pb2.SAVE_WEIGHTS:
         return worker_pb2.SaveWeights.FromString(payload)
     if operation.kind != worker_pb2.RELEASE_MODEL:
@@ -210,7 +210,7 @@ def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights
 
 
 def release_reason(operation: Operation, payload: bytes) -> str | None:
-    """Return the message for operations after a release, empty if a session ended; None for other operations."""
+    """Return the message for operations after a release, empty if a session ended. Return None for other operations."""
     is_release = operation.kind == worker_pb2.RELEASE_MODEL
     return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else None
 
@@ -220,9 +220,9 @@ def _released(model_id: str, reason: str) -> worker_pb2.Event:
 
 
 def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_save: int) -> None:
-    """Refuse a name that is taken.
+    """Refuse a name that is already used.
 
-    The server knows the saves up to `seen_event_id`; later saves of this model are in this worker's journal.
+    The server knows the saves up to `seen_event_id`. Later saves of this model are in this worker's journal.
     """
     if not request.name or request.overwrite:
         return
@@ -232,7 +232,7 @@ def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_s
 
 
 def _remedy_for_taken_name(request: worker_pb2.SaveWeights) -> str:
-    """Return the remedy for this kind of save: the SDK's save_weights_for_sampler has no `overwrite`."""
+    """Return the remedy for this kind of save. The SDK's save_weights_for_sampler has no `overwrite`."""
     if request.kind == worker_pb2.TRAINING:
         return "Choose another name, delete it first, or save with overwrite=True."
     return "Choose another name, or delete it first."

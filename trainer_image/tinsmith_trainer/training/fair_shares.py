@@ -1,9 +1,9 @@
-"""Fair shares: tenants share the engine, and a tenant's models share its part. Pure.
+"""Fair shares: tenants share the engine, and a tenant's models share the tenant's part. Pure.
 
-Shares are counted in tokens. The method is deficit round robin with turns of one microbatch: of the waiting tenants the
-one with the fewest tokens is next. So no waiting tenant falls behind another by more than the other's latest turn, and
-a new one waits only for the current turn. Tokens that a tenant uses while no other waits are not counted against it,
-and an idle tenant saves up no more than a small head start.
+Shares are counted in tokens. The method is deficit round robin with turns of one microbatch: the next turn goes to the
+waiting tenant with the fewest tokens. So no waiting tenant falls behind another tenant by more than that tenant's
+latest turn, and a new tenant waits only for the current turn. Tokens are not counted against a tenant if no other
+tenant waits, and an idle tenant saves up no more than a small head start.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 HEAD_START_TOKENS = 1280
-"""The head start of a new tenant: a full microbatch and the step after it, so that another's turn does not separate a
-gradient from its step."""
+"""The head start of a new tenant: a full microbatch and the step after it. Without it another tenant's turn could come
+between a gradient and its step."""
 
 LEAST_TOKENS = 16
-"""The cost of the smallest turn, so that nothing is free: a row of the shortest padded length."""
+"""The cost of the smallest turn, so that every turn has a cost: a row of the shortest padded length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A model with an operation to run. A model of an unknown (empty) tenant has a share by itself."""
+    """A model with an operation to run. A model of an unknown (empty) tenant has a share of its own."""
 
     tenant: str
     model_id: str
 
     @property
     def share(self) -> tuple[str, str]:
-        """The share that the model's turns are charged to."""
+        """The share that pays for the model's turns."""
         return (self.tenant, "") if self.tenant else ("", self.model_id)
 
 
 @dataclass(slots=True)
 class Shares(Generic[Key]):
-    """Equal shares for those that wait."""
+    """Equal shares for all keys that wait."""
 
-    _had: dict[Key, int] = field(default_factory=dict)  # tokens, since a moment that is the same for all
+    _had: dict[Key, int] = field(default_factory=dict)  # tokens, counted from the same moment for all keys
     _since: dict[Key, int] = field(default_factory=dict)
     _waiting: frozenset[Key] = frozenset()
     _turn: int = 0
     _latest: Key | None = None  # the key with the latest turn
 
     def next(self, waiting: Iterable[Key]) -> Key:
-        """Return the next one of those that wait now, at least one.
+        """Return the key that has the next turn. At least one key must wait.
 
-        Among equals it is the one that has waited longest.
+        Among equals, the key that has waited longest is next.
         """
         in_order = list(dict.fromkeys(waiting))
         self.admit(frozenset(in_order))
         chosen = min(in_order, key=lambda key: (self._had[key], self._since[key]))
         self._turn, self._latest = self._turn + 1, chosen
-        self._since[chosen] = 2 * self._turn + 1  # a key that comes during this turn has waited for a shorter time
+        self._since[chosen] = 2 * self._turn + 1  # a key that arrives during this turn has waited for a shorter time
         return chosen
 
     def charge(self, key: Key, tokens: int) -> None:
@@ -65,16 +65,16 @@ class Shares(Generic[Key]):
         return key in self._had
 
     def had(self, key: Key) -> int:
-        """Return the tokens used so far, for comparison with others that wait."""
+        """Return the tokens used so far, for a comparison with other waiting keys."""
         return self._had[key]
 
     def admit(self, now: frozenset[Key]) -> None:
-        """Set those that wait now. Repeated calls with the same set change nothing."""
+        """Set the keys that wait now. Repeated calls with the same keys change nothing."""
         stayed = now & self._waiting
-        if not stayed:  # the key with the latest turn was alone
+        if not stayed:  # only the key with the latest turn waited before
             self._had, self._since = {}, {}
         least = min((self._had[key] for key in stayed), default=0)
-        # A stream of new keys, each of which leaves after its turn, must not displace those that stay.
+        # A stream of new keys, each of which leaves after its turn, must not displace the keys that stay.
         start = least - HEAD_START_TOKENS if self._latest in stayed else least
         for key in now - stayed:
             self._had[key] = max(self._had.get(key, start), start)
@@ -87,7 +87,7 @@ class Shares(Generic[Key]):
 class FairShares:
     """Turns of tenants, and of models within each tenant.
 
-    In one model's turn others may be computed in the same forward; each is charged for its own tokens.
+    In one model's turn, the same forward may compute other models, too. Each model is charged for its own tokens.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class FairShares:
         self._models: dict[tuple[str, str], Shares[str]] = {}
 
     def next(self, contenders: Sequence[Contender]) -> Contender:
-        """Return the next one of at least one contender."""
+        """Return the contender that has the next turn. At least one contender must be given."""
         chosen = self._tenants.next(contender.share for contender in contenders)
         self._models = {known: models for known, models in self._models.items() if self._tenants.knows(known)}
         waiting: dict[tuple[str, str], dict[str, Contender]] = {}
@@ -106,16 +106,16 @@ class FairShares:
         return waiting[chosen][self._models[chosen].next(waiting[chosen])]
 
     def cobatch_candidates(self, chosen: Contender, contenders: Iterable[Contender]) -> list[Contender]:
-        """Return the others that may share the turn's forward, those with the fewest tokens first.
+        """Return the other contenders that may share the turn's forward. Those with the fewest tokens are first.
 
-        A contender that is far ahead of the chosen one is left out: otherwise the small turns of one would become as
-        long as the large ones of another. Call it after `next` with the same contenders.
+        A contender that is far ahead of the chosen one is left out. Otherwise the small turns of the chosen model would
+        become as long as the large turns of the other model. Call this after `next` with the same contenders.
         """
         others = [one for one in contenders if one != chosen and self._ahead(one, chosen) <= HEAD_START_TOKENS]
         return sorted(others, key=lambda one: self._ahead(one, chosen))
 
     def _ahead(self, one: Contender, other: Contender) -> int:
-        """Return the difference in tokens, between the tenants or between models of one tenant."""
+        """Return the difference in tokens between the two tenants, or between two models of one tenant."""
         if one.share == other.share:
             models = self._models[one.share]
             return models.had(one.model_id) - models.had(other.model_id)
@@ -130,10 +130,10 @@ class FairShares:
 
 @dataclass(slots=True)
 class Pace:
-    """The speed of all microbatches so far, which converts seconds to tokens.
+    """The speed of all microbatches so far, for the conversion of seconds to tokens.
 
-    A step, a save or a load costs as many tokens as could have been computed in its time. That time depends on ranks,
-    disks and object stores, so a fixed price would be wrong for most.
+    A step, a save or a load costs as many tokens as microbatches could have computed in its time. This time depends on
+    ranks, disks and object stores, so a fixed price would be wrong for most systems.
     """
 
     tokens: int = 0

@@ -1,7 +1,7 @@
-"""Imports of adapters: each begins between two turns of the engine, and is read in its own thread.
+"""Imports of adapters. Each import begins between two turns of the engine, and a separate thread reads it.
 
-The files are not trusted, so reading them may end the process. They are marked as in-flight work of their own: no
-operation is blamed for such an end, and no import for the end of an operation.
+The files are not trusted, so reading them may end the process. Each import is marked as in-flight work of its own. If
+the process ends, no operation is blamed for an import, and no import for an operation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Import:
 class Imports:
     """The imports of a worker.
 
-    Used by the engine's thread, apart from the reading, and from `submit`, which has one caller at a time.
+    Used by the engine's thread, except for the reading and for `submit`. `submit` has one caller at a time.
     """
 
     def __init__(self, executor: Executor, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
@@ -50,7 +50,7 @@ class Imports:
         self._latest: _Import | None = None
 
     def submit(self, request: worker_pb2.ImportAdapterRequest) -> Future[worker_pb2.ImportAdapterReply]:
-        """Submit an import when the previous one has been answered.
+        """Submit an import after the previous import was answered.
 
         The reply fails with TrainerError or Draining.
         """
@@ -59,18 +59,18 @@ class Imports:
         return latest.reply
 
     def running_seconds(self) -> float:
-        """Return how long the current import has been read; 0 if none is. Thread-safe."""
+        """Return how long the current import has been read; 0 if there is no import. Thread-safe."""
         latest = self._latest
         is_read = latest is not None and latest.begun_at > 0 and not latest.read.is_set()
         return time.monotonic() - latest.begun_at if latest is not None and is_read else 0.0
 
     def wait(self) -> None:
-        """Wait until no import is being read, so that the next end of the process has one possible cause."""
+        """Wait until no import is being read. If the process then ends, only one cause is possible."""
         if self._latest is not None and self._latest.begun_at:
             self._latest.read.wait()
 
     def end_all(self) -> None:
-        """Finish the current import at a stop, and refuse one that has not begun. No turns follow."""
+        """Finish the current import at a stop. Refuse an import that has not begun. No turns follow."""
         self.wait()
         latest = self._latest
         if latest is not None and not latest.begun_at and not latest.reply.done():
@@ -79,7 +79,8 @@ class Imports:
     def _begin(self, latest: _Import) -> None:
         """Begin the import.
 
-        If a process has ended at it, it is read in this thread, alone, so that the next end can be attributed.
+        If a process has ended during this import, this thread reads it, and nothing else runs. If the process ends
+        again, the cause is then known.
         """
         if not latest.reply.set_running_or_notify_cancel():
             return
@@ -96,11 +97,11 @@ class Imports:
     def _read_in_a_thread(self, latest: _Import) -> None:
         try:
             threading.Thread(target=self._read, args=(latest,), name="importer", daemon=True).start()
-        except RuntimeError:  # there may be no more threads
+        except RuntimeError:  # the limit of threads may be reached
             self._read(latest)
 
     def _read(self, latest: _Import) -> None:
-        # including errors that are no Exception, such as a panic of a library
+        # also for errors that are not Exceptions, such as a panic of a library
         with fatal_on_error("an adapter could not be read"):
             answer = self._answer(latest)
         self._marker.mark_background("imports")
@@ -113,7 +114,7 @@ class Imports:
             latest.reply.set_result(answer)
 
     def _answer(self, latest: _Import) -> worker_pb2.ImportAdapterReply | Exception:
-        """Return the reply, or an error without its frames and causes, which would keep the files in memory."""
+        """Return the reply, or an error without its frames and causes. The frames would keep the files in memory."""
         try:
             return self._executor.import_adapter(latest.request)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Loads, whose checkpoints are read and checked in threads before the engine takes them.
+"""Loads. Threads read and check the checkpoints before the engine uses them.
 
 A checkpoint root that is slow, or does not answer, delays only the models that load from it. A model needs no slot
 while its checkpoint is read.
@@ -30,16 +30,17 @@ log = structlog.get_logger(__name__)
 
 LOADS = (worker_pb2.LOAD_MODEL, worker_pb2.LOAD_WEIGHTS)
 MOST_LOADS = 2
-"""The most loads at once. Each holds a checkpoint in memory, with moments, and has a thread. A tenant has one at most.
-"""
+"""The maximum number of concurrent loads. Each load has a thread, and holds a checkpoint with moments in memory. A
+tenant has at most one load."""
 READ_SECONDS = 300.0
-"""The longest time of a read. A thread that waits for a storage cannot be ended, so it is abandoned."""
+"""The maximum time of a read. A thread that waits for a storage cannot be ended, so it is abandoned."""
 MOST_LEFT_BEHIND = 8
 KEPT_SECONDS = 30.0
-"""The time for which a checkpoint waits for its model's turn if others wait to load. Then it is read again."""
+"""The time for which a checkpoint waits for its model's turn while other loads wait. After this time it is dropped, and
+later read again."""
 SUSPECT_WAIT_SECONDS = 30.0
-"""The longest wait of a suspect for reads, counted from their beginning: the wait is not repeated before each
-microbatch."""
+"""The maximum time for which a suspect waits for reads, counted from the beginning of the reads. So the wait is not
+repeated before each microbatch."""
 
 Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
 
@@ -51,7 +52,7 @@ class _Load:
     request: worker_pb2.LoadWeights = field(default_factory=worker_pb2.LoadWeights)
     read: Future[LoadedCheckpoint] = field(default_factory=Future)
     began_at: float = field(default_factory=time.monotonic)
-    waits_since: float = math.inf  # for its model's turn, on the monotonic clock
+    waits_since: float = math.inf  # the start of the wait for its model's turn, on the monotonic clock
     ended: threading.Event = field(default_factory=threading.Event)
 
     def seconds(self) -> float:
@@ -59,7 +60,7 @@ class _Load:
 
 
 class Loads:
-    """The loads under way. Used by the engine's thread; only the reads have their own threads."""
+    """The loads in progress. Used by the engine's thread; only the reads run in other threads."""
 
     def __init__(self, read: Read, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
         """Create the loads. `read` is thread-safe, and raises TrainerError."""
@@ -72,10 +73,10 @@ class Loads:
         self._waiting: dict[str, ModelQueue] = {}
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Return whether the operation is a load whose checkpoint has to be read first.
+        """Return whether the operation is a load whose checkpoint must be read first.
 
-        If so, hold the model meanwhile. A load at which a process has ended is read while the engine waits, so that the
-        next end can be attributed.
+        If it is, the model is held during the read. If a process has ended during this load, the checkpoint is read
+        while the engine waits. If the process ends again, the cause is then known.
         """
         operation = entry.operation
         is_read = operation.kind in LOADS and not entry.is_finished and operation.rejection is None
@@ -92,7 +93,7 @@ class Loads:
         return True
 
     def outcome(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint] | None:
-        """Return, once, the checkpoint for this model's load; None if the operation is no load.
+        """Return, once, the checkpoint for this model's load; None if the operation is not a load.
 
         Raises the error of the read.
         """
@@ -109,13 +110,13 @@ class Loads:
         try:
             return load.request, load.read.result()
         finally:
-            # An error keeps its frames, and these keep the checkpoint.
+            # An error refers to its frames, and the frames refer to the checkpoint.
             load.read = Future()
 
     def wait(self) -> None:
-        """Wait until nothing is being read, so that the next end of the process is the suspect's own.
+        """Wait until nothing is being read. If the process then ends, only the suspect can be the cause.
 
-        The wait for a storage that does not answer is short, since it ends no process.
+        The wait for a storage that does not answer is short, because such a storage does not end a process.
         """
         for load in self._loads.values():
             load.ended.wait(max(SUSPECT_WAIT_SECONDS - load.seconds(), 0.0))
@@ -138,7 +139,7 @@ class Loads:
         return len(self._loads) < MOST_LOADS and queue.owner not in owners
 
     def _is_unused(self, load: _Load) -> bool:
-        """Return whether its model has long had no turn: it waits for a slot, or is quarantined."""
+        """Return whether the load's model had no turn for a long time. It waits for a slot, or is quarantined."""
         return time.monotonic() - load.waits_since >= KEPT_SECONDS
 
     def _is_stuck(self) -> bool:
@@ -159,7 +160,7 @@ class Loads:
         self._queues.hold(queue, READ_SECONDS)
         try:
             self._start(load, entry)
-        except Exception as error:  # the request is invalid, or there are no more threads
+        except Exception as error:  # the request is invalid, or the limit of threads is reached
             load.read.set_exception(error)
             self._end(load)
 
@@ -168,7 +169,7 @@ class Loads:
         threading.Thread(target=self._read_in_thread, args=(load,), name="loader", daemon=True).start()
 
     def _read_in_thread(self, load: _Load) -> None:
-        # including errors that are no Exception, such as a panic of a library
+        # also for errors that are not Exceptions, such as a panic of a library
         with fatal_on_error("a checkpoint could not be read"):
             try:
                 load.read.set_result(self._read(load.request))
@@ -188,7 +189,7 @@ class Loads:
             load.read = Future()  # the checkpoint came too late, and must not stay in memory
 
     def _read_alone(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
-        """Read the checkpoint in this turn of the engine, which waits."""
+        """Read the checkpoint in this turn. The engine waits for the read."""
         if self._is_stuck():
             raise ServerError(
                 f"The checkpoint root does not answer: {MOST_LEFT_BEHIND} reads have hung for more than "
@@ -213,13 +214,13 @@ def _unanswered(load: _Load) -> ServerError:
 
 
 def check_rank(path: str, rank: int, limit: int) -> None:
-    """Raise UserError for an adapter that this worker cannot hold."""
+    """Raise UserError for an adapter with a rank above this worker's limit."""
     if rank > limit:
         raise UserError(f"{path} holds a LoRA adapter of rank {rank}; this worker's limit is {limit}, its max_rank.")
 
 
 def check_same_shape(path: str, own: LoraSpec, other: LoraSpec) -> None:
-    """Raise UserError for an adapter that cannot replace this model's."""
+    """Raise UserError for an adapter that cannot replace the adapter of this model."""
 
     def shape(lora: LoraSpec) -> tuple[object, ...]:
         return lora.rank, lora.alpha, lora.train_attn, lora.train_mlp, lora.train_unembed

@@ -1,8 +1,8 @@
 """The run of one operation, from its turn to its published result.
 
-When an operation has ended, its result, snapshot and events go to the journal in one transaction. While that is synced
-the next turn runs; clients see the result once it is on disk. After a crash the same operations run again from the
-newest snapshot, for their effect alone.
+When an operation has ended, one transaction writes its result, snapshot and events to the journal. The next turn runs
+while this transaction is synced. Clients see the result after it is on disk. After a crash the same operations run
+again from the newest snapshot, but only for their effect.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The operation has had its effect. `result`: for the journal; None after a replay, whose result is there."""
+    """The end of an operation. `result` is for the journal; None after a replay, whose result is already stored."""
 
     result: OperationResult | None
 
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """The operation continues in a later turn of its model, or when its save is written."""
+    """An operation that continues in a later turn of its model, or when its save is written."""
 
 
 Outcome = Done | Yielded | Retry
@@ -58,7 +58,7 @@ Outcome = Done | Yielded | Retry
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start of the process."""
+    """Counters since the start of the process."""
 
     operations_done: int = 0
     operations_failed: int = 0
@@ -69,7 +69,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The parts by which operations run."""
+    """The parts that run operations."""
 
     engine: Engine
     executor: Executor
@@ -86,9 +86,9 @@ class Tools:
 
 
 class OperationRunner:
-    """Used by the engine's thread alone; results are published by the journal's thread.
+    """The run of operations. Used by the engine's thread alone; the journal's thread publishes results.
 
-    `on_result` is called once for each result, in the journal's thread, when it is on disk.
+    `on_result` is called once for each result, in the journal's thread, when the result is on disk.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class OperationRunner:
                 case Retry(float(seconds), reason):
                     self._queues.hold(queue, seconds, reason)
         except Exception:
-            # In memory the model is somewhere between two operations. The next process finds it where the journal says,
-            # and counts this end as one at the operation, so that not every process ends there.
+            # In memory the model is now between two operations. The next process starts from the state in the journal.
+            # It counts this end as an end at the operation, so that not every process ends at the same operation.
             with self._tools.engine_call.at(entry.work), fatal_on_error("the operation could not be finished"):
                 raise
 
     def end_save(self, queue: ModelQueue) -> None:
-        """Conclude the model's save if it is written. Call it between two turns."""
+        """Finish the model's save if it is written. Call this between two turns."""
         if self._tools.saves.is_written(queue):
             self._queues.hold(queue, 0.0)
             turn = queue.order.next_turn()
@@ -141,26 +141,26 @@ class OperationRunner:
         return Retry(None, refusal.message)
 
     def _give_up(self, queue: ModelQueue, entry: Entry, message: str) -> OperationResult:
-        """Fail an operation without reading its body, which may be what ends processes. A lost gradient is assumed."""
+        """Fail an operation without reading its body, which may be the cause. It counts as a lost gradient."""
         self.counters.operations_given_up += 1
         log.error("operation given up", model_id=queue.model_id, seq_id=entry.work.seq_id, reason=message)
         return replace(self._failed(queue, entry, Failure("server", message)), given_up=True)
 
     def _replay(self, queue: ModelQueue, entry: Entry) -> Outcome:
-        """Run an operation again that ran before the crash, for its effect alone."""
+        """Run an operation again that ran before the crash, only for its effect."""
         operation = entry.operation
         if entry.failure is not None:
             self._note_failure(queue, entry, entry.failure)
             return Done(None)
         if operation.kind == worker_pb2.SAVE_WEIGHTS:
-            return Done(None)  # its files are on the checkpoint root, and the adapter is as it was before
+            return Done(None)  # the save's files are on the checkpoint root, and a save does not change the adapter
         if operation.kind not in (worker_pb2.FORWARD_BACKWARD, worker_pb2.OPTIM_STEP):
             raise AssertionError(f"operation {operation.seq_id} left no snapshot, and replay must not repeat it")
         if operation.is_forward_backward and not entry.may_bear_a_gradient:
             return Done(None)
         try:
             outcome = self._execute(queue, entry)
-        except Exception as error:  # it ran once, so it is this node or its memory that fails
+        except Exception as error:  # the operation ran once before, so this node or its memory is the cause
             log.exception("operation not replayed", model_id=queue.model_id, seq_id=operation.seq_id)
             return Retry(None, reason_to_wait(entry.work, operation, error))
         if isinstance(outcome, Yielded):
@@ -182,7 +182,7 @@ class OperationRunner:
         return Done(replace(outcome, snapshot=snapshot, started_at=entry.started_at, replaced=None))
 
     def _execute_or_fail(self, queue: ModelQueue, entry: Entry) -> OperationResult | Yielded | Retry:
-        """Return a failure as a result, without the error: an error keeps its frames, and they what was read."""
+        """Run the operation, and return a failure as a result. An error object would keep its frames and their data."""
         try:
             return self._execute(queue, entry)
         except Exception as error:
@@ -209,7 +209,7 @@ class OperationRunner:
         return result
 
     def _advance(self, queue: ModelQueue, entry: Entry) -> OperationResult | Yielded:
-        """Compute the next microbatch of a training call; finish the call after the last."""
+        """Compute the next microbatch of a training call. After the last microbatch, finish the call."""
         tools = self._tools
         call = tools.calls.take(queue.model_id) or tools.co_batcher.begin(queue, entry)
         if call.on_engine.next_tokens:
@@ -221,12 +221,12 @@ class OperationRunner:
         with tools.engine_call.at(entry.work):
             result = tools.calls.finish(call)
         seconds = time.perf_counter() - started
-        tools.pace.note(0, seconds)  # where calls are not divided, this is when they are computed
+        tools.pace.note(0, seconds)  # calls that are not divided are computed here
         self._note_success(queue, entry.operation, result, call.seconds + seconds)
         return result
 
     def _execute_at_once(self, queue: ModelQueue, entry: Entry) -> OperationResult | None:
-        """Run an operation that is no training call. None: a save, which is written from now on or waits."""
+        """Run an operation that is not a training call. Return None for a save that is being written or waits."""
         operation, executor = entry.operation, self._tools.executor
         if (read := self._tools.loads.outcome(queue, entry)) is not None:
             return executor.load(operation.model_id, *read)
@@ -264,12 +264,12 @@ class OperationRunner:
         if operation.kind == worker_pb2.OPTIM_STEP:
             queue.optimizer_step += 1
         elif operation.kind == worker_pb2.LOAD_WEIGHTS:
-            queue.window_failure = None  # a load clears the accumulator, and with it what was wrong with it
+            queue.window_failure = None  # a load clears the accumulator, and so the failed gradient in it
         if result.releases is not None:
             self._tools.parking.free(queue)
 
     def _note_failure(self, queue: ModelQueue, entry: Entry, failure: Failure) -> None:
-        """Apply the effect of a failed operation, at its first run and at replay alike."""
+        """Apply the effect of a failed operation, at its first run and at a replay."""
         operation = entry.operation
         if queue.window_failure is None and entry.may_bear_a_gradient:
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"
@@ -287,7 +287,7 @@ class OperationRunner:
         queue.retried_since, queue.undone_seconds, queue.held_because = None, 0.0, ""
         if turn.missing or entry.operation.changes_the_adapter:
             queue.changed_at = turn.seq_id
-        # The order moves on before a client can see the result, and send what comes after it.
+        # The order continues before a client can see the result and send the next operation.
         self._queues.finish(queue, turn)
         if result is not None:
             reach("executed-before-result")

@@ -1,7 +1,7 @@
-"""Parking of adapters: more models than slots, of which only the used ones are in the engine.
+"""Parking of adapters: a worker has more models than slots, and only the adapters in use are in the engine.
 
-A parked adapter is a snapshot. It returns when an operation of its model has its turn, and another adapter leaves: it
-is saved if it has changed, the journal names the snapshot, and only then the adapter is dropped.
+A parked adapter is a snapshot. It returns to memory when an operation of its model has its turn. Another adapter then
+leaves: it is saved if it has changed, the journal records the snapshot, and only then is the adapter dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tinsmith_trainer.training.snapshotting import ModelSnapshots
 log = structlog.get_logger(__name__)
 
 SAVED_AGAIN_AFTER_SECONDS = 5.0
-"""The shortest time for which an adapter that could not be saved stays in memory. Another may leave meanwhile."""
+"""The minimum time for which an adapter stays in memory after its save failed. Another adapter may leave in this
+time."""
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class ParkingFigures:
     restore_seconds: float = 0.0
 
     def exchange_seconds(self) -> float:
-        """Return the average time in which one adapter leaves and another comes."""
+        """Return the average time in which one adapter leaves and another one returns."""
         out = self.eviction_seconds / self.evicted if self.evicted else 0.0
         back = self.restore_seconds / self.restored if self.restored else 0.0
         return out + back
@@ -47,7 +48,7 @@ class ParkingFigures:
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot that is taken. Times are on the monotonic clock."""
+    """A slot in use. Times are on the monotonic clock."""
 
     tenant: str
     since: float
@@ -56,7 +57,7 @@ class _Slot:
 
 
 class Parking:
-    """The slots of the engine. Only the engine's thread changes them; other threads may look."""
+    """The slots of the engine. Only the engine's thread changes them; other threads may read them."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Parking:
         rules: ResidencyRules,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the slots. `active`: models of which an operation has begun and not ended."""
+        """Create the slots. `active` are the models with an operation that has begun and not ended."""
         self.figures = ParkingFigures()
         self._slots = engine.capabilities().adapter_slots
         self._engine = engine
@@ -80,7 +81,7 @@ class Parking:
         self._rules = rules
         self._clock = clock
         self._taken: dict[str, _Slot] = {}
-        self._busy: frozenset[str] = frozenset()  # models of which an operation could run now
+        self._busy: frozenset[str] = frozenset()  # models that have an operation to run now
         self._problem: str | None = None
 
     # ---- looking
@@ -93,13 +94,13 @@ class Parking:
         return queue.holds_a_place and not self.holds(queue)
 
     def problem_of(self, queue: ModelQueue) -> str | None:
-        """Return why the model does not continue, if an administrator has to act."""
+        """Return why the model does not continue, if an administrator must act."""
         return queue.quarantined or queue.held_because or (None if self.holds(queue) else self._problem)
 
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
         """See `Room`."""
         self._busy = frozenset(queue.model_id for queue, _, _ in ready)
-        # All new models of a tenant wait for the same slot, and so do all its other models.
+        # All new models of a tenant wait for the same slot. All other models of the tenant wait for one slot, too.
         kinds = {(queue.owner, queue.has_adapter): queue for queue, _, _ in ready if not self.holds(queue)}
         seconds = {kind: self._seconds_until_room_for(queue) for kind, queue in kinds.items()}
         fitting = [
@@ -134,9 +135,9 @@ class Parking:
     # ---- acting
 
     def at_start(self, queues: Sequence[ModelQueue]) -> None:
-        """Restore models from the journal: those with work, then the most recently used. The others stay parked.
+        """Restore models from the journal: first models with work, then the most recently used. The others stay parked.
 
-        A model without a snapshot starts again with its create.
+        A model without a snapshot is replayed from its creation.
         """
         parked = [queue for queue in queues if queue.is_open and queue.snapshot and self._restorer.is_sound(queue)]
         parked.sort(key=lambda queue: (queue.order.waiting_count > 0, queue.last_accepted_at), reverse=True)
@@ -145,9 +146,9 @@ class Parking:
                 self._restore(queue)
 
     def _may_exceed(self, entry: Entry) -> bool:
-        """Return whether a release may exceed the slots.
+        """Return whether the operation is a release that may exceed the slots.
 
-        It makes space on a volume on which no adapter can be saved.
+        A release frees space on a volume on which no adapter can be saved.
         """
         return (
             self._problem is not None
@@ -158,7 +159,7 @@ class Parking:
     def make_resident(self, queue: ModelQueue, entry: Entry) -> bool:
         """Make sure that the model's adapter, or a slot for it, is in memory before its turn.
 
-        Return False if that is not possible now.
+        Return False if this is not possible now.
         """
         if self.holds(queue):
             return True
@@ -179,7 +180,7 @@ class Parking:
             slot.used_at = self._clock()
 
     def free(self, queue: ModelQueue) -> None:
-        """Free the slot of an adapter that is gone for good, or was never made."""
+        """Free the slot of an adapter that was deleted, or that was never created."""
         self._engine.drop(queue.model_id)
         self._taken.pop(queue.model_id, None)
 
@@ -198,7 +199,7 @@ class Parking:
         self._problem = None
 
     def _park(self, model_id: str) -> None:
-        """Park the adapter. If it cannot be saved, it stays unchanged, and another one may be chosen."""
+        """Park the adapter. If it cannot be saved, it stays unchanged, and another adapter may be chosen."""
         queue = self._queues.find(model_id)
         assert queue is not None, f"{model_id} has a slot and no queue"
         started = time.perf_counter()
@@ -216,7 +217,7 @@ class Parking:
         log.debug("adapter parked", model_id=model_id)
 
     def _why_none_leaves(self, error: Exception) -> str:
-        """Return the reason for clients of another tenant. It names no model."""
+        """Return the reason for clients of another tenant. The reason names no model."""
         what = "has no room for" if isinstance(error, JournalFull) else "could not take"
         return (
             f"all {self._slots} adapter slots of this worker are in use, and its volume {what} the snapshot that would "

@@ -1,9 +1,9 @@
-"""The choice of the adapter that leaves memory when another one needs its slot. Pure.
+"""The choice of the adapter that leaves memory when another adapter needs its slot. Pure.
 
-An idle adapter leaves first, the least recently used one; the milliseconds between two calls of a training program do
-not count as idle. If all have work, they stay for long periods, compared with the cost of an exchange. A period is
-shorter if a new model waits, or a model of a tenant with fewer slots. An adapter whose operation has begun never
-leaves.
+An idle adapter leaves first, the least recently used one before the others. The milliseconds between two calls of a
+training program do not count as idle. If all adapters have work, each stays for a long period compared with the time of
+an exchange. The period is shorter if a new model waits, or a model of a tenant with fewer slots. An adapter whose
+operation has begun never leaves.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from functools import cached_property
 class ResidencyRules:
     """The periods for which adapters stay in memory.
 
-    idle_seconds: how long an adapter without work stays; longer if an exchange of two adapters takes longer.
-    turn_seconds: how long an adapter with work stays at least; longer if exchanges would take more than their share of
-    the engine's time, which is one part of `exchange_share`.
+    `idle_seconds` is the time for which an adapter without work stays. It is extended if an exchange of two adapters
+    takes longer. `turn_seconds` is the minimum time for which an adapter with work stays. It is extended if exchanges
+    would take more than their share of the engine's time, which is one part of `exchange_share`.
     """
 
     idle_seconds: float = 0.25
@@ -33,8 +33,8 @@ class ResidencyRules:
 class Stay:
     """An adapter in memory. Times are seconds of one clock.
 
-    busy: an operation of its model could run now. pinned: one of them has begun. not_before: the earliest next attempt
-    to save it; 0 unless one has failed.
+    `busy`: an operation of its model can run now. `pinned`: an operation of its model has begun. `not_before` is the
+    earliest time of the next attempt to save the adapter; 0 unless an attempt has failed.
     """
 
     model_id: str
@@ -48,7 +48,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class Residency:
-    """The adapters in memory at a moment, the cost of an exchange, and the tenant whose model needs a slot.
+    """The adapters in memory at a moment, the time of an exchange, and the tenant whose model needs a slot.
 
     The model may be new.
     """
@@ -70,7 +70,7 @@ class Residency:
         return min(leaving, key=lambda stay: (-held[stay.tenant], stay.since, stay.model_id), default=None)
 
     def seconds_until_one_leaves(self) -> float:
-        """Return the time until an adapter may leave; infinite if only a change can help."""
+        """Return the time until an adapter may leave; infinite if an adapter can leave only after another change."""
         return max(min(map(self._may_leave_at, self.stays), default=math.inf) - self.now, 0.0)
 
     def _may_leave_at(self, stay: Stay) -> float:
@@ -81,7 +81,7 @@ class Residency:
     def _turn_seconds(self, stay: Stay) -> float:
         """Return how long an adapter with work stays.
 
-        In that time each slot has an exchange, and the engine makes all of them.
+        In this time each slot has one exchange, and the engine makes all of them.
         """
         if self.is_new or self._held[stay.tenant] > self._held[self.tenant] + 1:
             return self.rules.turn_seconds
@@ -90,7 +90,7 @@ class Residency:
 
     @cached_property
     def _held(self) -> Counter[str]:
-        """The slots of each tenant."""
+        """Return the number of slots of each tenant."""
         return Counter(stay.tenant for stay in self.stays)
 
     def _unused_at(self, stay: Stay) -> float:

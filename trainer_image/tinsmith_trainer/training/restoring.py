@@ -1,6 +1,6 @@
 """Restoring models from their snapshots.
 
-A model is restored, or waits, or is given up if the volume has lost it.
+A model is restored, or it waits, or it is given up because the volume has lost its snapshot.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
 MEMORY_RETRY_SECONDS = 30.0
 DAMAGE_RETRY_SECONDS = 60.0
 RECOVERED_NAME = "recovered"
-"""The name of the checkpoint of a model that had been given up."""
+"""The checkpoint name for a model that was given up and is saved later."""
 
 log = structlog.get_logger(__name__)
 
 
 class Restorer:
-    """Restores models. Used by the engine's thread alone."""
+    """The restoration of models. Used by the engine's thread alone."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class Restorer:
         self._stamp = stamp
 
     def is_sound(self, queue: ModelQueue) -> bool:
-        """Check a snapshot that may stay parked at the start, and read its rank and step.
+        """Check a snapshot that may stay parked at the start. Read its rank and step.
 
-        Its tensors are read when the adapter returns to memory.
+        The tensors are read when the adapter returns to memory.
         """
         try:
             queue.rank, queue.optimizer_step = self._folder.peek(_snapshot_of(queue))
         except SnapshotDamaged as error:
             self._damaged(queue, error)
             return False
-        except Exception as error:  # it may be readable when its turn comes
+        except Exception as error:  # the snapshot may be readable at the model's turn
             log.warning("snapshot not looked at", model_id=queue.model_id, reason=str(error))
         return True
 
@@ -98,7 +98,7 @@ class Restorer:
     def _wait(self, queue: ModelQueue, work: InFlightWork, error: Exception) -> None:
         """Hold the model, or quarantine it.
 
-        Memory may become free at any time: another adapter leaves, or another process ends.
+        Memory may become free at any time, because another adapter leaves or another process ends.
         """
         if is_out_of_memory(error):
             because = reason_to_wait(work, None, error, MEMORY_RETRY_SECONDS)
@@ -107,9 +107,9 @@ class Restorer:
             self._queues.quarantine(queue, reason_to_wait(work, None, error))
 
     def _damaged(self, queue: ModelQueue, error: SnapshotDamaged) -> None:
-        """Give the model up if two processes find its snapshot damaged; else hold it.
+        """Give the model up if two processes find its snapshot damaged. Until then, hold it.
 
-        One process may be wrong about a file because of its memory, its node, or a volume that is not mounted.
+        A single process may be wrong about a file because of its memory, its node, or a volume that is not mounted.
         """
         if queue.damage_seen_by not in (None, self._process):
             self._corrupt(queue, str(error))
@@ -125,7 +125,7 @@ class Restorer:
             self._journal.write(write, must_succeed=True, model_id=queue.model_id)
 
     def _corrupt(self, queue: ModelQueue, reason: str) -> None:
-        """Mark the model as lost by the volume. Other models continue."""
+        """Mark the model as lost, because the volume has lost its snapshot. Other models continue."""
         log.error("model corrupted", model_id=queue.model_id, reason=reason)
         event = worker_pb2.Event(model_corrupted=worker_pb2.ModelCorrupted(model_id=queue.model_id, reason=reason))
 
@@ -139,7 +139,7 @@ class Restorer:
 
 
 def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
-    """Return why a model waits whose snapshot only this process has found damaged."""
+    """Return why a model waits if only this process has found its snapshot damaged."""
     return (
         f"{model_id} waits: {error} It is read again every {DAMAGE_RETRY_SECONDS:.0f} s. Put the file back, or restart "
         "the worker: if the next process finds the same, the model is given up. Other models continue."
@@ -147,10 +147,10 @@ def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
 
 
 def recover_corrupted(journal: Journal, folder: SnapshotFolder, now: float) -> None:
-    """Save each corrupted model whose snapshot is sound after all, for example because the file was restored.
+    """Save each corrupted model whose snapshot is readable again, for example because the file was restored.
 
-    Its clients got the error that the model has ended, so it is saved and released: they resume from the checkpoint.
-    Raises JournalFull.
+    Clients received the error that the model has ended. So the model is saved and released, and clients resume from the
+    checkpoint. Raises JournalFull.
     """
     for model in journal.read(journal_tables.read_models).result():
         if model.phase == "corrupted" and _is_sound(folder, model):

@@ -1,8 +1,8 @@
-"""Operations that run again later instead of failing. Meanwhile their model is held, and other models train on.
+"""Operations that run again later instead of failing. Until then their model is held, and other models continue.
 
-Clients take a failed save or load as final, although an outage of the checkpoint root may be over in a minute. A full
-volume fails no operation that was accepted. The result of a create or a load may be seen only with a snapshot: if that
-finds no room, the operation is undone, so that in memory no model is ahead of the journal.
+Clients treat a failed save or load as final, although an outage of the checkpoint root may end within a minute. A full
+volume fails no operation that was accepted. The result of a create or a load becomes visible only with a snapshot. If
+the snapshot finds no room, the operation is undone, so that no model in memory is ahead of the journal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 RELEASE_RETRY_SECONDS = 30.0
 STORAGE_RETRY_SECONDS = 10.0
 STORAGE_WAIT_SECONDS = 300.0
-"""The time for which one operation waits for the checkpoint root, from its first attempt on."""
+"""The time for which an operation waits for the checkpoint root, counted from its first attempt."""
 
 NEED_STORAGE = (worker_pb2.SAVE_WEIGHTS, worker_pb2.LOAD_WEIGHTS, worker_pb2.LOAD_MODEL)
 NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)
@@ -35,10 +35,10 @@ NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The operation has had no effect, and runs again.
+    """A decision that an operation without any effect so far runs again.
 
-    `seconds`: until then its model is held; None: until the worker is started again. `reason`: for clients; may be
-    empty.
+    `seconds` is the time for which its model is held; None: until the worker restarts. `reason` is for clients and may
+    be empty.
     """
 
     seconds: float | None
@@ -46,7 +46,7 @@ class Retry:
 
 
 class Retries:
-    """Used by the engine's thread alone."""
+    """The decisions about failed operations. Used by the engine's thread alone."""
 
     def __init__(self, engine: Engine, queues: ModelQueues, parking: Parking, snapshots: ModelSnapshots) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class Retries:
         self._snapshots = snapshots
 
     def after(self, queue: ModelQueue, operation: Operation, error: Exception) -> Retry | Failure:
-        """Return what becomes of an operation that raised this error. An unexpected error is logged."""
+        """Decide whether an operation that raised this error is tried again or fails. Log an unexpected error."""
         now = time.monotonic()
         since = now if queue.retried_since is None else queue.retried_since
         seconds = retry_seconds(operation.kind, error, now - since)
@@ -67,9 +67,9 @@ class Retries:
         return Retry(seconds, _reason(queue, error) if _is_for_room(error) else "")
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Hold the model if the snapshot that its operation needs found no room before, and would find none now.
+        """Hold the model if the snapshot for its operation found no room before and would find no room now.
 
-        Then no adapter leaves its slot for it.
+        No adapter then leaves its slot for this model.
         """
         if entry.operation.kind not in NEED_SNAPSHOTS or entry.is_finished or not queue.wanted_bytes:
             return False
@@ -109,11 +109,12 @@ def _reason(queue: ModelQueue, error: Exception) -> str:
 
 
 def retry_seconds(kind: worker_pb2.OperationKind.ValueType, error: Exception, waited_seconds: float) -> float | None:
-    """Return when the operation is tried again; None: the error is its result."""
-    if kind == worker_pb2.RELEASE_MODEL:  # without its last checkpoint the work would be lost: it keeps its slot
+    """Return when the operation is tried again; None if the error is its result."""
+    # without its last checkpoint the model's work would be lost, so it keeps its slot
+    if kind == worker_pb2.RELEASE_MODEL:
         return RELEASE_RETRY_SECONDS
     if isinstance(error, JournalFull):
-        return ROOM_RETRY_SECONDS  # an attempt is a look at what is free
+        return ROOM_RETRY_SECONDS  # each attempt only checks the free space
     if not waits_for_storage(kind, error) or waited_seconds >= STORAGE_WAIT_SECONDS:
         return None
     return min(STORAGE_RETRY_SECONDS, STORAGE_WAIT_SECONDS - waited_seconds)

@@ -1,7 +1,7 @@
-"""Saves under way: the engine's thread copies the adapters, and other threads write the copies.
+"""Saves in progress. The engine's thread copies the adapters, and other threads write the copies.
 
-The next operations of the model wait for its save. Other models continue, and only the copy takes time of the engine's
-thread. That thread also concludes the save.
+The next operations of the model wait for its save. Other models continue, because only the copy takes time of the
+engine's thread. The engine's thread also finishes the save.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWo
 from tinsmith_trainer.training.executor import CopiedSave, Executor
 
 MOST_SAVES = 2
-"""The most saves at once. Each has a thread, and a copy of an adapter, with moments for a training checkpoint. A
-further save waits before its adapter is copied."""
+"""The maximum number of concurrent saves. Each save has a thread and a copy of an adapter, with moments for a training
+checkpoint. A further save waits before its adapter is copied."""
 
 
 @dataclass(slots=True)
@@ -40,9 +40,9 @@ class _Save:
 
 
 class Saves:
-    """The saves under way.
+    """The saves in progress.
 
-    Used by the engine's thread, apart from the writing. Other threads may ask which models are saved.
+    Used by the engine's thread, except for the writing. Other threads may ask which models are being saved.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Saves:
         return model_id in self._saves
 
     def running_seconds(self) -> float:
-        """Return how long the oldest save has been written; 0 if none is. Thread-safe."""
+        """Return how long the oldest save has been written; 0 if there is no save. Thread-safe."""
         started = [save.started_at for save in list(self._saves.values()) if not save.written.done()]
         return time.monotonic() - min(started) if started else 0.0
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Hold the model if its turn is a save and no slot is free, so that no adapter is restored for it.
+        """Hold the model if its next operation is a save and no slot is free. No adapter is then restored for it.
 
-        Return whether it waits.
+        Return whether the model is held.
         """
         is_save = entry.operation.kind == worker_pb2.SAVE_WEIGHTS and not entry.is_finished
         if not is_save or not self._is_full_for(queue) or self._attempts.is_suspect(entry.work):
@@ -81,9 +81,10 @@ class Saves:
         return True
 
     def _is_full_for(self, queue: ModelQueue) -> bool:
-        """Return whether the save has to wait for a slot.
+        """Return whether the save must wait for a slot.
 
-        A tenant has one slot if another waits: copies cost few tokens, so fair shares alone would give it all slots.
+        A tenant has only one slot while another tenant waits. Copies cost few tokens, so fair shares alone would give
+        the tenant all slots.
         """
         owners = {save.queue.owner for save in self._saves.values()}
         return len(self._saves) >= MOST_SAVES or (queue.owner in owners and self._others_wait(queue))
@@ -101,9 +102,9 @@ class Saves:
     def begin(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
     ) -> Future[OperationResult] | None:
-        """Copy the adapter, and have the copy written. The model is held until then; see `outcome`.
+        """Copy the adapter, and start to write the copy. The model is held until `outcome` has a result.
 
-        Return None if no slot is free. Then the model waits for one.
+        Return None if no slot is free; the model then waits for a slot.
         """
         if self._is_full_for(queue):
             self._wait_for_slot(queue)
@@ -113,18 +114,18 @@ class Saves:
         self._mark()
         try:
             threading.Thread(target=self._write, args=(save, copied), name="saver", daemon=True).start()
-        except RuntimeError:  # there may be no more threads
+        except RuntimeError:  # the limit of threads may be reached
             del self._saves[queue.model_id]
             self._mark()
             raise
-        # Only this thread looks at the queues, so a save that has ended already is not missed.
+        # Only this thread reads the queues, so it does not miss a save that has ended already.
         self._queues.hold(queue, math.inf)
         return save.written
 
     def write_alone(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
     ) -> OperationResult:
-        """Write a save at which a process has ended in this thread, so that the next end can be attributed."""
+        """Write a save in this thread during which a process has ended. If it ends again, the cause is then known."""
         return self._executor.write(self._copy(queue, entry, request, epoch, releases))
 
     def _copy(
@@ -135,30 +136,31 @@ class Saves:
         return replace(copied, releases=releases)
 
     def _latest(self, model_id: str, wanted: worker_pb2.SaveWeights) -> int:
-        """Return the event of this model's latest save under the name that this save takes; 0 if there is none."""
+        """Return the event of this model's latest save with the requested name; 0 if there is none."""
         if not wanted.name or wanted.overwrite:
             return 0
-        self._journal.settle(model_id)  # the previous save may still be on its way to the disk
+        self._journal.settle(model_id)  # the previous save may not be on disk yet
         return self._journal.read(
             lambda db: result_tables.saved_name_event(db, model_id, wanted.kind, wanted.name)
         ).result()
 
     def outcome(self, queue: ModelQueue) -> OperationResult | None:
-        """Return, once, the result of the model's save if it is written, else None. Raises the error of the writing."""
+        """Return, once, the result of the model's save; None if it is not written yet. Raises the writer's error."""
         save = self._saves.pop(queue.model_id, None)
         if save is None:
             return None
         self._mark()
         for waiting in self._waiting:
-            self._queues.hold(waiting, 0.0)  # each stays on the list until it has a slot
+            self._queues.hold(waiting, 0.0)  # each model stays on the list until it has a slot
         try:
             return save.written.result()
         finally:
-            # An error keeps its frames, and these keep the copy: a reference cycle would keep it for long.
+            # An error refers to its frames, and the frames to the copy. A reference cycle would keep the copy for a
+            # long time.
             save.written = Future()
 
     def _write(self, save: _Save, copied: CopiedSave) -> None:
-        # including errors that are no Exception, such as a panic of a library
+        # also for errors that are not Exceptions, such as a panic of a library
         with fatal_on_error("a save could not be written"):
             try:
                 reach("save-before-write")
@@ -172,7 +174,7 @@ class Saves:
         return save is not None and save.written.done()
 
     def wait(self) -> None:
-        """Wait until nothing is being written, so that the next end of the process has one possible cause."""
+        """Wait until no save is being written. If the process then ends, only one cause is possible."""
         for save in self._saves.values():
             save.written.exception()
         self._mark()

@@ -1,7 +1,7 @@
-"""Chooses the turns of the engine's thread: each model's operations in order, tenants and models by fair shares.
+"""The choice of turns on the engine's thread: each model's operations in order, tenants and models by fair shares.
 
-A turn is a microbatch, in whose forward those of other models may be computed, or an operation that has none; of a save
-it is the copy alone. `OperationRunner` takes the turn.
+A turn is a microbatch, or an operation without microbatches. The forward of a microbatch may also compute microbatches
+of other models. The turn of a save is only the copy. `OperationRunner` runs the turn.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tinsmith_trainer.training.training_calls import TrainingCalls
 
 
 class Scheduler:
-    """Owns the engine's thread. `on_result` is called from the journal's thread, once a result, when it is on disk."""
+    """The owner of the engine's thread. The journal's thread calls `on_result` once for each result on disk."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Scheduler:
     # ---- from other threads
 
     def start(self) -> None:
-        """Take over what the journal holds and begin to run it. Raises JournalFull, and may then be called again."""
+        """Read the journal's operations and begin to run them. After JournalFull, `start` may be called again."""
         with fatal_on_error("the journal could not be taken over", unless=(JournalFull,)):
             self._attempts.recover()
             recover_corrupted(self._journal, self._snapshots, self._clock())
@@ -122,7 +122,7 @@ class Scheduler:
 
     @property
     def last_snapshot_time(self) -> float:
-        """Unix seconds; 0: there is none."""
+        """The time in Unix seconds; 0 if there is no snapshot."""
         return self._model_snapshots.last_time
 
     def snapshot_soon(self) -> Future[float]:
@@ -130,7 +130,7 @@ class Scheduler:
         return self._model_snapshots.soon()
 
     def running_seconds(self) -> float:
-        """Return how long the longest engine call, save or import has run; 0: none runs."""
+        """Return how long the longest engine call, save or import has run; 0 if none is running."""
         return max(at.running_seconds() for at in (self.engine_call, self._saves, self.imports))
 
     def set_epoch(self, epoch: int) -> None:
@@ -138,12 +138,12 @@ class Scheduler:
         self._epoch = max(self._epoch, epoch)
 
     def prepare_stop(self) -> None:
-        """Note that whatever ends the process now is not the fault of the call that runs, unless that call hangs."""
+        """Note that a later end of the process is not caused by the running call, unless this call hangs."""
         if self.engine_call.prepare_stop(self._attempt_policy.hang_seconds, self.running_seconds()):
             self._attempts.forget_all()
 
     def stop(self) -> None:
-        """Wait for the current turn, snapshot every model, and end the thread."""
+        """Wait for the current turn, take a snapshot of every model, and end the thread."""
         self._queues.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -167,7 +167,7 @@ class Scheduler:
                 self._take_turn(ready)
         self.training_calls.drop_all()
         self._model_snapshots.at_stop()
-        for queue in self._saves.wait_at_stop():  # last, since a storage may block until the process is killed
+        for queue in self._saves.wait_at_stop():  # at the end, because a storage may block until the process is killed
             self._runner.end_save(queue)
 
     def _take_turn(self, ready: Sequence[Ready]) -> None:
@@ -187,7 +187,7 @@ class Scheduler:
         self._co_batcher.set_candidates([other for other in others if self.parking.holds(other[0])])
         if is_there:
             self._run(queue, turn, entry)
-        # The time around a microbatch is free: on a busy machine it would count other programs.
+        # The time before and after a microbatch is free. On a busy machine it would include other programs.
         seconds = (resident_at if self._co_batcher.computed else time.perf_counter()) - started
         self._charge(chosen, seconds, contenders)
         for model_id in self._co_batcher.computed:
@@ -195,7 +195,7 @@ class Scheduler:
                 self._end_if_computed(*by_model[model_id])
 
     def _charge(self, chosen: Contender, seconds: float, contenders: Mapping[str, Contender]) -> None:
-        """Charge each model for its tokens, and the chosen one for the time of what has no tokens."""
+        """Charge each model for its tokens. Charge the chosen model also for the time of work without tokens."""
         computed, read = self._co_batcher.computed, self._co_batcher.read
         self._shares.charge(chosen, computed.get(chosen.model_id, 0) + self._pace.worth(seconds))
         for model_id, tokens in computed.items():

@@ -1,6 +1,6 @@
-"""Snapshots: when a model gets one, what it costs, and how the journal names it.
+"""Snapshots: when a model gets a snapshot, what it costs, and how the journal records it.
 
-The engine's thread, which has the state, takes them. Any thread may request one.
+The engine's thread takes the snapshots, because it owns the state. Any thread may request a snapshot.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
 log = structlog.get_logger(__name__)
 
 MOST_UNSAVED_OPERATIONS = 5000
-"""The longest replay in operations. Each is read at a start and kept in memory until it has run, and many cost next to
-nothing, such as failed ones."""
+"""The maximum number of operations in a replay. At a start each operation is read and kept in memory until it has run.
+Many operations, such as failed ones, cost almost no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
     """The limits of a replay.
 
-    A snapshot is due when a replay would cost `replay_seconds`, or `times_snapshot_cost` times the snapshot itself, or
-    when it would have very many operations.
+    A snapshot is due if a replay would take `replay_seconds` or `times_snapshot_cost` times as long as the snapshot, or
+    if the replay would have very many operations.
     """
 
     replay_seconds: float = 10.0
@@ -45,7 +45,7 @@ class SnapshotPolicy:
 
 
 class Snapshotter:
-    """Writes snapshot files. The journal decides which one counts."""
+    """The writer of snapshot files. The journal decides which file is valid."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Snapshotter:
         self._cost_seconds = 0.0
 
     def if_due(self, queue: ModelQueue, applied: int) -> SnapshotFile | None:
-        """Take a snapshot if one is due. A failure is only logged, since the journal keeps the inputs."""
+        """Take a snapshot if it is due. A failure is only logged, because the journal keeps the inputs."""
         limit = max(self._policy.replay_seconds, self._policy.times_snapshot_cost * self._cost_seconds)
         if queue.replay_seconds <= limit and queue.unsaved_operations < MOST_UNSAVED_OPERATIONS:
             return None
@@ -77,9 +77,9 @@ class Snapshotter:
             return None
 
     def of_result(self, queue: ModelQueue, work: InFlightWork) -> SnapshotFile:
-        """Take the snapshot without which the operation's result may not be seen.
+        """Take the snapshot that the operation's result needs before it becomes visible.
 
-        Raises JournalFull; then the operation is to be undone. After any other error the process has to end.
+        If this raises JournalFull, the caller must undo the operation. After any other error the process must end.
         """
         return self._write(queue, work.seq_id, work)
 
@@ -88,11 +88,11 @@ class Snapshotter:
         return self._write_unless_deadly(queue, applied)
 
     def is_suspect(self, queue: ModelQueue) -> bool:
-        """Return whether a process has ended while it took the model's next snapshot."""
+        """Return whether a process has ended during the model's next snapshot."""
         return self._attempts.is_suspect(_work_of(queue))
 
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
-        """Take a snapshot that only shortens a replay, unless it ends every process."""
+        """Take a snapshot that only shortens a replay, unless earlier attempts have ended too many processes."""
         work = _work_of(queue)
         if (refusal := self._attempts.refusal(work)) is not None:
             raise SnapshotRefused(refusal.message)
@@ -136,9 +136,9 @@ def _is_saved(queue: ModelQueue) -> bool:
 
 
 class RequestedSnapshot:
-    """A requested snapshot that has not begun, shared by all who request it. Thread-safe.
+    """A requested snapshot that has not begun. All requesters share it. Thread-safe.
 
-    Its future resolves to the time of the snapshot, in Unix seconds.
+    The result of its future is the time of the snapshot, in Unix seconds.
     """
 
     def __init__(self) -> None:
@@ -146,23 +146,24 @@ class RequestedSnapshot:
         self._asked: Future[float] | None = None
 
     def ask(self, arrange: Callable[[], None]) -> Future[float]:
-        """Return the future of the snapshot. The first request calls `arrange`, which schedules it."""
+        """Return the future of the snapshot. The first request calls `arrange`, which schedules the snapshot."""
         with self._lock:
             if self._asked is None:
                 self._asked = Future()
-                self._asked.set_running_or_notify_cancel()  # one caller that gives up must not cancel it for others
+                # one caller that gives up must not cancel the snapshot for the others
+                self._asked.set_running_or_notify_cancel()
                 arrange()
             return self._asked
 
     def begin(self) -> Future[float] | None:
-        """Begin the snapshot: later requests get the next one. Return None without a request."""
+        """Begin the snapshot. Later requests start a new one. Return None if there is no request."""
         with self._lock:
             asked, self._asked = self._asked, None
             return asked
 
 
 class ModelSnapshots:
-    """Saves models, and makes their snapshots count: the journal names a new one before the old one is removed."""
+    """Saves of models and their snapshots. The journal records a new snapshot before the old one is removed."""
 
     def __init__(
         self,
@@ -180,19 +181,20 @@ class ModelSnapshots:
         self._requested = RequestedSnapshot()
 
     def take_over(self) -> None:
-        """Take over the snapshots of the previous process."""
+        """Read the snapshots of the previous process."""
         self._snapshotter.last_time = self._folder.newest_written_at()
 
     @property
     def last_time(self) -> float:
-        """The time of the latest snapshot in Unix seconds; 0: there is none."""
+        """The time of the latest snapshot in Unix seconds; 0 if there is none."""
         return self._snapshotter.last_time
 
     def soon(self) -> Future[float]:
         """Save every model that has changed since its last snapshot, between two turns. Thread-safe.
 
-        The future resolves to the time once that is on disk. Requests before it begins share it. It fails with
-        JournalFull, SnapshotRefused, or with Draining if the stop comes first, which saves the models, too.
+        When the snapshots are on disk, the future returns their time. Requests that arrive before the beginning share
+        it. The future fails with JournalFull, SnapshotRefused, or with Draining if the worker stops first. The stop
+        saves the models, too.
         """
         return self._requested.ask(lambda: self._queues.between_turns(self._take_requested))
 
@@ -206,11 +208,11 @@ class ModelSnapshots:
             log.warning("no snapshot, though one was asked for", error=str(error))
             asked.set_exception(error)
         else:
-            self._snapshotter.last_time = self._clock()  # even if nothing had changed: everything is saved
+            self._snapshotter.last_time = self._clock()  # also if no model had changed, because everything is saved
             asked.set_result(self.last_time)
 
     def _all_that_changed(self) -> None:
-        """Save all changed models. Raises what `Snapshotter.now` raises."""
+        """Save all changed models. Raises the errors of `Snapshotter.now`."""
         failed: Exception | None = None
         for queue in self._queues.open():
             try:
@@ -221,9 +223,9 @@ class ModelSnapshots:
             raise failed
 
     def at_stop(self) -> None:
-        """Save all models at a stop, which only spares the next start a replay.
+        """Save all models at a stop. These saves only make the replay at the next start shorter.
 
-        Models at whose snapshot a process has ended are last: they wait for the saves under way, which a slow
+        Models come last if a process has ended during their snapshot. They wait for the saves in progress, which a slow
         checkpoint root delays.
         """
         for queue in sorted(self._queues.open(), key=self._snapshotter.is_suspect):
@@ -238,9 +240,9 @@ class ModelSnapshots:
         return self._folder.has_room_for(size_bytes)
 
     def for_result(self, queue: ModelQueue, work: InFlightWork, result: OperationResult) -> SnapshotFile | None:
-        """Return the snapshot that the journal names in the transaction of this result.
+        """Return the snapshot that the journal records in the transaction of this result.
 
-        Raises what `of_result` raises.
+        Raises the errors of `of_result`.
         """
         if result.releases is not None:
             return None
@@ -249,23 +251,23 @@ class ModelSnapshots:
         return self._snapshotter.if_due(queue, work.seq_id)
 
     def save_if_changed(self, queue: ModelQueue, before_journal: Callable[[], None]) -> None:
-        """Save the model if it has changed. It is durable on return. Raises what `Snapshotter.now` raises."""
+        """Save the model if it has changed. It is durable on return. Raises the errors of `Snapshotter.now`."""
         self._if_changed(queue, before_journal)
 
     def _if_changed(self, queue: ModelQueue, before_journal: Callable[[], None] = lambda: None) -> None:
         """Save the model if it has changed. It is durable on return.
 
-        Raises what `Snapshotter.now` raises, or JournalFull while a result of the model waits for space: the next
-        process runs that operation again, and must not find it in a snapshot.
+        Raises the errors of `Snapshotter.now`. Raises JournalFull while a result of the model waits for space: the next
+        process runs that operation again, and a snapshot must not already contain its effect.
         """
         if _is_saved(queue):
             return
         self._journal.settle(queue.model_id)
-        if _is_saved(queue):  # by the writes that were being synced: a release, or a result with a snapshot
+        if _is_saved(queue):  # saved by a write that was being synced: a release, or a result with a snapshot
             return
         applied = queue.order.applied
         if queue.snapshot is not None and queue.changed_at <= queue.snapshot_applied:
-            file = queue.snapshot  # the operations after it were saves, so it also holds for the latest of them
+            file = queue.snapshot  # only saves came after this snapshot, so it is also valid for the latest operation
         else:
             file = self._snapshotter.now(queue, applied)
         before_journal()
@@ -273,7 +275,7 @@ class ModelSnapshots:
         self.replace(queue, file, applied)
 
     def _record(self, queue: ModelQueue, file: SnapshotFile, applied: int) -> None:
-        """Record the snapshot in the journal. Raises JournalFull; then the old snapshot still counts."""
+        """Record the snapshot in the journal. If this raises JournalFull, the old snapshot stays valid."""
         recorded = self._journal.write(
             lambda db: result_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
             uses_reserve=True,
@@ -288,7 +290,7 @@ class ModelSnapshots:
     def replace(self, queue: ModelQueue, file: SnapshotFile | None, applied: int) -> None:
         """Replace the model's snapshot.
 
-        The journal has named the new one, or has forgotten the model (`file` None).
+        The journal has already recorded the new snapshot, or has forgotten the model (`file` is None).
         """
         old, queue.snapshot = queue.snapshot, file
         queue.snapshot_applied, queue.snapshot_at = applied, self._clock()

@@ -1,7 +1,7 @@
-"""Training calls under way on the engine: forward_backward, and forward alone.
+"""Training calls in progress on the engine: forward_backward, and forward alone.
 
-A call is computed one microbatch at a time, and other models have their turns in between. So several calls are under
-way at once; each holds its datums, and a copy of its adapter's gradients.
+A call is computed one microbatch at a time, and other models have their turns between two microbatches. So several
+calls are in progress at the same time. Each call holds its datums, and a copy of its adapter's gradients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tinsmith_trainer.training.fair_shares import Contender
 from tinsmith_trainer.wire.codec import ForwardBackward, decode_forward_backward, encode_forward_backward, open_body
 
 MOST_CALLS = 8
-"""The limit for all tenants together. A tenant without a call may exceed it, so that none waits for the end of another
-tenant's operation. As many calls can share a forward."""
+"""The limit for all tenants together. A tenant without a call may exceed it, so that no tenant waits for the end of
+another tenant's operation. As many calls can share a forward."""
 MAX_RESULT_BYTES = 256 * 1024**2
 LOGPROB_BYTES = 4
 
@@ -31,7 +31,7 @@ LOGPROB_BYTES = 4
 class TrainingCall:
     """A training operation that has begun on the engine and has not ended.
 
-    `seconds`: the time of its microbatches so far.
+    `seconds` is the time of its microbatches so far.
     """
 
     contender: Contender
@@ -47,13 +47,13 @@ class TrainingCall:
 
 @dataclass(slots=True)
 class LogprobGap:
-    """Running mean of |trainer logprob - sampler logprob| over the latest RL tokens."""
+    """The running mean of |trainer logprob - sampler logprob| over the latest RL tokens."""
 
     weight: float = 0.98
     value: float = field(default=float("nan"))
 
     def observe(self, call: ForwardBackward, outcome: Outcome) -> None:
-        if call.loss.name == CUSTOM_LOSS:  # its inputs may mean anything
+        if call.loss.name == CUSTOM_LOSS:  # the inputs of a custom loss may have any meaning
             return
         gaps = [
             np.abs(output["logprobs"] - datum.loss_inputs["logprobs"])[datum.loss_inputs["advantages"] != 0]
@@ -68,7 +68,7 @@ class LogprobGap:
 
 
 class TrainingCalls:
-    """The calls under way, at most one for each model. Used by the engine's thread alone."""
+    """The calls in progress, at most one for each model. Used by the engine's thread alone."""
 
     def __init__(self, engine: Engine) -> None:
         self.logprob_gap = LogprobGap()
@@ -89,7 +89,7 @@ class TrainingCalls:
         return TrainingCall(Contender(queue.tenant, queue.model_id), entry, request, self._engine.start(work))
 
     def finish(self, call: TrainingCall) -> OperationResult:
-        """Add the gradients of a call whose microbatches are all computed. Raises TrainerError."""
+        """Add the gradients of a call after all its microbatches are computed. Raises TrainerError."""
         outcome = self._engine.finish(call.on_engine)
         self.logprob_gap.observe(call.request, outcome)
         return OperationResult(
@@ -113,25 +113,25 @@ class TrainingCalls:
         return model_id in self._calls
 
     def take(self, model_id: str) -> TrainingCall | None:
-        """Remove and return the model's call. A caller that does not `keep` it again drops it."""
+        """Remove and return the model's call. The call is lost unless the caller passes it to `keep`."""
         return self._calls.pop(model_id, None)
 
     def find(self, model_id: str) -> TrainingCall | None:
         return self._calls.get(model_id)
 
     def has_room(self) -> bool:
-        """Return whether one more call may begin besides the one that was taken."""
+        """Return whether one more call may begin in addition to the call that was taken."""
         return len(self._calls) + 1 < MOST_CALLS
 
     def keep(self, call: TrainingCall) -> None:
         self._calls[call.model_id] = call
 
     def drop_all(self) -> None:
-        """Forget all calls. Their operations are in the journal, and begin again."""
+        """Forget all calls. Their operations are in the journal, and start again."""
         self._calls.clear()
 
     def keep_only(self, model_ids: Container[str]) -> None:
-        """Free the memory of models that cannot continue, such as quarantined ones."""
+        """Free the memory of calls whose models cannot continue, such as quarantined models."""
         for model_id in [model_id for model_id in self._calls if model_id not in model_ids]:
             del self._calls[model_id]
 
@@ -139,19 +139,19 @@ class TrainingCalls:
         return any(other != model_id for other in self._calls)
 
     def contenders(self, ready: Sequence[Ready]) -> list[Contender]:
-        """Return the models that may have a turn now: at least one of `ready`, which is not empty."""
+        """Return the models of `ready` that may have a turn now. There is at least one; `ready` is not empty."""
         found = [(Contender(queue.tenant, queue.model_id), entry.operation) for queue, _, entry in ready]
         return [model for model, operation in found if not operation.is_forward_backward or self._may_run(model)]
 
     def _may_run(self, contender: Contender) -> bool:
-        """Return whether the model's call has begun, or one more may begin."""
+        """Return whether the model's call has begun, or whether another call may begin."""
         if contender.model_id in self._calls or len(self._calls) < MOST_CALLS:
             return True
         return all(call.contender.share != contender.share for call in self._calls.values())
 
 
 def _check_result_size(call: ForwardBackward) -> None:
-    """Refuse a result that the journal cannot hold before it is computed."""
+    """Refuse a call before it is computed if the journal cannot hold its result."""
     targets = [datum.loss_inputs["target_tokens"] for datum in call.datums if "target_tokens" in datum.loss_inputs]
     size = sum(LOGPROB_BYTES * each.size for each in targets)
     if size > MAX_RESULT_BYTES:

@@ -1,4 +1,4 @@
-"""Usage and timelines: the tokens that no server has recorded yet, and when operations came and ended."""
+"""Usage and timelines: tokens that no server has recorded yet, and the times at which operations came and ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tinsmith_trainer.sampling.sample_queue import Samples
 log = structlog.get_logger(__name__)
 
 META_KEY = "usage"
-"""The key of counts that a clean stop has stored in the journal's `meta`."""
+"""The key of the counts that an orderly stop has stored in the journal's `meta`."""
 MOST_SPANS = 20_000
-"""The most spans in a reply, the newest: some megabytes."""
+"""The limit of spans in a reply, some megabytes. The newest spans are returned."""
 
 _NAMES = {
     worker_pb2.CREATE_MODEL: "create_model",
@@ -37,10 +37,10 @@ _NAMES = {
 
 
 class Accounting:
-    """Counts of used tokens.
+    """The counts of used tokens.
 
-    They are kept in memory, since a write for each operation would cost more than they are worth. A clean stop stores
-    them in the journal for the next process.
+    They are in memory, because a write for each operation would cost more than the counts are worth. An orderly stop
+    stores them in the journal for the next process.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -54,7 +54,7 @@ class Accounting:
         self.meter.add(queue.model_id, queue.tenant, worker_pb2.TRAINING_TOKENS, result.input_tokens)
 
     def keep(self) -> None:
-        """Store the counts at a clean stop, when nothing more is counted."""
+        """Store the counts at an orderly stop, after the last count."""
         left = base64.b64encode(self.meter.take().SerializeToString()).decode()
         if not left:
             return
@@ -66,9 +66,9 @@ class Accounting:
     async def timeline(
         self, session_id: str, queues: Iterable[ModelQueue], samples: Samples | None
     ) -> worker_pb2.TimelineReply:
-        """Return the session's operations and samples, the newest if there are too many for a reply."""
+        """Return the session's operations and samples; only the newest if there are too many for a reply."""
         rows = await asyncio.wrap_future(self._journal.read(lambda db: read_timeline(db, session_id)))
-        # This is not done in the journal's thread, for which submits wait.
+        # This does not run in the journal's thread, because submits wait for that thread.
         spans = await asyncio.to_thread(lambda: [_span(row) for row in rows])
         own = (queue for queue in queues if queue.model_id.startswith(f"{session_id}:"))
         spans += [_waiting(entry) for queue in own for entry in list(queue.entries.values()) if not entry.is_finished]
@@ -79,7 +79,7 @@ class Accounting:
     def _take_left(self) -> None:
         """Take the stored counts.
 
-        They are deleted first: a process that is killed in between loses them, and none counts them twice.
+        They are deleted first. A process that is killed in between loses the counts, but no process counts them twice.
         """
         try:
             left = self._journal.write(_take_left).result()

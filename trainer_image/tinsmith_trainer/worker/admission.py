@@ -1,7 +1,7 @@
-"""Admission of operations: a long backlog delays the acknowledgement, and a full disk refuses.
+"""Admission of operations. A long backlog delays the acknowledgement, and a full disk refuses operations.
 
-The space of each body is promised before the journal has it, so bodies that come at once do not all count the same free
-bytes.
+The space of each body is promised before the journal has the body. So bodies that arrive together do not all count the
+same free bytes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Admission:
         self._directory = directory
 
     async def claim(self, request: worker_pb2.SubmitRequest, owner: str) -> int:
-        """Promise the bytes that are returned; they are to be released when the body is on disk.
+        """Promise disk space for the body. Return the promised bytes. Release them when the body is on disk.
 
-        A refusal could hit the very chunk that would drain a backlog, so an operation that waits for others is
-        acknowledged late. Raises JournalFull.
+        An operation that waits for others is acknowledged late instead of being refused. A refusal could hit the very
+        chunk for which a backlog waits. Raises JournalFull.
         """
         deadline = time.monotonic() + BACKLOG_DELAY_SECONDS
         while self._waits_for_others(request, owner) and time.monotonic() < deadline:
@@ -54,16 +54,16 @@ class Admission:
         self._room.release(claimed_bytes)
 
     def _waits_for_others(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
-        """Return whether too many or too large operations of the model or its owner are ahead of this one."""
+        """Return whether too many or too large operations of the model or its owner wait before this operation."""
         if self._queues.backlog(request.model_id) >= BACKLOG_OPERATIONS:
             return True
         return self._queues.waiting_bytes(owner) > 0 and not self._leaves_a_share(request, owner)
 
     def _leaves_a_share(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
-        """Return whether as much space as the owner's waiting operations take remains free for others.
+        """Return whether other owners keep as much free space as the waiting operations of this owner take.
 
-        So an owner with a long backlog leaves space to later ones. The number that the waiting operations wait for is
-        exempt: chunks arrive out of order, and without it none of them would ever run and free its space.
+        So an owner with a long backlog leaves space to later owners. The number for which operations wait is exempt.
+        Chunks arrive out of order, and without this number the other chunks would never run and free their space.
         """
         if _makes_room(request) or self._queues.is_wanted(request.model_id, request.seq_id):
             return True
@@ -80,10 +80,10 @@ class Admission:
 
 
 def _makes_room(request: worker_pb2.SubmitRequest) -> bool:
-    """Return whether the operation frees space, for which there is the reserve."""
+    """Return whether the operation frees space. The reserve is for such operations."""
     return request.kind == worker_pb2.RELEASE_MODEL
 
 
 def _disk_bytes(request: worker_pb2.SubmitRequest) -> int:
-    """Return the bytes on disk. A body is written to the journal's log, and from there to its file."""
+    """Return the bytes on disk. A body is written to the journal's log, and then from the log to the file."""
     return 2 * len(request.payload)

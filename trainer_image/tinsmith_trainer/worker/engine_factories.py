@@ -23,7 +23,7 @@ from tinsmith_trainer.torch_model.device import choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel, describe_model, load_torch_model
 from tinsmith_trainer.torch_model.stored_weights import checked_config
 
-if TYPE_CHECKING:  # these import Ray
+if TYPE_CHECKING:  # these modules import Ray
     from tinsmith_trainer.engines.megatron.factory import RanksRequest
     from tinsmith_trainer.engines.megatron.rank_group import RankGroup
 
@@ -52,7 +52,7 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     """Start ranks that hold the model, and a sampler with its own copy in this process.
 
-    Raises what `build_colocated` raises, also if ranks are not available.
+    Raises the errors of `build_colocated`, also if ranks are not available.
     """
     from tinsmith_trainer.engines.megatron.factory import RanksRequest, build_megatron_engine
     from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model
@@ -91,7 +91,7 @@ GPU_RANKS = {NEMO_RL: _nemo_ranks, MILES: _miles_ranks}
 
 
 def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
-    """Load the sampler alone. Raises what `build_colocated` raises."""
+    """Load only the sampler. Raises the errors of `build_colocated`."""
     model = load_base_model(options)
     return model.info, _sampler(model, options, alone=options.role == "sampler")
 

@@ -1,4 +1,4 @@
-"""The gRPC server of a worker: it parses, calls the service, and translates errors. No decisions are made here."""
+"""The gRPC server of a worker. It parses requests, calls the service, and translates errors. It makes no decisions."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ MAX_MESSAGE_BYTES = 1024**3
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # otherwise two processes could share a port, and each would get half of the calls
-    # Clients ping every 20 s to detect a lost node; by default gRPC takes that for an attack.
+    ("grpc.so_reuseport", 0),  # otherwise two processes could share a port, and each would receive half of the calls
+    # Clients ping every 20 s to detect a lost node. By default gRPC treats such pings as an attack.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
 TRAINS_NOTHING = "this process only samples; it trains nothing"
@@ -69,7 +69,7 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     StorageUnavailable: grpc.StatusCode.UNAVAILABLE,
     ServerError: grpc.StatusCode.INTERNAL,
 }
-"""The status of an error is that of its nearest class."""
+"""The status of each class of errors. An error has the status of its nearest class."""
 
 
 class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
@@ -172,7 +172,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
 
 
 class SamplerServicer(SamplingServicer):
-    """A process that samples and does not train. It has no journal, so no epoch fences it."""
+    """The calls of a process that samples and does not train. It has no journal, so it has no epoch."""
 
     def __init__(
         self, samples: Samples, base: BaseModelInfo, capabilities: EngineCapabilities, name: WorkerName
@@ -230,7 +230,7 @@ class SamplerServicer(SamplingServicer):
 
 
 class WorkerServicer(SamplingServicer):
-    """The calls of a worker. `worker.proto` says what each promises."""
+    """The calls of a worker. `worker.proto` specifies each call."""
 
     def __init__(self, service: WorkerService, name: WorkerName) -> None:
         super().__init__(service.samples, service.parts.engine.base_model())
@@ -239,7 +239,8 @@ class WorkerServicer(SamplingServicer):
 
     @override
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
-        # gaps close in time in which clients could reach the worker, and the operator's calls do not show that
+        # gaps close after time in which clients could reach the worker; calls of the operator do not show that they
+        # could
         if not is_operator(context):
             self._service.note_contact()
         return describe(self._service, self._name)
@@ -295,8 +296,8 @@ class WorkerServicer(SamplingServicer):
     ) -> None:
         """Stream a save.
 
-        The call writes its stream here, so that it ends at once when the caller gives up. A generator would be left
-        running.
+        The call itself writes the stream, so that it ends at once when the caller gives up. A generator would continue
+        to run.
         """
         try:
             async with self._service.parts.offered_saves.streaming(request.manifest_digest) as offer:
@@ -324,16 +325,16 @@ class WorkerServicer(SamplingServicer):
 
 
 def tenant_of(context: Context) -> str:
-    """Return the tenant of a call. Empty: unknown."""
+    """Return the tenant of a call; empty if unknown."""
     for name, value in context.invocation_metadata() or ():
         if name == TENANT_METADATA:
-            assert isinstance(value, bytes)  # gRPC's rule for names with this ending
+            assert isinstance(value, bytes)  # gRPC's rule for metadata names with the ending "-bin"
             return value.decode(errors="replace")
     return ""
 
 
 async def serve(servicer: SamplingServicer, address: str, tls: TlsDirectory | None = None) -> grpc.aio.Server:
-    """Start the server on `unix:/path`, or on `host:port` with `tls`. Raises ServerError if the address is taken."""
+    """Start the server on `unix:/path`, or on `host:port` with `tls`. Raises ServerError if the address is in use."""
     server = grpc.aio.server(interceptors=[AdmitPeers()] if tls else [], options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     try:

@@ -25,9 +25,10 @@ from tinsmith_trainer.worker.termination_log import print_reason, write_terminat
 log = structlog.get_logger(__name__)
 
 EXIT_CANNOT_START = 3
-"""Model, volume, image or certificates are the cause; the last line on standard error names it."""
+"""The exit status if the model, the volume, the image or the certificates are the cause. The last line on standard
+error names the cause."""
 EXIT_MAY_PASS = 1
-"""Another start may succeed."""
+"""The exit status if another start may succeed."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -101,12 +102,12 @@ def _leave_the_start() -> NoReturn:
 def _die_with_parent(descriptor: int) -> None:
     """End the process when its server ends.
 
-    The server holds the other end of the pipe and never writes: end of file means that it is gone.
+    The server holds the other end of the pipe and never writes. End of file means that the server has ended.
     """
 
     def watch() -> None:
         os.read(descriptor, 1)
-        # Nothing has to be saved: acknowledged operations are in the journal.
+        # There is nothing to save, because acknowledged operations are in the journal.
         end_without_blame()
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -126,7 +127,7 @@ class Health:
         self._server: grpc.aio.Server | None = None
 
     async def serve(self, address: str) -> int:
-        """Serve as alive and not ready, and return the port. Raises ServerError if it is taken."""
+        """Start the health service as alive and not ready. Return the port. Raises ServerError if the port is taken."""
         await self._servicer.set(LIVENESS, SERVING)
         await self.set_ready(False)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

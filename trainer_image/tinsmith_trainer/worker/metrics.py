@@ -56,7 +56,7 @@ def describe_sampler(
 ) -> worker_pb2.DescribeReply:
     """Describe a process that only samples.
 
-    It has no models and no epoch; its adapter slots are those of its memory.
+    It has no models and no epoch. Its adapter slots are the versions that fit in its memory.
     """
     metrics = worker_pb2.WorkerMetrics(logprob_gap=float("nan"))
     _add_sampling(metrics, samples)

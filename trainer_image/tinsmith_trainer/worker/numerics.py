@@ -1,7 +1,7 @@
-"""Numerics: everything that decides the bits of results.
+"""Numerics: all properties of a process that determine the bits of results.
 
-The journal stores them, so that replays give the same bits. Each has a name that operators know, and a text as its
-value. More can be added: a journal without a value accepts any.
+The journal stores them, so that replays give the same bits. Each property has a name that operators know, and a text as
+its value. Further properties can be added: a journal without a value accepts any value.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ FLAGS = (
     *("engine", "dtype", "quantization", "token_budget", "lora_products", "loss_kernel", "recompute"),
     *("map_stable_reinforce", *(name for name in RankFlags.__annotations__ if name != "ray_address")),
 )
-"""The flags that decide bits. Where Ray runs does not."""
+"""The flags that determine bits. The place where Ray runs does not."""
 THREADS = "threads of PyTorch"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 NOT_SET = "not set"
 ACCEPT_VARIABLE = "TINSMITH_ACCEPT_NUMERICS"
-"""The variable that names the accepted numerics; a refusal prints its value. It accepts no later difference."""
+"""The variable that names the accepted numerics. The message of a refusal contains its value. The variable accepts no
+later difference."""
 PACKAGES = {"Tinsmith": "tinsmith", "transformers": "transformers", "numpy": "numpy"}
 
 
 def numerics_of(options: WorkerOptions) -> dict[str, str]:
-    """Return what decides bits in this process, once its engine is loaded.
+    """Return the properties of this process that determine bits. Call this after the engine is loaded.
 
-    That includes imported libraries and the device.
+    The properties include imported libraries and the device.
     """
     flags = {f"--{name.replace('_', '-')}": _in_words(getattr(options, name)) for name in FLAGS}
-    torch = sys.modules.get("torch")  # an engine that computes without it loads in a tenth of a second
+    torch = sys.modules.get("torch")  # an engine that computes without torch loads in a tenth of a second
     place = {"device": options.device} if torch is None else _of_torch(torch, options)
     return {**flags, **_versions(), "processor": platform.machine(), **place}
 
@@ -79,13 +80,13 @@ def _of_torch(torch: ModuleType, options: WorkerOptions) -> dict[str, str]:
 
 
 def _gpu(torch: ModuleType) -> str:
-    """Return the name of the GPU with its memory, which decides the size of microbatches."""
+    """Return the name of the GPU with its memory, which determines the size of microbatches."""
     found = torch.cuda.get_device_properties(0)
     return f"{found.name} with {counted_gpu_memory(found.total_memory) // 2**30} GiB"
 
 
 def check_numerics(journal: Journal, now: Numerics, volume: Volume) -> None:
-    """Record what decides bits from now on.
+    """Record the numerics of this process.
 
     Raises NumericsChanged, and records nothing, if operations with published results would run again under other
     numerics that ACCEPT_VARIABLE does not name.
@@ -107,9 +108,9 @@ def name_of(numerics: Numerics) -> str:
 
 
 def keep_threads(journal: Journal) -> None:
-    """Use as many threads as the operations that need a replay, before the engine is imported.
+    """Set the number of threads with which the operations to replay ran. Call this before the engine is imported.
 
-    Their number depends on processors and limits, which change between starts.
+    The default number depends on processors and limits, which may change between starts.
     """
     before, to_replay = journal.read(_remembered).result()
     threads = before.get(THREADS)
@@ -122,12 +123,12 @@ def keep_threads(journal: Journal) -> None:
 
 
 def _remembered(db: journal_tables.Database) -> tuple[dict[str, str], int]:
-    """Return the numerics under which operations ran, and how many need a replay."""
+    """Return the numerics under which operations ran, and the number of operations to replay."""
     return orjson.loads(journal_tables.get_meta(db, META_KEY) or "{}"), journal_tables.count_to_replay(db)
 
 
 def _refusal(volume: Volume, differing: Numerics, now: Numerics, to_replay: int) -> str:
-    """Return the refusal. The remedies come first, since a termination log cuts a long message at its end."""
+    """Return the refusal's message. The remedies come first, because a termination log cuts long messages."""
     changes = "; ".join(f"{name} was {value} and is {now.get(name, NOT_SET)}" for name, value in differing.items())
     return (
         f"{to_replay} operation(s) in the journal in {volume.directory} are in no snapshot, and would be computed "

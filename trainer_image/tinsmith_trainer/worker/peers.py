@@ -18,7 +18,7 @@ CALLS = {
     OPERATOR: frozenset({"/tinsmith.rpc.v1.Worker/Describe", "/tinsmith.rpc.v1.Worker/Snapshot"}),
     SAMPLER: frozenset({"/tinsmith.rpc.v1.Worker/StreamSave"}),
 }
-"""The calls of peers that may not make every call."""
+"""The calls that are allowed to peers with limited rights."""
 WHAT_THEY_DO = {
     OPERATOR: "ask how this worker is doing (Describe) and have its adapters saved (Snapshot)",
     SAMPLER: "get a save that an API server has named (StreamSave)",
@@ -35,7 +35,7 @@ def names_of_peer(context: Context) -> frozenset[str]:
 
 
 def worker_name(worker_id: str) -> str:
-    """Return the name in the certificate of that worker."""
+    """Return the name in that worker's certificate."""
     return f"{worker_id}.worker.tinsmith.internal"
 
 

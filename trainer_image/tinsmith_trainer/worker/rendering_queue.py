@@ -1,7 +1,7 @@
-"""A queue for rendering prompts, one text at a time, with fair shares of tenants.
+"""A queue that renders prompts one at a time, with fair shares of tenants.
 
-A long text takes a second. More at once would not help, since Python runs one thread at a time, and the sampler's
-thread waits for it.
+A long text takes a second. Rendering several texts at once would not be faster, because Python runs one thread at a
+time. The sampler's thread would also have to wait.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class RenderingQueue:
         self._is_busy = False
 
     async def run(self, tenant: str, nbytes: int, render: Callable[[], T]) -> T:
-        """Return what `render` returns, which runs in a thread. Raises what it raises.
+        """Run `render` in a thread, and return its result. Raises the errors of `render`.
 
-        `nbytes`: the size of the text. A cancelled caller keeps its turn until the thread ends, since a thread cannot
-        be stopped.
+        `nbytes` is the size of the text. A cancelled caller keeps its turn until the thread ends, because a thread
+        cannot be stopped.
         """
         await self._wait(tenant)
         self._shares.charge(tenant, nbytes // BYTES_A_TOKEN + 1)
@@ -59,7 +59,7 @@ class RenderingQueue:
         self._is_busy = True
 
     def _give_up(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        """Give up a turn after a cancellation, which may coincide with its beginning."""
+        """Give up a turn after a cancellation, which may come at the same moment as the turn."""
         if turn.done() and not turn.cancelled():
             self._end(turn)
         else:

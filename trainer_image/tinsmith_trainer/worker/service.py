@@ -1,4 +1,4 @@
-"""The service of a worker: one object with journal, scheduler and samples, which the RPCs call."""
+"""The service of a worker: one object with journal, scheduler and samples. The RPCs call it."""
 
 from __future__ import annotations
 
@@ -51,24 +51,25 @@ SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 SHUTTING_DOWN = "this worker is shutting down"
 PLACES_PER_SLOT = 8
-"""Models for each adapter slot. Most models are idle while samples are graded, or until their session times out."""
+"""The number of models for each adapter slot. Most models are idle while samples are graded, or until their session
+times out."""
 SAMPLED_ADAPTERS = 64
 SAMPLED_ADAPTER_BYTES = 4 * 1024**3
-"""The limits of adapter versions for sampling, in addition to the adapters in training. The bytes are of unused
+"""The limits of adapter versions for sampling, in addition to the adapters in training. The bytes are for unused
 versions."""
 
 
 class NotActive(Exception):
-    """A call without the current epoch: another server owns this worker, or none does."""
+    """An error for a call without the current epoch. Another server, or no server, owns this worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     """The parts of a worker.
 
-    `sampler` is None if it does not sample; `shared_saves` is for a sampler on the same machine. `offered_saves`: for
-    samplers in other pods. `model_places`: models that it takes, in memory or parked; None: a number for each adapter
-    slot.
+    `sampler` is None if the worker does not sample. `shared_saves` is for a sampler on the same machine,
+    `offered_saves` for samplers in other pods. `model_places` is the maximum number of models, in memory or parked;
+    None: a fixed number for each adapter slot.
     """
 
     engine: Engine
@@ -90,7 +91,7 @@ class WorkerService:
     def __init__(self, parts: WorkerParts) -> None:
         self.instance_id = uuid.uuid4().hex
         self.epoch = 0
-        # the reading of the journal, shared by all calls that activate
+        # the reading of the journal, which all activating calls share
         self._recovery: asyncio.Task[None] | None = None
         self.parts = parts
         self._loop = asyncio.get_running_loop()
@@ -100,7 +101,7 @@ class WorkerService:
         register_marker(self._marker)
         models = self.journal.read(journal_tables.read_models).result()
         snapshots = SnapshotFolder(parts.volume.snapshots_path, self._room)
-        # This comes first, since files of an earlier process may fill the disk.
+        # This comes first, because files of an earlier process may fill the disk.
         snapshots.keep_only(model.snapshot_file for model in models if model.snapshot_file)
         live = sum(model.is_open for model in models)
         check_base_model(self.journal, parts.engine.base_model(), parts.volume.directory, live)
@@ -159,7 +160,7 @@ class WorkerService:
             raise
 
     async def run_clock(self) -> None:
-        """Age gaps while server and worker are both up, keep the reserve, and delete expired data."""
+        """Age gaps while both server and worker are running, maintain the reserve, and delete expired data."""
         since_tidy = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -184,7 +185,7 @@ class WorkerService:
         if self.samples is not None:
             self.samples.stop_taking()
         self.queues.stop()
-        if self._recovery is not None:  # its thread cannot be interrupted, and would start the engine after its end
+        if self._recovery is not None:  # its thread cannot be interrupted, and would start the engine after the drain
             await asyncio.wait({self._recovery})
         await asyncio.to_thread(self.scheduler.stop)
         if self.parts.sampler is not None:
@@ -200,7 +201,7 @@ class WorkerService:
 
     @property
     def adapters_used(self) -> int:
-        """The number of adapters, known also before the activation. If it is 0, the volume may be deleted."""
+        """The number of adapters, also before the activation. If it is 0, the volume may be deleted."""
         if self._recovery is None or not self._recovery.done():
             return self._adapters_in_journal
         return sum(queue.holds_a_place for queue in self.queues.open())
@@ -211,7 +212,7 @@ class WorkerService:
     # ---- operations
 
     async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "") -> int:
-        """Accept an operation and return its number when it is on disk. `tenant` only affects fair shares.
+        """Accept an operation. Return its number when the operation is on disk. `tenant` affects only fair shares.
 
         Raises NotActive, Draining, UnknownModel, NumbersMixed, JournalFull.
         """
@@ -230,7 +231,7 @@ class WorkerService:
         return number
 
     async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> OperationResult | None:
-        """Return the result, or None if there is none in time. Raises KeyError for an unknown operation."""
+        """Return the result; None if there is none before the timeout. Raises KeyError for an unknown operation."""
         if self.epoch == 0:
             raise NotActive("this worker has not been activated, and does not know what its journal holds")
         finished = self.queues.is_finished(model_id, seq_id)
@@ -256,7 +257,7 @@ class WorkerService:
         return worker_pb2.Pending(reason=f"waiting for operation {queue.order.applied + 1}, which has not arrived yet")
 
     async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
-        """Return events after the cursor; wait for the first."""
+        """Return events after the cursor. Wait for the first event."""
         self._acknowledged_event_id = max(self._acknowledged_event_id, after)
         deadline = self._loop.time() + timeout_seconds
         while True:
@@ -272,7 +273,7 @@ class WorkerService:
                 return []
 
     async def snapshot(self) -> float:
-        """Save what has changed since its last snapshot, after the current turn. Return the time in Unix seconds.
+        """Save all changes since the last snapshot, after the current turn. Return the time in Unix seconds.
 
         Raises NotActive, Draining, JournalFull, SnapshotRefused.
         """
@@ -283,7 +284,7 @@ class WorkerService:
         return await asyncio.wrap_future(self.scheduler.snapshot_soon())
 
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """Import an adapter, one at a time, since each has its files in memory.
+        """Import an adapter. Only one import runs at a time, because its files are in memory.
 
         Raises TrainerError, NotActive, Draining.
         """
@@ -305,7 +306,7 @@ class WorkerService:
     def _imported(self, reading: asyncio.Future[worker_pb2.ImportAdapterReply]) -> None:
         self._importing.release()
         if not reading.cancelled():
-            # its caller may have given up, and asyncio would report an exception that was not retrieved
+            # if the caller gave up, asyncio would report an exception that was not retrieved
             reading.exception()
 
     def _check_epoch(self, epoch: int) -> None:
@@ -355,7 +356,7 @@ class WorkerService:
         return await asyncio.wrap_future(self.journal.read(run))
 
     async def tidy(self) -> None:
-        """Delete expired results, operations, events and released models, once the journal has been read."""
+        """Delete expired results, operations, events and released models. Do nothing before the journal is read."""
         if self._recovery is None or not self._recovery.done():
             return
         await self._tidying.round(self._acknowledged_event_id)
@@ -382,7 +383,7 @@ def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation
 
 
 def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
-    """Give a model without a seed one before the journal has it, so that a replay draws the same weights."""
+    """Add a missing seed before the journal stores the request, so that a replay draws the same weights."""
     if request.kind != worker_pb2.CREATE_MODEL:
         return request.payload
     create = worker_pb2.CreateModel.FromString(request.payload)
@@ -393,14 +394,14 @@ def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
 
 CACHED_RESULT_BYTES = 64 * 1024**2
 RESULT_ENTRY_BYTES = 512
-"""The memory of a cached result in addition to its payload and its message: its key and its objects."""
+"""The memory of a cached result, without its payload and its message: its key and its objects."""
 
 
 class ResultCache:
-    """The latest results, so that a poll right after the finish need not read the journal.
+    """The latest results, so that a poll right after the end need not read the journal.
 
-    The very latest is kept whatever its size: otherwise a client that asks for it repeatedly would occupy the journal's
-    thread, for which all submissions wait.
+    The newest result is kept at any size. Otherwise a client that asks for it repeatedly would occupy the journal's
+    thread, and all submissions wait for this thread.
     """
 
     def __init__(self, capacity_bytes: int = CACHED_RESULT_BYTES) -> None:
@@ -423,6 +424,6 @@ class ResultCache:
 
 
 def _cached_bytes(result: OperationResult) -> int:
-    """Return the size, which is never 0: a failure has no payload, and a client may make many failures."""
+    """Return the size of a result. It is never 0: a failure has no payload, and a client may cause many failures."""
     message = result.failure.message if result.failure else ""
     return RESULT_ENTRY_BYTES + len(result.payload or b"") + len(message)

@@ -1,4 +1,4 @@
-"""The start of a process from its flags, until it serves: volume, image, model, service, address. And its stop."""
+"""The start and the stop of a process. The start reads the flags and opens the volume, model, service and address."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Running(Protocol):
     """A process that serves."""
 
     async def stop(self) -> None:
-        """Take no more work, finish what runs, and save what must be saved."""
+        """Refuse new work, finish running work, and save all state that must survive."""
 
 
 async def start(options: WorkerOptions) -> Running:
-    """Start the process, and return when it serves. Raises TrainerError."""
+    """Start the process. Return when it serves. Raises TrainerError."""
     tls = TlsDirectory(options.tls_directory) if options.tls_directory is not None else None
     if options.volume is None:
         return await _start_sampler(options, tls)
@@ -102,7 +102,7 @@ class RunningWorker(Running):
 def _end_unless_cancelled(clock: asyncio.Task[None]) -> None:
     """End the process if its clock fails.
 
-    Without it a worker would close no gap and delete nothing, and would seem healthy.
+    A worker without a clock would close no gap and delete nothing, but would seem healthy.
     """
     if not clock.cancelled():
         log.error("the worker's clock stopped", exc_info=clock.exception())
@@ -120,7 +120,7 @@ class RunningSampler(Running):
 
     @override
     async def stop(self) -> None:
-        """Refuse new samples, which go to another replica, and let clients fetch the others."""
+        """Refuse new samples, which go to another replica. Let clients fetch the accepted ones."""
         started = time.monotonic()
         self._samples.stop_taking()
         if self._drains:
@@ -169,12 +169,12 @@ async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> Ru
     capabilities = _capabilities(options, images=sampler.takes_images)
     server = await _serve(options, SamplerServicer(samples, base, capabilities, _name(options)), tls)
     log.info("sampler ready", model=options.model, address=_address(options))
-    # The server of this machine stops its sampler when it serves no clients any more.
+    # The server of this machine stops its sampler after it has stopped serving clients.
     return RunningSampler(samples, server, drains=options.parent_fd is None)
 
 
 def channel_to(source: worker_pb2.SaveSource, *, tls: TlsDirectory | None) -> grpc.Channel:
-    """Open a channel to a worker, by mutual TLS or on this machine, as this process is reached itself.
+    """Open a channel to a worker, by mutual TLS or on this machine; the same way is used to reach this process.
 
     Raises TrainerError.
     """
@@ -200,11 +200,11 @@ def _capabilities(options: WorkerOptions, *, images: bool) -> EngineCapabilities
 
 
 def pin_image(volume: Volume, image: str) -> None:
-    """Record the image under which operations run from now on.
+    """Record the image that runs operations from now on.
 
-    Raises ImageChanged, and records nothing, if operations of another image need a replay, whose bits may differ. Only
-    operations with published results bind a journal to an image. Operations that never ran may run on any image, and
-    after a clean stop a snapshot holds the effect of all that ran.
+    Raises ImageChanged, and records nothing, if operations of another image must be replayed, because their bits may
+    differ. Only operations with published results bind a journal to an image. Operations that never ran may run on any
+    image, and after an orderly stop a snapshot contains the effect of all operations that ran.
     """
     with_journal(volume, lambda journal: _pin_image(journal, volume, image))
 
@@ -222,7 +222,7 @@ def _pin_image(journal: Journal, volume: Volume, image: str) -> None:
 
 
 def with_journal(volume: Volume, use: Callable[[Journal], None]) -> None:
-    """Open the journal for a look before the worker takes it over."""
+    """Open the journal for a read before the worker uses it."""
     journal = Journal(volume.journal_path, room=volume.room)
     try:
         use(journal)
@@ -231,7 +231,7 @@ def with_journal(volume: Volume, use: Callable[[Journal], None]) -> None:
 
 
 def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    """Load the engine of `--engine`. Runs outside the event loop, since importing a framework takes seconds."""
+    """Load the engine of `--engine`. Runs outside the event loop, because importing a framework takes seconds."""
     with explained(options.engine, options.model):
         with gc_pause():
             build = _engine_factory(options.engine)
@@ -258,8 +258,8 @@ def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
 def explained(engine: str, model: str) -> Iterator[None]:
     """Translate errors while an engine is built.
 
-    Raises OutOfMemory, and ModelCannotLoad for unexpected errors, such as a failing forward. Errors that another
-    process may not meet are passed on.
+    Raises OutOfMemory, and ModelCannotLoad for unexpected errors, such as a failing forward. Errors that may not occur
+    in another process are raised unchanged.
     """
     try:
         yield
@@ -281,7 +281,7 @@ def explained(engine: str, model: str) -> Iterator[None]:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether another start may succeed: a network failure, or a device that is lost to this process only."""
+    """Return whether another start may succeed: after a network failure, or after only this process lost a device."""
     return isinstance(error, (ConnectionError, TimeoutError)) or BROKEN_DEVICE in str(error)
 
 

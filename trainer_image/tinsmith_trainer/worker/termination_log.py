@@ -38,7 +38,7 @@ REASONS: dict[type[Exception], str] = {
 
 
 def termination_record(error: Exception) -> dict[str, str]:
-    """Return `reason` and `message`; for ImageChanged also `image`, the one that can replay the journal."""
+    """Return `reason` and `message`. For ImageChanged also return `image`, the image that can replay the journal."""
     record = {"reason": REASONS.get(type(error), CANNOT_START), "message": _cut(str(error) or type(error).__name__)}
     if isinstance(error, ImageChanged):
         record["image"] = error.image
@@ -46,7 +46,7 @@ def termination_record(error: Exception) -> dict[str, str]:
 
 
 def write_termination_log(path: Path | None, error: Exception) -> None:
-    """Write the record to the file that the kubelet reads when the container has ended."""
+    """Write the record to the file that the kubelet reads after the container has ended."""
     if path is None:
         return
     try:

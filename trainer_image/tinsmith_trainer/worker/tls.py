@@ -1,7 +1,7 @@
-"""A worker's certificate, its key and the authority of its peers, from files that change while it runs.
+"""A worker's certificate, its key and the authority of its peers, from files that change while the worker runs.
 
-The kubelet replaces a whole folder at once, by the symlink `..data`. gRPC reads the files at every handshake: open
-connections are not affected, new ones use the new files.
+The kubelet replaces a whole folder at once, by the symlink `..data`. gRPC reads the files at every handshake. Open
+connections are not affected, and new connections use the new files.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SWAPPED = "..data"
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection, with the current certificate
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel opens a new connection, with the current certificate
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM contents of one moment."""
+    """The PEM contents of all files at one moment."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -39,7 +39,7 @@ class TlsFiles:
 def read_tls_files(directory: Path) -> TlsFiles:
     """Read the files. Raises TlsInvalid if a file is missing, or if key and certificate do not match."""
     swapped = directory / SWAPPED
-    # The symlink is resolved once: three reads through it could see files before and after a change.
+    # The symlink is resolved once. Three reads through the symlink could see files from before and after a change.
     folder = swapped.resolve() if swapped.exists() else directory
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -72,9 +72,9 @@ class TlsDirectory:
         )
 
     def channel(self, target: str, expected_name: str) -> grpc.Channel:
-        """Open a channel to the server with this name in its certificate, which must be valid for clients, too.
+        """Open a channel to the server with this name in its certificate.
 
-        Raises TlsInvalid.
+        This process's own certificate must be valid for clients, too. Raises TlsInvalid.
         """
         files = read_tls_files(self._directory)
         credentials = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
@@ -83,9 +83,9 @@ class TlsDirectory:
         )
 
     def _replacement(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the new files if they changed.
+        """Return the new files if they have changed.
 
-        gRPC calls it in its own threads, one at a time, before each handshake.
+        gRPC calls this function in its own threads, one at a time, before each handshake.
         """
         try:
             files = read_tls_files(self._directory)

@@ -35,12 +35,12 @@ log = structlog.get_logger(__name__)
 
 PORTS_TRIED = 1000
 FIRST_PORT, LAST_PORT = 12_000, 29_999
-"""Ports below those that Linux gives to outgoing connections, and below those of a cluster's nodes."""
+"""Ports below the range that Linux uses for outgoing connections, and below the node ports of a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """A kind of token server. `connect` is called on the sampler's loop."""
+    """A kind of token server. The sampler's loop calls `connect`."""
 
     name: str
     command: Callable[[ServerSettings], ServerCommand]
@@ -74,7 +74,7 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
     )
 
     def end(reason: ServerError) -> NoReturn:
-        """End the process: all state of the server is lost, and a new process starts a new one."""
+        """End the process, because all state of the server is lost. A new process starts a new server."""
         log.error("a token server is lost", reason=str(reason))
         write_termination_log(options.termination_log, reason)
         print_reason(reason)
@@ -95,10 +95,10 @@ def start_token_server(
     start_timeout_seconds: float,
     on_loss: Callable[[ServerError], None],
 ) -> TokenServerSampler:
-    """Start the server, and return when it serves.
+    """Start the server. Return when it is healthy.
 
-    `on_loss` is called in a thread of the sampler if the server ends first. The private folder of the settings is
-    removed at the end. Raises ServerError if the server does not start.
+    If the server ends first, a thread of the sampler calls `on_loss`. The private folder of the settings is removed at
+    the end. Raises ServerError if the server does not start.
     """
     command = kind.command(settings)
     folders = AdapterFolders(scratch)
@@ -114,14 +114,15 @@ def start_token_server(
 
 
 def private_folder() -> Path:
-    """Make a folder for this user alone, with a path that is short enough for a socket."""
+    """Create a folder for this user alone, with a path that is short enough for a socket."""
     return Path(tempfile.mkdtemp(prefix="tinsmith-server-"))
 
 
 def free_port() -> int:
     """Return a free port of this machine. Raises ServerError.
 
-    The server binds it a minute later: a port chosen by the system could be taken by an outgoing connection meanwhile.
+    The server binds the port a minute later. If the system chose the port, an outgoing connection could take it in the
+    meantime.
     """
     for _ in range(PORTS_TRIED):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
@@ -135,7 +136,7 @@ def free_port() -> int:
 
 
 def _dtype(options: WorkerOptions) -> str:
-    """Return the dtype that training engines use on such a machine, whatever the checkpoint is saved in."""
+    """Return the dtype that training engines use on this device, whatever the dtype of the checkpoint."""
     _, dtype = choose_device(options.device, options.dtype)
     return str(dtype).removeprefix("torch.")
 
@@ -196,6 +197,6 @@ class _Running:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files: each generation request has a connection, and the usual limit is too low."""
+    """Raise the limit of open files. Each generation request has a connection, and the usual limit is too low."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

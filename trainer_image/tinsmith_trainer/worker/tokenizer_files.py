@@ -18,10 +18,10 @@ FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
-    # It names the tokenizer's class if tokenizer_config.json does not.
+    # If tokenizer_config.json does not name the tokenizer's class, this file does.
     "config.json",
 )
-"""The only files that are served: no weights, and no code that a client would run."""
+"""The only files that are served. They contain no weights, and no code that a client would run."""
 MOST_BYTES = 64 * 2**20
 
 
@@ -36,8 +36,8 @@ class Tokenizer:
 def read_tokenizer(directory: Path) -> Tokenizer:
     """Read the files that `FILES` allows.
 
-    Raises UserError without a tokenizer, for a link to a place outside the model, and for more than `MOST_BYTES`;
-    ServerError if a file cannot be read.
+    Raises UserError if there is no tokenizer, if a link leaves the model's folders, or if the files exceed
+    `MOST_BYTES`. Raises ServerError if a file cannot be read.
     """
     files: dict[str, bytes] = {}
     room = MOST_BYTES
@@ -56,7 +56,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 def _read(directory: Path, name: str, room: int) -> bytes | None:
     try:
         path = (directory / name).resolve(strict=True)
-    except (FileNotFoundError, RuntimeError):  # the latter is a loop of links
+    except (FileNotFoundError, RuntimeError):  # RuntimeError is a loop of links
         return None
     except OSError as error:
         raise ServerError(f"{name} of the base model cannot be read: {error.strerror}") from error
@@ -78,7 +78,7 @@ def _read(directory: Path, name: str, room: int) -> bytes | None:
 
 
 def _folders_of(directory: Path) -> list[Path]:
-    """Return the folders of the model's files: a snapshot in the hub's cache has links to the folder of blobs."""
+    """Return the folders of the model's files. A snapshot in the hub's cache has links to the folder of blobs."""
     real = directory.resolve()
     in_hub_cache = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
     return [real, real.parent.parent / "blobs"] if in_hub_cache else [real]

@@ -39,10 +39,10 @@ class Volume:
             ) from error
 
     def take(self) -> None:
-        """Lock the folder when no other worker uses it, and remove unfinished files of a killed one.
+        """Lock the folder when no other worker uses it. Remove the unfinished files of a killed worker.
 
-        A predecessor that is dying takes a moment. Its files may fill the disk, so they are removed before anything is
-        written.
+        A predecessor that is ending takes a moment. Its files may fill the disk, so they are removed before the first
+        write.
         """
         self._wait_for_lock()
         if self.snapshots_path.is_dir():
@@ -74,7 +74,7 @@ class Volume:
 def check_base_model(journal: Journal, info: BaseModelInfo, directory: Path, models: int) -> None:
     """Record the base weights in the journal.
 
-    Raises ModelChanged if `models` were trained on others, since a replay would give other results.
+    Raises ModelChanged if `models` were trained on other weights, because a replay would give other results.
     """
     now = {"base_model_revision": info.revision, "base_model_quantization": info.quantization}
     before = {name: journal.read(partial(journal_tables.get_meta, key=name)).result() for name in now}
@@ -106,7 +106,7 @@ UNSUITABLE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fu
 def check_file_system(directory: Path, mountinfo: Path = MOUNTINFO) -> None:
     """Refuse an unsuitable file system. Raises VolumeUnsuitable.
 
-    If the kernel does not list its mounts, nothing is checked.
+    If the kernel does not list its mounts, the check is skipped.
     """
     try:
         content = mountinfo.read_text(errors="surrogateescape")
@@ -126,9 +126,9 @@ def is_unsuitable(kind: str) -> bool:
 
 
 def file_system_of(directory: Path, mountinfo: str) -> str | None:
-    """Return the type of the file system of a directory: that of the deepest mount above it.
+    """Return the type of a directory's file system: that of the deepest mount above the directory.
 
-    Of several mounts on one path it is the last.
+    If several mounts have the same path, the last one counts.
     """
     deepest, found = -1, None
     for line in mountinfo.splitlines():
