@@ -1,1 +1,1 @@
-"""The worker: one base model, the adapters on it, and the journal of what it has accepted."""
+"""The worker: one base model, its adapters, and the journal of accepted operations."""

@@ -17,8 +17,8 @@ def main() -> int:
     ended: list[int] = []
     # The first registered function is called last.
     atexit.register(_leave_modules, ended)
-    # Process 1 of a container gets no signal that it does not handle. The next imports take seconds, in which a deleted
-    # pod would otherwise wait for its whole grace period.
+    # Process 1 of a container receives no signal without a handler. The next imports take seconds. Without this
+    # handler, a deleted pod would wait for its whole grace period.
     signal.signal(signal.SIGTERM, _leave)
     with gc_pause():
         from tinsmith_trainer.worker.main import run
@@ -33,7 +33,7 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 
 def _leave_modules(ended: list[int]) -> None:
-    """Exit without unloading the modules, which takes a second and more for PyTorch. Everything has stopped before."""
+    """Exit without unloading the modules, which takes a second or more for PyTorch. All threads have stopped before."""
     if not ended:
         return
     for stream in (sys.stdout, sys.stderr):

@@ -1,6 +1,6 @@
-"""The trainer's commands: `make-tiny-model`, and the file part of `tinsmith export`.
+"""The trainer's commands: `make-tiny-model`, and the part of `tinsmith export` that writes files.
 
-Both are also available as `python -m tinsmith_trainer.cli`, since the worker's image has no `tinsmith` program. Torch
+Both are also available as `python -m tinsmith_trainer.cli`, because the worker's image has no `tinsmith` program. Torch
 is imported inside the commands, so that a wrong option is reported at once.
 """
 

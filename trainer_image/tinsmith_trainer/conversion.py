@@ -32,8 +32,7 @@ log = structlog.get_logger(__name__)
 
 EXIT_FAILED = 1
 EXIT_KILLED = 128 + signal.SIGKILL
-"""The exit status of a container that ran out of memory, if the kernel killed the converting process and not this one.
-"""
+"""The exit status of a container without memory, if the kernel killed the converting child process."""
 
 
 class ConversionOptions(RankFlags):
@@ -51,7 +50,7 @@ class ConversionOptions(RankFlags):
 
 
 def main() -> int:
-    # Process 1 of a container gets no signal that it does not handle.
+    # Process 1 of a container receives no signal without a handler.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     return run(sys.argv[1:])
@@ -60,7 +59,7 @@ def main() -> int:
 def run(arguments: Sequence[str]) -> int:
     """Convert the model and return the exit status.
 
-    It is 0 if ranks can start, else one of EXIT_…; the last line of output is the reason.
+    The status is 0 if ranks can start, otherwise an EXIT_… constant. The last line of output is the reason.
     """
     try:
         options = parse_options(arguments)
@@ -126,7 +125,7 @@ def _fail(termination_log: Path | None, error: Exception, status: int) -> int:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    """Exit at once. A half converted model has no marker and is ignored; the converting process ends with this one."""
+    """Exit at once. A half converted model has no marker and is ignored. The converting process ends, too."""
     os._exit(128 + number)
 
 

@@ -14,7 +14,7 @@ Category = Literal["user", "server"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as it is stored and sent."""
+    """An error in the form that is stored and sent."""
 
     category: Category
     message: str
@@ -37,7 +37,7 @@ class ServerError(TrainerError):
 
 
 class Refused(TrainerError):
-    """A refusal before the operation runs, by the server or because of an earlier operation."""
+    """An error for an operation that is refused before it runs, by the server or because of an earlier operation."""
 
     def __init__(self, category: Category, message: str) -> None:
         super().__init__(message)
@@ -57,11 +57,11 @@ class OutOfMemory(ServerError):
 
 
 class SamplerClosed(ServerError):
-    """The end of the sampler before that of the sample."""
+    """An error for a sample whose sampler ends first."""
 
 
 class ModelNotFound(TrainerError):
-    """A missing base model. The message says whether name, revision, token or network is the cause."""
+    """A missing base model. The message says whether the name, the revision, the token or the network is the cause."""
 
 
 class ModelDirectoryInvalid(TrainerError):
@@ -69,7 +69,7 @@ class ModelDirectoryInvalid(TrainerError):
 
 
 class ModelCannotLoad(TrainerError):
-    """A base model that the engine cannot load, although its files may be sound. The message quotes the error."""
+    """A base model that the engine cannot load, although its files may be valid. The message quotes the error."""
 
 
 class ModelChanged(TrainerError):
@@ -77,11 +77,11 @@ class ModelChanged(TrainerError):
 
 
 class VolumeUnsuitable(TrainerError):
-    """A volume that cannot keep the journal's promises, or to which this process may not write."""
+    """A volume that cannot store the journal durably, or to which this process may not write."""
 
 
 class ImageChanged(TrainerError):
-    """A start on another image than `image`, under which operations ran that need a replay; the bits may differ."""
+    """A start on another image than `image`. Operations that ran on `image` need a replay, whose bits may differ."""
 
     def __init__(self, message: str, image: str) -> None:
         super().__init__(message)
@@ -91,7 +91,7 @@ class ImageChanged(TrainerError):
 class NumericsChanged(TrainerError):
     """A start on another engine, device, version or number of threads.
 
-    Operations would be replayed to other bits.
+    A replay of the operations would give other bits.
     """
 
 
@@ -100,11 +100,11 @@ class TlsInvalid(TrainerError):
 
 
 class JournalFull(TrainerError):
-    """A volume without space for another operation, which was not accepted, or for a snapshot, which was not taken."""
+    """A volume without space for a further operation or snapshot. The operation is refused, the snapshot not taken."""
 
 
 class SnapshotRefused(ServerError):
-    """A snapshot that is not taken, since too many processes ended while they took it."""
+    """A snapshot that is not taken, because too many processes ended during earlier attempts."""
 
 
 class SnapshotDamaged(ServerError):
@@ -116,14 +116,15 @@ class CheckpointInvalid(UserError):
 
 
 class CheckpointAltered(CheckpointInvalid):
-    """A checkpoint whose files differ from what was saved."""
+    """A checkpoint whose files differ from the saved files."""
 
 
 class Draining(Exception):
     """A process that shuts down. The client should ask another instance or replica."""
 
 
-# Messages are compared, since engines need not use torch. These are of CUDA and its libraries, and of torch on a CPU.
+# Errors are recognized by their messages, because engines need not use torch. The messages are from CUDA, its
+# libraries, and torch on a CPU.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 
 

@@ -1,6 +1,6 @@
 """The flags of a worker, typed. `python -m tinsmith_trainer.options FLAGS` checks them without starting a worker.
 
-A server that starts its workers on demand uses the check to report wrong flags early. No framework is imported.
+A server that starts its workers on demand uses this check to report wrong flags early. No framework is imported.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization
 
 TOKEN_SERVERS = ("vllm", "sglang")
-"""The sampler's engines that are third-party servers."""
+"""The sampling engines that are third-party servers."""
 MEANING = (
     *("--logprobs-mode", "--generation-config", "--override-generation-config", "--sampling-defaults"),
     "--skip-tokenizer-init",
 )
-"""Words of their command lines that would silently change the meaning of samples or logprobs."""
+"""The flags of these servers that would silently change the meaning of samples or logprobs."""
 
 DEFAULT_ENGINES = {"worker": "peft", "sampler": "builtin"}
 KNOWN_ENGINES = {"worker": ("peft", *RANKS_ENGINES), "sampler": ("builtin", *TOKEN_SERVERS)}
@@ -40,7 +40,7 @@ KNOWN_ENGINES = {"worker": ("peft", *RANKS_ENGINES), "sampler": ("builtin", *TOK
 EXIT_USAGE = 2
 
 OFFERED_SAVES_BYTES = 1024**3
-"""The default for a worker that samplers reach over a network. On one machine they use a socket."""
+"""The default for a worker that samplers reach over a network. On one machine samplers use a socket."""
 
 POSITIVE = (
     *("max_sequence_length", "adapter_slots", "model_places", "max_rank", "token_budget", "kv_cache_bytes"),
@@ -53,7 +53,7 @@ RECOMPUTE = {"peft": get_args(Recompute), **dict.fromkeys(RANKS_ENGINES, RANKS_R
 
 
 class UsageError(Exception):
-    """Flags that contradict each other, or an unknown flag."""
+    """An error for flags that contradict each other, or for an unknown flag."""
 
 
 class WorkerOptions(RankFlags):
@@ -104,7 +104,7 @@ class WorkerOptions(RankFlags):
 
 
 class EngineFactory(Protocol):
-    """A function that loads a base model, and builds its engine and a sampler with the same weights, or None.
+    """A function that loads a base model and builds its engine, and a sampler with the same weights or None.
 
     It respects `max_sequence_length`, and builds no sampler if `sampling` is off.
     """
@@ -148,7 +148,7 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
 def termination_log_of(arguments: Sequence[str]) -> Path | None:
     """Return the path of the termination log.
 
-    It is read first, so that errors in the other flags can be written there.
+    This flag is read first, so that errors in the other flags can be written to the log.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--termination-log", type=Path, nargs="?")
@@ -387,7 +387,7 @@ def main() -> int:
 def has_server(engine: str, environment: Path | None) -> bool:
     """Return whether the server is installed. vLLM is a program, SGLang a module.
 
-    In another environment only the start finds out whether there is the module SGLang.
+    In another environment only the start finds out whether the module SGLang exists.
     """
     if environment is not None:
         return shutil.which("vllm" if engine == "vllm" else "python", path=environment / "bin") is not None

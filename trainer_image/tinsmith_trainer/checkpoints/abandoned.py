@@ -1,8 +1,8 @@
 """Removal of unfinished saves: folders without a manifest below a checkpoint root that is a folder.
 
 A save that fails removes its files; a killed process cannot. Every worker of a root removes folders that have not
-changed for a day, from any worker: a save in progress changes its folder all the time. An object store has no folders,
-and its own rule for unfinished uploads (its lifecycle configuration).
+changed for a day, also those of other workers. A save in progress changes its folder all the time. An object store has
+no folders; its lifecycle configuration has a rule for unfinished uploads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start_sweeping(root: Path, areas: Iterable[str], manifest: str) -> None:
 
 
 def remove_abandoned(root: Path, areas: Iterable[str], manifest: str, now: float) -> Iterator[Path]:
-    """Remove abandoned folders `<area>/<model>/<attempt>`, and yield them. Failures are left for the next sweep."""
+    """Remove abandoned folders `<area>/<model>/<attempt>`, and yield them. Failures wait for the next sweep."""
     for area in areas:
         for folder in root.glob(f"{area}/*/*"):
             with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ def remove_abandoned(root: Path, areas: Iterable[str], manifest: str, now: float
 
 
 def _is_abandoned(folder: Path, manifest: str, before: float) -> bool:
-    """Return whether a folder is abandoned. Raises OSError, for example if another worker removes it."""
+    """Return whether a folder is abandoned. Raises OSError, for example if another worker removes the folder."""
     with os.scandir(folder) as found:
         entries = list(found)
     if any(entry.name == manifest or not entry.is_file(follow_symlinks=False) for entry in entries):

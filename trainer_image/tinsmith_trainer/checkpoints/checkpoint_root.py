@@ -1,8 +1,8 @@
 """Tinker checkpoints below the checkpoint root.
 
-A checkpoint is an immutable directory: PEFT's two files, the optimizer for training checkpoints, and a manifest with
-the digest of each, which is written last. A directory without a manifest is not a checkpoint. If the manifest of the
-same save already exists, an earlier attempt succeeded.
+A checkpoint is an immutable directory. It holds PEFT's two files, the optimizer for training checkpoints, and a
+manifest with the digest of each file. The manifest is written last; a directory without a manifest is not a checkpoint.
+If the manifest of a save already exists, an earlier attempt of the same save succeeded.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SavedWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A loaded state. `trained_in` is the quantization of the base model in training; empty means full width."""
+    """A loaded state. `trained_in` is the quantization of the base model during training; empty means full width."""
 
     state: AdapterState
     has_optimizer: bool
@@ -77,7 +77,7 @@ class LoadedCheckpoint:
 
 
 class CheckpointRoot:
-    """Reads and writes checkpoints below one URL. Its calls block, and belong in threads."""
+    """The reads and writes of checkpoints below one URL. Calls block, so callers use threads."""
 
     def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
         """Open the storage; see `CheckpointStorage`."""
@@ -103,9 +103,9 @@ class CheckpointRoot:
     ) -> WrittenCheckpoint:
         """Write the directory `<area>/<model>/<seq>-<epoch>`, which is durable on return.
 
-        With recipients, only they can read the files, and the worker cannot. `may_use_reserve`: the save makes room
-        elsewhere. Raises StorageUnavailable if the storage cannot be reached or may accept it later, StorageFull if it
-        has no room, ServerError if it refuses, and UserError for an invalid recipient.
+        With recipients, only the recipients can read the files; the worker cannot. `may_use_reserve`: the save frees
+        space elsewhere. Raises StorageUnavailable if the storage cannot be reached or may accept the save later,
+        StorageFull if it has no room, ServerError if it refuses the save, and UserError for an invalid recipient.
         """
         files = _encode(contents, state, base)
         if age_recipients:
@@ -116,7 +116,7 @@ class CheckpointRoot:
             return _manifest(model_id, seq_id, contents, state, base, written)
 
         try:
-            # A repeated encryption gives other bits.
+            # A repeated encryption gives other bits, so earlier attempts are not reused.
             found = None if age_recipients else self._written_before(attempts, files, manifest_of)
             directory, manifest = found or self._write(f"{attempts}-{epoch}", files, manifest_of, may_use_reserve)
         except StorageFault as error:
@@ -125,10 +125,10 @@ class CheckpointRoot:
         return WrittenCheckpoint(directory, manifest, size_bytes)
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
-        """Read a checkpoint. Raises CheckpointInvalid if it is incomplete, altered or foreign, or as `write` does."""
+        """Read a checkpoint. Raises CheckpointInvalid if it is incomplete, altered or foreign; or errors of `write`."""
         try:
             return self._read(directory, manifest_digest, base)
-        except CheckpointAltered as error:  # or a bad page, or a bit flip in transit
+        except CheckpointAltered as error:  # or a damaged page, or a bit flip in transit
             log.warning("reading a checkpoint again", directory=directory, reason=str(error))
         return self._read(directory, manifest_digest, base, from_disk=True)
 
@@ -142,7 +142,7 @@ class CheckpointRoot:
         )
 
     def digest_of(self, directory: str) -> str:
-        """Return the manifest digest of an unrecorded checkpoint. Raises CheckpointInvalid if there is none."""
+        """Return the manifest digest of an unrecorded checkpoint. Raises CheckpointInvalid if it has no manifest."""
         manifest = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
         try:
             json.loads(bytes(manifest.content))
@@ -155,8 +155,8 @@ class CheckpointRoot:
     def read_asset(self, tenant: str, location: str) -> bytes:
         """Read a file that an administrator put below `assets/<tenant>/`.
 
-        Raises UserError for a missing file or an invalid location, or as `write` does. A tenant's name is one folder,
-        so no tenant's folder is inside another's.
+        Raises UserError for a missing file or an invalid location, and the errors of `write`. A tenant's name is one
+        folder, so no tenant's folder is inside another tenant's folder.
         """
         parts = location.split("/")
         if not is_tenant_name(tenant):
@@ -183,7 +183,7 @@ class CheckpointRoot:
     def read_upload(self, directory: str, *, most_config_bytes: int, most_weights_bytes: int) -> tuple[bytes, bytes]:
         """Read the configuration and weights of an adapter that a server stored.
 
-        Raises CheckpointInvalid if one is missing or too large, or as `write`.
+        Raises CheckpointInvalid if a file is missing or too large, and the errors of `write`.
         """
         names = (peft_layout.CONFIG_FILE, peft_layout.WEIGHTS_FILE)
         try:
@@ -214,7 +214,7 @@ class CheckpointRoot:
     def _written_before(
         self, attempts: str, files: Mapping[str, Pieces], manifest_of: ManifestOf
     ) -> tuple[str, bytes] | None:
-        """Return directory and manifest of an earlier complete attempt at the same save."""
+        """Return the directory and the manifest of an earlier complete attempt of the same save."""
         earlier = self._storage.directories(f"{attempts}-", holding=MANIFEST_FILE)
         if not earlier:
             return None

@@ -1,6 +1,6 @@
-"""A worker's newest saves, streamed to samplers in other pods, which ask for them by manifest digest.
+"""A worker's newest saves, streamed to samplers in other pods, which request them by manifest digest.
 
-Nothing is copied: what was written to the checkpoint root is kept a little longer. Older saves are read from the root.
+The saves are not copied: the written data stays in memory a little longer. Older saves are read from the root.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from tinsmith_trainer.engines import peft_layout
 
 MAX_OFFERED = 4
 MAX_STREAMS = 2
-"""Each stream takes a third of a second of CPU per 400 MB, which training loses."""
+"""The limit of concurrent streams. Each stream takes a third of a second of CPU per 400 MB away from training."""
 STREAM_WAIT_SECONDS = 1.0
-"""The time that another sampler waits: a pool's replicas ask simultaneously, and then use the root."""
+"""The time for which a further sampler waits. A pool's replicas ask at the same time, and after this time they use the
+root."""
 PART_BYTES = 1024**2
-"""The size of one message. Messages of an eighth of that take twice the CPU time on both sides."""
+"""The size of one message. Messages of an eighth of this size take twice the CPU time in the worker and in the
+sampler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The manifest, and the weights file as it is on the root."""
+    """A save's manifest, and its weights file with the content that is on the root."""
 
     manifest: bytes
     weights: Pieces
@@ -46,22 +48,22 @@ class Offer:
 
 
 class SaveUnavailable(Exception):
-    """The save is not streamed. The caller reads the root, and reports this error's text."""
+    """An error for a save that is not streamed. The caller reads the root, and reports this error's text."""
 
 
 class SaveNotOffered(SaveUnavailable):
-    """The save is not among the newest, or belongs to an earlier process."""
+    """An error for a save that is not among the newest, or belongs to an earlier process."""
 
 
 class TooManyStreams(SaveUnavailable):
-    """Other streams take longer than reading from the root."""
+    """An error for a stream that would have to wait longer than a read from the root takes."""
 
 
 class OfferedSaves:
     """The kept saves. Thread-safe, except for `streaming`."""
 
     def __init__(self, *, size_bytes: int, most: int = MAX_OFFERED) -> None:
-        """Keep at most `size_bytes` in total, and no larger save. 0 keeps none."""
+        """Keep at most `size_bytes` in total, and no single save above this size. 0 keeps no saves."""
         self._most = most
         self._size_bytes = size_bytes
         self._lock = threading.Lock()

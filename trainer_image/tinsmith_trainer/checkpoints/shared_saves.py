@@ -1,11 +1,11 @@
 """A worker's newest saves, shared in memory with a sampler on the same machine.
 
-The sampler asks over a Unix socket, by manifest digest, and gets a file descriptor to map. Saves that are not shared
-are on the root, so nothing depends on the sharing. Access to the socket gives access to every save, like access to the
-worker; it belongs in a directory of the worker's user.
+The sampler requests a save over a Unix socket, by manifest digest. It receives a file descriptor, and maps the file.
+Saves that are not shared are on the root, so no function depends on the sharing. Access to the socket gives access to
+every save, like access to the worker. So the socket belongs in a directory of the worker's user.
 
-The weights are in an anonymous file (memfd), which disappears with the last process that has it, however it ends. It is
-sealed first, because shortening a file would crash every process that maps it.
+The weights are in an anonymous file (memfd). The file disappears with the last process that has it open, however that
+process ends. It is sealed first, because shortening a file would crash every process that maps it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tinsmith_trainer.engines.tensor_files import TENSOR_ALIGNMENT_BYTES, tensor
 from tinsmith_trainer.errors import ServerError
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""Permanent: the seals of a memfd cannot be removed."""
+"""The seals of the file. They are permanent: the seals of a memfd cannot be removed."""
 
 
 class WeightsUnusable(Exception):
-    """The received file is not sealed weights of this base model. The message says why."""
+    """An error for a received file that is not sealed weights of this base model. The message gives the reason."""
 
 
 class SealedWeights:
-    """The owner of the file. `description` is what `map_weights` needs in addition: some hundred bytes."""
+    """The owner of the file. `description` is the additional data that `map_weights` needs, some hundred bytes."""
 
     def __init__(self, state: AdapterState, base_revision: str) -> None:
         """Copy the state's weights. Raises OSError if there is no memory, or no support for such files."""
@@ -70,7 +70,7 @@ class SealedWeights:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Close the file. Processes that have mapped it keep it."""
+        """Close the file. Processes that have mapped the file keep its pages."""
         self._file.close()
 
     def _write(self, piece: memoryview) -> None:
@@ -79,9 +79,9 @@ class SealedWeights:
 
 
 def map_weights(descriptor: int, description: bytes, base_revision: str) -> AdapterState:
-    """Return a state whose tensors are the pages of a `SealedWeights` file, which stay while they are used.
+    """Return a state whose tensors are the pages of a `SealedWeights` file. The pages stay as long as a tensor exists.
 
-    Writing to them affects no other process. Raises WeightsUnusable.
+    Writing to the tensors affects no other process. Raises WeightsUnusable.
     """
     try:
         described = json.loads(description)
@@ -103,10 +103,11 @@ log = structlog.get_logger(__name__)
 
 MAX_SHARED = 4
 SHARED_BYTES = 1024**3
-"""The limit for kept saves and copies in progress. Mappings of dropped ones belong to the sampler."""
+"""The limit for kept saves and copies in progress. Pages of dropped saves that are still mapped belong to the
+sampler."""
 MAX_MESSAGE_BYTES = 4096
 ANSWER_SECONDS = 2.0
-"""An answer is one small message; a slower worker would be no faster than the root."""
+"""The timeout of an answer, which is one small message. A slower worker would be no faster than the root."""
 
 
 class SharedSaves:
@@ -121,7 +122,7 @@ class SharedSaves:
 
     @contextmanager
     def copying(self, state: AdapterState, base_revision: str) -> Iterator[Callable[[str], None]]:
-        """Copy a save's weights while the caller writes them, and then passes the digest of what was written.
+        """Copy a save's weights while the caller writes them. After the write, the caller passes its digest.
 
         Weights beyond the limits, or without memory for a copy, are not shared.
         """
@@ -135,7 +136,7 @@ class SharedSaves:
                 self._end(copied.result() if copied is not None else None, written)
 
     def send(self, digest: str, client: socket.socket) -> None:
-        """Send a save, or nothing if there is none. Raises OSError."""
+        """Send a save, or an empty answer if the save is not kept. Raises OSError."""
         with self._lock:
             found = self._kept.get(digest)
             if found is None:
@@ -153,7 +154,7 @@ class SharedSaves:
 
     @contextmanager
     def _room_for(self, size_bytes: int) -> Iterator[bool]:
-        """Make room before copying, so that the limit holds during the copy too."""
+        """Make room before the copy, so that the limit holds during the copy, too."""
         with self._lock:
             has_room = self._copying_bytes + size_bytes <= self._size_bytes
             if has_room:
@@ -234,7 +235,7 @@ class SaveSocket:
 
 
 def fetch_save(socket_path: Path, digest: str, base_revision: str) -> AdapterState | None:
-    """Return the weights that a worker's socket has for this digest. None: read them from the root."""
+    """Return the weights that a worker's socket has for this digest. None: read the weights from the root."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
             server.settimeout(ANSWER_SECONDS)
@@ -260,7 +261,7 @@ def _start_copy(
 ) -> Future[SealedWeights | None] | None:
     try:
         return copier.submit(_copy_sealed, state, base_revision)
-    except RuntimeError as error:  # no more threads available
+    except RuntimeError as error:  # the limit of threads is reached
         log.warning("a save cannot be shared; samplers read it from the root", reason=str(error))
         return None
 

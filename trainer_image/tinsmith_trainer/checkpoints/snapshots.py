@@ -1,8 +1,8 @@
-"""A model's state on the worker's volume: everything from which replay continues, in one file.
+"""A model's state on the worker's volume: one file with everything from which a replay continues.
 
 A snapshot is a safetensors file. Its metadata holds the adapter's shape, the optimizer's step, the last applied
-operation and the window; its tensors are those of `AdapterState`. The journal names the current snapshot and its
-digest; files that it does not name are leftovers of a crash.
+operation and the window. Its tensors are those of `AdapterState`. The journal records the current snapshot and its
+digest. Other files are left from a crash.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ log = structlog.get_logger(__name__)
 
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 64 * 1024**2
-"""The limit for a header, whose length may be arbitrary in a file that is not a snapshot."""
+"""The limit for a header. In a file that is not a snapshot, the length of the header may be arbitrary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A model after operation `applied`."""
+    """The state of a model after operation `applied`."""
 
     model_id: str
     applied: int
     state: AdapterState
     window_failure: Failure | None
-    """The cause of an incomplete gradient since the last optim_step. The next optim_step fails with it."""
+    """The reason why the gradient since the last optim_step is incomplete. The next optim_step fails with this
+    reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class SnapshotFolder:
     """The snapshot files of one worker."""
 
     def __init__(self, folder: Path, room: DiskRoom | None = None) -> None:
-        """Open the folder. `room` is that of its disk, whose reserve snapshots do not use."""
+        """Open the folder. `room` is the free space of its disk. Snapshots do not use the reserve."""
         self._folder = folder
         make_directory(folder)
         self._room = room or DiskRoom(folder)
@@ -61,9 +62,9 @@ class SnapshotFolder:
         return self._room.has_room_for(size_bytes)
 
     def write(self, snapshot: Snapshot) -> SnapshotFile:
-        """Write a snapshot under a new name, durable on return. The journal decides whether it counts.
+        """Write a snapshot under a new name, durable on return. The journal decides whether it is valid.
 
-        Raises OSError, and then leaves no file.
+        If this raises OSError, no file remains.
         """
         content = _encode(snapshot)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '.', snapshot.model_id)}.{snapshot.applied}.safetensors"
@@ -78,11 +79,11 @@ class SnapshotFolder:
         return SnapshotFile(name, written.sha256)
 
     def read(self, file: SnapshotFile) -> Snapshot:
-        """Read a snapshot. Raises SnapshotDamaged if it is missing or altered, ServerError if it cannot be read now."""
+        """Read a snapshot. Raises SnapshotDamaged if it is missing or altered, ServerError if it is unreadable now."""
         return _decode(self._checked(file).content)
 
     def is_sound(self, file: SnapshotFile) -> bool:
-        """Return whether the file exists unaltered. Raises ServerError if it cannot be read now."""
+        """Return whether the file exists and is unaltered. Raises ServerError if it is unreadable for now."""
         try:
             self._checked(file)
         except SnapshotDamaged:
@@ -90,7 +91,7 @@ class SnapshotFolder:
         return True
 
     def _checked(self, file: SnapshotFile) -> ReadFile:
-        """Read and verify. After a mismatch, bypass the page cache: a page or a transfer may be at fault."""
+        """Read and verify. After a mismatch, bypass the page cache, because a page or a transfer may be the cause."""
         path = self._folder / file.name
         found = _read(path)
         if found.sha256 != file.digest:
@@ -119,7 +120,7 @@ class SnapshotFolder:
                 path.unlink()
 
     def newest_written_at(self) -> float:
-        """Return Unix seconds, or 0 if there is none."""
+        """Return the time in Unix seconds, or 0 if there is no snapshot."""
         return max((path.stat().st_mtime for path in self._folder.iterdir() if path.is_file()), default=0.0)
 
     def remove(self, name: str) -> None:

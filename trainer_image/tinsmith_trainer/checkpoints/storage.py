@@ -1,7 +1,7 @@
 """Storage of checkpoints in a folder or an object store: any fsspec URL.
 
-The files of a directory are written together, and one of them last, which makes the directory valid. A folder is
-synced; an object exists as a whole once its upload is answered. Listings and contents are not cached, since other
+The files of a directory are written together. One file is written last, and makes the directory valid. A folder is
+synced. An object is complete as soon as its upload is acknowledged. Listings and contents are not cached, because other
 workers write to the same place.
 """
 
@@ -40,7 +40,8 @@ R = TypeVar("R")
 
 PARALLEL_REQUESTS = 8
 FINISHED_MODE = 0o444
-"""Files are not changed once they have their name, and several checkpoints may share one by hard links."""
+"""The mode of files. Files do not change after they have their name, and several checkpoints may share a file by hard
+links."""
 
 PERMANENT_ERRNOS = frozenset(
     {
@@ -49,16 +50,16 @@ PERMANENT_ERRNOS = frozenset(
         *(errno.EINVAL, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS),
     }
 )
-"""Errors that last, of a file system or of an object store whose driver uses these numbers.
+"""The numbers of permanent errors, of a file system or of an object store whose driver uses these numbers.
 
-An object store's 403 has no number: it may concern a key that is being rotated.
-"""
+An object store's 403 has no number, because its key may be in the middle of a rotation."""
 
 
 class StorageFault(Exception):
-    """The storage refused or could not be reached, even after retries.
+    """An error for a storage that refused or could not be reached, even after retries.
 
-    `is_full`: it has no room. `is_transient`: the same request may succeed later, for example after room was made.
+    `is_full`: the storage has no room. `is_transient`: the same request may succeed later, for example after room was
+    made.
     """
 
     def __init__(self, message: str, *, is_transient: bool, is_full: bool = False) -> None:
@@ -68,7 +69,7 @@ class StorageFault(Exception):
 
 
 class FileTooLarge(Exception):
-    """A file has more bytes than its reader accepts. None of them was read."""
+    """An error for a file that has more bytes than its reader accepts. No byte was read."""
 
     def __init__(self, name: str, size_bytes: int, most_bytes: int) -> None:
         super().__init__(f"{name} has {size_bytes} bytes")
@@ -109,9 +110,9 @@ class CheckpointStorage:
         *,
         may_use_reserve: bool = False,
     ) -> bytes:
-        """Write files, durable on return. The last file's content is computed after the others, and returned.
+        """Write files, durable on return. Compute the content of the last file after the others, and return it.
 
-        If a folder's files cannot all be written, all are removed.
+        If a file of a folder cannot be written, all are removed.
         """
         try:
             size_bytes = sum(map(size_of, files.values()))
@@ -142,7 +143,7 @@ class CheckpointStorage:
 
     @contextlib.contextmanager
     def _folder(self, directory: str, names: Iterable[str]) -> Iterator[None]:
-        """Remove the files and folder of a failed attempt, which would keep a full disk full."""
+        """Remove the files and folder of a failed attempt. Otherwise a full disk would stay full."""
         if not self._is_local:
             yield
             return
@@ -170,7 +171,7 @@ class CheckpointStorage:
         return self._read_all(directory, names, self._read_file)
 
     def read_within(self, directory: str, most_bytes: Mapping[str, int]) -> dict[str, bytes | None]:
-        """Read files that others write, checking the size of each before reading it.
+        """Read files that others write. Check the size of each file before the read.
 
         Raises FileTooLarge.
         """
@@ -181,7 +182,7 @@ class CheckpointStorage:
     ) -> dict[str, ReadFile | None]:
         """Return contents by name, with digests. `memory_for` provides memory for local files.
 
-        `from_disk`: see `durable_files.read_hashed`.
+        `from_disk` is explained at `durable_files.read_hashed`.
         """
         return self._read_all(directory, names, lambda path: self._read_file_hashed(path, memory_for, from_disk))
 
@@ -196,7 +197,7 @@ class CheckpointStorage:
         return dict(zip(wanted, contents, strict=True))
 
     def directories(self, prefix: str, holding: str) -> list[str]:
-        """Return directories with this prefix that hold this file, in one request."""
+        """Return, in one request, the directories with this prefix that contain this file."""
         parent, start = posixpath.split(f"{self._path}/{prefix}")
         try:
             if self._fs.async_impl:
@@ -213,7 +214,7 @@ class CheckpointStorage:
     def _write_file(self, path: str, content: Pieces, allocate: Allocate | None) -> WrittenFile:
         if self._is_local:
             return write_file(Path(path), content, mode=FINISHED_MODE, allocate=allocate, sync_folder=False)
-        # As one call, which s3fs uploads in parallel parts, and aborts if it fails.
+        # This is one call, which s3fs uploads in parallel parts and aborts if it fails.
         return hashed_while(lambda: self._fs.pipe_file(path, b"".join(content)), content)
 
     def _read_file(self, path: str) -> bytes | None:
@@ -243,7 +244,7 @@ class CheckpointStorage:
             return None
 
     def _together(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Call for each item: in sequence on a disk, in parallel for round trips."""
+        """Call the function for each item: in sequence on a disk, in parallel if each call is a round trip."""
         if not self._fs.async_impl:
             return [function(item) for item in items]
         with ThreadPoolExecutor(PARALLEL_REQUESTS) as threads:
@@ -251,13 +252,13 @@ class CheckpointStorage:
 
 
 def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return options that a driver does not find itself: botocore ignores AWS_REGION, unlike the rest of AWS."""
+    """Return options that a driver does not find itself. botocore ignores AWS_REGION, unlike the rest of AWS."""
     region = environment.get("AWS_REGION")
     return {"client_kwargs": {"region_name": region}} if region and url.startswith("s3://") else {}
 
 
 def _fault(error: Exception) -> StorageFault:
-    """Convert a driver's error. Drivers have their own classes: botocore's are not OSErrors."""
+    """Convert a driver's error. Drivers have their own classes; the errors of botocore are not OSErrors."""
     is_full = isinstance(error, OSError) and error.errno in NO_ROOM
     return StorageFault(_sentence(error), is_transient=_is_transient(error), is_full=is_full)
 
@@ -270,7 +271,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return whether an error may pass. Unknown errors may, since each driver has its own for networks and servers."""
+    """Return whether an error may pass. Unknown errors may: drivers have their own network and server errors."""
     if isinstance(error, OSError):
         return error.errno not in PERMANENT_ERRNOS
     return not isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError | ValueError)

@@ -1,1 +1,1 @@
-"""Files on disk: written whole or not at all, and only where there is space."""
+"""Files on disk: written completely or not at all, and only if there is space."""

@@ -1,7 +1,7 @@
-"""Files that are whole or absent after a power cut: temporary name, fsync, rename, fsync of the folder.
+"""Files that are complete or absent after a power cut: temporary name, fsync, rename, fsync of the folder.
 
-Large files bypass the page cache. They are not read again soon, and on a virtual machine fresh pages cost three times
-what the disk does.
+Large files bypass the page cache. They are not read again soon, and on a virtual machine fresh pages take three times
+as long as the disk.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Pieces = Sequence[bytes | memoryview]
-"""A file's content, piece by piece; views are of single bytes. No piece is copied."""
+"""A file's content, in pieces; each piece is a view of single bytes. No piece is copied."""
 
 TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".", ".tmp"
 
 BLOCK_BYTES = 4 * 1024**2
 ALIGNMENT_BYTES = 4096
-"""The alignment of memory, offsets and lengths that suits any disk without the page cache."""
+"""The alignment of memory, offsets and lengths that every disk accepts without the page cache."""
 
 HEAD_BYTES = 8
 Allocate = Callable[[int, int], None]
@@ -58,7 +58,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a folder and its missing parents, whose names survive a power cut."""
+    """Create a folder and its missing parents. Their names survive a power cut."""
     if directory.is_dir():
         return
     make_directory(directory.parent)
@@ -75,9 +75,9 @@ def write_file(
     before_rename: Callable[[], None] | None = None,
     sync_folder: bool = True,
 ) -> WrittenFile:
-    """Write and sync `content` under `path`, which names the old file, or none, until the last moment.
+    """Write and sync `content` under `path`. Until the last moment this name is the old file, or no file.
 
-    After an error no part of the new file remains. Without `sync_folder` the name is durable only when the caller has
+    After an error no part of the new file remains. Without `sync_folder` the name is durable only after the caller has
     synced the folder, which saves time for many files.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}{TEMPORARY_SUFFIX}")
@@ -95,15 +95,15 @@ def write_file(
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove the temporary files that `write_file` of a killed process has left in a folder."""
+    """Remove temporary files in a folder that a killed process has left in `write_file`."""
     for path in directory.glob(f"{TEMPORARY_PREFIX}*{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
 
 
 def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
-    """Run `write`, hash the content in a thread meanwhile, and return the digest.
+    """Run `write`, hash the content in a thread at the same time, and return the digest.
 
-    Raises what `write` raises.
+    Raises the errors of `write`.
     """
     with ThreadPoolExecutor(1, "hasher") as hasher:
         digest = hasher.submit(sha256_of, *content)
@@ -112,10 +112,10 @@ def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
 
 
 def read_hashed(path: Path, memory_for: MemoryFor, *, from_disk: bool = False) -> ReadFile:
-    """Read a whole file; a thread hashes it meanwhile, block by block.
+    """Read a whole file. At the same time a thread hashes the file block by block.
 
     Raises OSError. The file is not mapped: if a mapped file is truncated, or its disk fails, the whole process ends.
-    With `from_disk` the kernel drops its cached pages of the file, so that a bad page is not read again.
+    With `from_disk` the kernel drops its cached pages of the file, so that a damaged page is not read again.
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "hasher") as hasher:
@@ -198,7 +198,7 @@ def _write_all(descriptor: int, block: memoryview) -> None:
         try:
             written = os.write(descriptor, block)
         except OSError as error:
-            # The disk has another alignment, or an earlier write was short.
+            # The disk needs another alignment, or an earlier write was short.
             if error.errno != errno.EINVAL or not _leave_direct(descriptor):
                 raise
             continue

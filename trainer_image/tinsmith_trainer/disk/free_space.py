@@ -1,7 +1,7 @@
-"""Free bytes of one file system: what may be written, what is promised, and a reserve.
+"""Free bytes of one file system: the bytes that may be written, the promised bytes, and a reserve.
 
-Most of the reserve is a real file, which other programs cannot fill. It is deleted for what must be written on a full
-disk (results, releases, the epoch), and created again when there is space.
+Most of the reserve is a real file, which other programs cannot fill. The file is deleted for data that must be written
+on a full disk (results, releases, the epoch). It is created again when there is space.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ log = structlog.get_logger(__name__)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FREE_PART = 8
-"""The part of the reserve that stays free outside its file, since a write-ahead log grows before it is folded in."""
+"""The part of the reserve that stays free outside the reserve's file, because a write-ahead log grows before it is
+folded in."""
 BLOCK_BYTES = 512
 """The unit of `st_blocks`, whatever the block size of the file system."""
 MIB = 1024**2
 
 ROOM_RETRY_SECONDS = 1.0
 LONGEST_ROOM_RETRY_SECONDS = 30.0
-"""The longest wait between attempts. An attempt may write as much as the disk takes, or run an operation in vain, so
-the wait doubles up to this."""
+"""The maximum wait between attempts. An attempt may write as much as the disk takes, or run an operation in vain. So
+the wait doubles up to this maximum."""
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class NoRoom(OSError):
-    """An error of a disk that is full, or would be."""
+    """An error for a disk that is full, or would be full after the write."""
 
     def __init__(self, directory: Path, content_bytes: int, free_bytes: int) -> None:
         super().__init__(
@@ -54,8 +55,8 @@ class NoRoom(OSError):
 class DiskRoom:
     """The free space of one file system. Thread-safe.
 
-    `reserved_bytes` stay free of all writes that ask here first. `reserve` is the file that takes most of them, once
-    `keep_reserve` was called.
+    Writes that claim space here leave `reserved_bytes` free. `reserve` is the file that takes most of these bytes after
+    a call of `keep_reserve`.
     """
 
     def __init__(self, directory: Path, reserved_bytes: int = 0, reserve: Path | None = None) -> None:
@@ -64,18 +65,18 @@ class DiskRoom:
         self._reserve = reserve
         self._lock = threading.Lock()
         self._claimed_bytes = 0
-        self._allocates_nothing = False  # as the attempt to create the reserve's file has shown
+        self._allocates_nothing = False  # the attempt to create the reserve's file shows this
 
     def free_bytes(self) -> int:
         """Return the free bytes, including the reserve.
 
-        A file system that reports no size, as some FUSE systems do, counts as unlimited.
+        A file system that reports no size, such as some FUSE systems, counts as unlimited.
         """
         disk = shutil.disk_usage(_existing(self._directory))
         return disk.free + self._reserve_file_bytes() if disk.total else sys.maxsize
 
     def has_room_for(self, content_bytes: int) -> bool:
-        """Return whether so many bytes can be written without touching the reserve or a claim."""
+        """Return whether this many bytes can be written without using the reserve or a claim."""
         return content_bytes <= self.available_bytes()
 
     def available_bytes(self) -> int:
@@ -133,7 +134,8 @@ class DiskRoom:
     def keep_reserve(self) -> None:
         """Create the reserve's file if it is missing and the disk has space for the whole reserve.
 
-        If the file system allocates no blocks there is no file, and no further attempt until the reserve is requested.
+        If the file system allocates no blocks, no file is created, and the next attempt follows only after the reserve
+        was used.
         """
         file_bytes = self._reserved_bytes - self._reserved_bytes // FREE_PART
         with self._lock:
@@ -147,12 +149,12 @@ class DiskRoom:
                 self._allocates_nothing = self._reserve_file_bytes() < file_bytes
                 if self._allocates_nothing:
                     raise OSError(errno.EOPNOTSUPP, "its file system allocates no blocks")
-            except OSError as error:  # the free bytes are counted, so the reserve is kept as well as possible
+            except OSError as error:  # the free bytes are counted in any case, so a part of the reserve is kept
                 log.warning("the reserve has no file", path=str(self._reserve), reason=error.strerror)
                 self._reserve.unlink(missing_ok=True)
 
     def free_reserve(self) -> bool:
-        """Delete the reserve's file for a write that must succeed. Return False if there was none."""
+        """Delete the reserve's file for a write that must succeed. Return False if the file did not exist."""
         with self._lock:
             self._allocates_nothing = False
             if self._reserve is None or not self._reserve_file_bytes():
@@ -171,12 +173,12 @@ class DiskRoom:
 
 
 def _existing(path: Path) -> Path:
-    """Return the folder, or its nearest existing parent. The first save creates a checkpoint root."""
+    """Return the folder, or its nearest existing parent. The first save creates the checkpoint root."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 class RetriesForRoom:
-    """The moments of retries after writes without space.
+    """The times of retries after writes without space.
 
     The wait doubles, and ends early when more space is free than before.
     """
@@ -209,9 +211,9 @@ def longer_retry_seconds(before: float) -> float:
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Allocate the blocks, if the file system can.
+    """Allocate the blocks, if the file system supports this.
 
-    `os.posix_fallocate` would otherwise write a byte to each 4 KiB, which is one request each over a network.
+    Otherwise `os.posix_fallocate` would write a byte to each 4 KiB, which is one request each over a network.
     """
     while size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
         code = ctypes.get_errno()

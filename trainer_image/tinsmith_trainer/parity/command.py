@@ -37,7 +37,7 @@ def parity(
 ) -> None:
     """Train the same adapter on the same data with two or more engines, and compare each with the first, step by step.
 
-    The exit status is 0 if they agree, 1 if they differ, 2 if there was nothing to compare.
+    The exit status is 0 if they agree, 1 if they differ, 2 if nothing could be compared.
     """
     from tinsmith_trainer.errors import TrainerError
     from tinsmith_trainer.options import UsageError
@@ -58,7 +58,7 @@ def parity(
 
 @contextmanager
 def _logs_on_standard_error() -> Iterator[None]:
-    """Log to standard error, since ranks may take minutes to start; the table is all of standard output."""
+    """Log to standard error. Ranks may take minutes to start, and standard output contains only the table."""
     before = structlog.get_config()
     plain = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
@@ -84,7 +84,7 @@ def _model_or_tiny(model: str | None) -> Iterator[str]:
 
 
 def _report(sides: str, compared: Compared, rank: int, seed: int, tolerance: float) -> bool:
-    """Print the table and the differences beyond the tolerance. Return whether there are none."""
+    """Print the table and the differences beyond the tolerance. Return whether no difference exceeds it."""
     from tinsmith_trainer.parity.compare import describe, first_beyond, render_table
 
     console = make_console()

@@ -18,9 +18,9 @@ Arrays = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
 
 
 class Quantity(StrEnum):
-    """A compared quantity: logprobs and weights by their difference, the other two relative to their size.
+    """A compared quantity. Logprobs and weights are compared by difference, the other two relative to their size.
 
-    A size below 1 counts as 1, so that one tolerance fits all.
+    A size below 1 counts as 1, so that one tolerance is enough.
     """
 
     LOGPROBS = "logprobs"
@@ -31,7 +31,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A side's results after a step. Step 0 is the new adapter, which has only weights.
+    """The results of one engine after a step. Step 0 is the new adapter, which has only weights.
 
     `logprobs` are by call and datum, `losses` by call, `weights` by name.
     """
@@ -44,7 +44,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The largest difference of a quantity in a step, and its place. Infinite if one side lacks a value."""
+    """The largest difference of a quantity in a step, and its place. It is infinite if one engine lacks a value."""
 
     step: int
     quantity: Quantity
@@ -52,7 +52,7 @@ class Difference:
     where: str
 
     def exceeds(self, tolerance: float) -> bool:
-        """Return whether the difference is beyond the tolerance, as NaN always is."""
+        """Return whether the difference exceeds the tolerance. NaN always does."""
         return not self.size <= tolerance
 
 
@@ -90,7 +90,7 @@ def render_table(title: str, plan: ParityPlan, differences: Sequence[Difference]
 
 
 def describe(difference: Difference, tolerance: float) -> str:
-    """Return which quantity differs too much, in which step, by how much, and where."""
+    """Describe which quantity differs too much, in which step, by how much, and at which place."""
     return (
         (
             f"{difference.quantity} differ by {difference.size:.2e} in step {difference.step} "

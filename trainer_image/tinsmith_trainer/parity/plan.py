@@ -1,7 +1,8 @@
-"""The plan for both sides: an adapter, and steps of two calls each with data, losses and Adam's parameters.
+"""The plan for all engines: an adapter, and steps of two calls each with data, losses and Adam's parameters.
 
-Every loss occurs. Datums have various lengths, and counts that few numbers of ranks divide. Targets are the next tokens
-in some calls, and arbitrary or several in others. No two consecutive steps share learning rate, betas, decay or clip.
+Every loss occurs. Datums have various lengths, and their numbers are divisible by few numbers of ranks. In some calls
+the targets are the next tokens. In other calls they are arbitrary, or there are several per position. Consecutive steps
+never share learning rate, betas, decay or clip.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ CALLS = (
 LONGEST_DATUM = 48
 ALPHA = 32.0
 
-# Eps is far above the rounding of a gradient. With a smaller one, Adam makes a full step of noise, which depends on the
-# processor. A side that ignores eps is still detected.
+# Eps is far above the rounding of a gradient. With a smaller eps, Adam makes a full step of noise, which depends on the
+# processor. An engine that ignores eps is still detected.
 ADAM = (
     AdamParams(learning_rate=1e-3, eps=1e-3),
     AdamParams(learning_rate=5e-4, beta1=0.8, beta2=0.99, eps=3e-4, weight_decay=0.1, grad_clip_norm=1.0),
@@ -42,7 +43,7 @@ class ParityCall:
 
 @dataclass(frozen=True, slots=True)
 class ParityStep:
-    """Forward-backward calls that accumulate, and the optimizer step after them."""
+    """The forward-backward calls whose gradients accumulate, and the optimizer step after these calls."""
 
     calls: Sequence[ParityCall]
     adam: AdamParams
@@ -55,7 +56,7 @@ class ParityPlan:
 
 
 def plan_steps(*, steps: int, rank: int, seed: int, vocab_size: int, max_length: int) -> ParityPlan:
-    """Return the plan, equal for equal arguments. Sampler logprobs are noise until `with_noise_around` shifts them."""
+    """Return the same plan for equal arguments. Sampler logprobs are noise until `with_noise_around` shifts them."""
     draw = np.random.default_rng(seed)
     longest = min(LONGEST_DATUM, max_length)
     return ParityPlan(
@@ -76,7 +77,7 @@ def plan_steps(*, steps: int, rank: int, seed: int, vocab_size: int, max_length:
 def _datums(
     draw: np.random.Generator, step: int, loss: str, count: int, vocab_size: int, longest: int
 ) -> Sequence[Datum]:
-    """Return datums. Every other round of cross-entropy has arbitrary targets, two per position in the first datum."""
+    """Return datums. Every second round of cross-entropy has arbitrary targets, two per position in the first datum."""
     arbitrary = loss == CROSS_ENTROPY and (step // len(CALLS)) % 2 == 0
     datums = []
     for index in range(count):
@@ -97,7 +98,7 @@ def _inputs(draw: np.random.Generator, loss: str, shape: tuple[int, ...]) -> dic
 
 
 def with_noise_around(call: ParityCall, logprobs: Sequence[NDArray[np.float32]]) -> ParityCall:
-    """Return the call with sampler logprobs that scatter around the base model's, by datum."""
+    """Return the call with sampler logprobs that scatter around the base model's logprobs of each datum."""
     if call.loss.name == CROSS_ENTROPY:
         return call
     datums = [

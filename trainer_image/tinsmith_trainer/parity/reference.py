@@ -1,8 +1,8 @@
 """The reference: plain transformers, PEFT's own LoRA layers and torch's AdamW, one datum at a time, in a loop.
 
-It shares with the engines only the losses, which have their own tests, and the initial A. PEFT has no adapters of
-experts that share factors, so these are added to the weights of transformers' own layers, for autograd to
-differentiate.
+The reference shares with the engines only the losses, which have their own tests, and the initial A. PEFT has no
+adapters of experts with shared factors. So the deltas of experts are added to the weights of transformers' own layers,
+and autograd differentiates them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Trained:
 
 
 class PeftReference(UndividedCallRunner[PreparedLoss]):
-    """A `Side` for one adapter at a time, each with its own base model."""
+    """A `Side` for one adapter at a time. Each adapter has its own base model."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
@@ -190,7 +190,7 @@ def _peft_model(directory: Path, config: Any, placement: tuple[str, torch.dtype]
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
-        )  # about merging tied embeddings, which does not happen here, and about moved names
+        )  # the warnings are about merged tied embeddings, which do not occur here, and about moved names
         model = get_peft_model(base, lora_config)
     add_to_experts(base, {name: experts[name] for name in modules if name in experts}, lora)
     return model
@@ -207,7 +207,7 @@ def _trained_parameters(model: Any) -> dict[str, nn.Parameter]:
 
 
 def _logprobs(model: Any, datum: Datum) -> Tensor:
-    """Return the targets' logprobs, in their shape, from one sequence without padding."""
+    """Return the logprobs of the targets, in the targets' shape, from one sequence without padding."""
     tokens = torch.from_numpy(datum.tokens).long().to(model.device)
     targets = torch.from_numpy(datum.loss_inputs[TARGETS]).to(model.device)
     logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()

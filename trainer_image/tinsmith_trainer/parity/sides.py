@@ -1,4 +1,4 @@
-"""The sides of a comparison: engines by the worker's names for `--engine`, and the run of one plan on each."""
+"""The engines of a comparison, by the worker's names for `--engine`, and the run of one plan on each engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOSS_METRIC, NORM_METRIC = "loss:sum", "grad_norm"
 
 
 class Side(CallRunner, Protocol):
-    """The part of an Engine that the gate needs."""
+    """The methods of an Engine that the gate needs."""
 
     def base_model(self) -> BaseModelInfo: ...
 
@@ -45,7 +45,7 @@ class Side(CallRunner, Protocol):
 
 
 def run(side: Side, plan: ParityPlan) -> list[StepRecord]:
-    """Return a side's results before the first step and after each. Raises TrainerError if a call fails."""
+    """Return an engine's results before the first step and after each step. Raises TrainerError if a call fails."""
     return list(_records(side, plan))
 
 
@@ -81,9 +81,9 @@ def _weights(side: Side) -> Mapping[str, NDArray[np.float32]]:
 
 
 def with_sampler_logprobs(side: Side, plan: ParityPlan) -> ParityPlan:
-    """Return the plan with sampler logprobs around the side's own, like those of a sampler of the base model.
+    """Return the plan with sampler logprobs around the engine's own, like those of a sampler of the base model.
 
-    All sides must then use this plan.
+    All engines must then use this plan.
     """
     side.create_adapter(ADAPTER, plan.lora)
     steps = [replace(step, calls=[_moved(side, call) for call in step.calls]) for step in plan.steps]
@@ -98,8 +98,8 @@ def _moved(side: Side, call: ParityCall) -> ParityCall:
 
 
 REFERENCE = "peft-reference"
-NAMES = (*KNOWN_ENGINES["worker"], REFERENCE)  # these are never factories
-# Flags that affect how an engine computes, or its memory. Model, rank and seed are the gate's, for all sides.
+NAMES = (*KNOWN_ENGINES["worker"], REFERENCE)  # these names never refer to factories
+# Flags that change the computation or the memory of an engine. The gate sets model, rank and seed for all engines.
 SETTABLE = (
     *(name.replace("_", "-") for name in RankFlags.__annotations__),
     *("device", "dtype", "adapter-slots", "max-rank", "max-sequence-length", "map-stable-reinforce", "model-revision"),
@@ -111,7 +111,7 @@ _WORKER = ("--volume", "none", "--socket", "none", "--checkpoint-root", "file://
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """A side: `nemo-rl:ranks=2,tensor-parallel=2` is the engine nemo-rl with `--ranks 2 --tensor-parallel 2`."""
+    """An engine: `nemo-rl:ranks=2,tensor-parallel=2` is nemo-rl with `--ranks 2 --tensor-parallel 2`."""
 
     text: str
     name: str
@@ -119,7 +119,7 @@ class EngineChoice:
 
 
 def parse_choice(text: str) -> EngineChoice:
-    """Parse a side. `flag=true` sets a flag without a value, `flag=false` its opposite. Raises ValueError."""
+    """Parse an engine's text. `flag=true` sets a flag without a value, `flag=false` its opposite. Raises ValueError."""
     name, colon, settings = text.rpartition(":")
     if not colon or ("=" not in settings and name not in NAMES):
         return EngineChoice(text, text, ())
@@ -168,14 +168,14 @@ def opened(choice: EngineChoice, options: WorkerOptions) -> Iterator[Side]:
     try:
         yield engine
     finally:
-        close = getattr(engine, "close", None)  # engines whose ranks are processes
+        close = getattr(engine, "close", None)  # only engines whose ranks are processes have `close`
         if close is not None:
             close()
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The differences of another side from the first."""
+    """The differences between another engine and the first engine."""
 
     other: EngineChoice
     base: BaseModelInfo
@@ -193,9 +193,9 @@ class _FirstRun:
 def run_gate(
     choices: Sequence[EngineChoice], options: Sequence[WorkerOptions], *, steps: int, rank: int, seed: int
 ) -> Iterator[Compared]:
-    """Yield each other side's comparison with the first, which decides vocabulary, lengths and sampler logprobs.
+    """Yield each engine's comparison with the first one, which decides vocabulary, lengths and sampler logprobs.
 
-    Raises TrainerError if a side fails.
+    Raises TrainerError if an engine fails.
     """
     first = _run_first(choices[0], options[0], steps=steps, rank=rank, seed=seed)
     for choice, own in zip(choices[1:], options[1:], strict=True):
@@ -203,7 +203,7 @@ def run_gate(
         yield Compared(choice, first.base, first.plan, compare(first.records, records))
 
 
-# Separate functions, so that no variable holds one side's base model while another loads.
+# This is a separate function, so that no variable holds one engine's base model while another one loads.
 def _run_first(choice: EngineChoice, options: WorkerOptions, *, steps: int, rank: int, seed: int) -> _FirstRun:
     with opened(choice, options) as side:
         base = side.base_model()

@@ -1,4 +1,4 @@
-"""Exits of a process that could only keep failing. Its parent starts a new process, which recovers."""
+"""Exits of a process that could only continue to fail. Its parent starts a new process, which recovers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 
 
 def register_marker(marker: InFlightMarker) -> None:
-    """Register the marker for exits of this process, which note there whether the engine's call is the reason."""
+    """Register the marker for exits of this process. An exit records there whether the engine's call is the reason."""
     _markers.add(marker)
 
 
 def end_process(failure: str) -> None:
-    """Log the current exception and exit at once, since threads of a broken process may never join."""
+    """Log the current exception and exit at once. Threads of a broken process may never end."""
     try:
         log.exception(failure)
         for marker in tuple(_markers):
@@ -36,7 +36,7 @@ def end_process(failure: str) -> None:
 
 
 def end_without_blame() -> None:
-    """Exit at once for a reason that has nothing to do with the engine's call."""
+    """Exit at once for a reason that is unrelated to the engine's call."""
     for marker in tuple(_markers):
         marker.stop()
     os._exit(1)
@@ -46,7 +46,7 @@ def end_without_blame() -> None:
 def fatal_on_error(
     failure: str, *, blames_the_call: bool = True, unless: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """End the process after an error. A new process replays.
+    """End the process after an error. A new process replays the operations.
 
     Otherwise every operation would wait without end, on a worker that reports to be ready. `blames_the_call`: the
     engine's call counts as the reason. `unless`: errors that the caller handles.
@@ -64,10 +64,10 @@ def fatal_on_error(
 
 
 def fatal_callback(failure: str, callback: Callable[[T], None]) -> Callable[[T], None]:
-    """Return a callback for a future, whose error ends the process.
+    """Return a callback for a future. An error of the callback ends the process.
 
-    `concurrent.futures` only logs such an error: an acknowledged operation would never run, in a process that looks
-    healthy.
+    `concurrent.futures` only logs such an error. An acknowledged operation would then never run, in a process that
+    seems healthy.
     """
 
     def call(done: T) -> None:

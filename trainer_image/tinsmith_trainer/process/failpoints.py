@@ -1,4 +1,4 @@
-"""Named points at which a test can kill the process, as a power cut would.
+"""Named points at which a test can kill the process, like a power cut.
 
 `TINSMITH_FAILPOINT=name` or `name:n` kills the process by SIGKILL when it reaches the point for the n-th time (from 1).
 Without the variable a point costs one dictionary look-up.

@@ -1,7 +1,8 @@
-"""The in-flight marker: a file that tells the next process what the engine was doing when this process ended.
+"""The in-flight marker: a file that records the current work of the engine, for the next process.
 
-A killed process cannot report anything, so it writes before each call of the engine and after it, without a sync. The
-file outlives the process, but not always the machine: after a power cut it may be missing, and no call is blamed.
+A killed process cannot report its work. So each process writes the marker before and after each call of the engine,
+without a sync. The file outlives the process, but not always the machine: after a power cut it may be missing, and no
+call is blamed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 Purpose = Literal["operation", "replay", "restore", "snapshot", "import"]
 Background = Literal["saves", "loads", "imports"]
-"""Work of threads other than the engine's."""
+"""Work of threads other than the engine's thread."""
 HEADER = struct.Struct("<II")
 """Length and CRC-32 of the JSON that follows. A length of 0: the engine is idle."""
 IDLE = bytes(HEADER.size)
@@ -42,8 +43,8 @@ OTHERS_KEY = "beside"
 class InFlightWork:
     """A piece of work that may end the process.
 
-    `seq_id` is the last operation inside for a restore or a snapshot, and 0 for an import, whose `model_id` is the run
-    that gets the adapter.
+    For a restore or a snapshot, `seq_id` is the last included operation. For an import it is 0, and `model_id` is the
+    run that receives the adapter.
     """
 
     purpose: Purpose
@@ -55,7 +56,7 @@ class InFlightWork:
 class Interruption:
     """The end of a process during `work`. `life` identifies the process; `last_sign` may be empty.
 
-    `others`: further work of the same moment. Then it is not known which work is to blame.
+    `others` is further work in progress at that moment. If there is such work, the cause of the end is unknown.
     """
 
     work: InFlightWork
@@ -69,13 +70,13 @@ class Interruption:
 
 
 class InFlightMarker:
-    """The marker file. Thread-safe. A marker that cannot be written is logged, and that call is not counted."""
+    """The marker file. Thread-safe. If the marker cannot be written, this is logged, and that call is not counted."""
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises VolumeUnsuitable."""
         self._path = path
         self.life = uuid.uuid4().hex
-        """The identity of this process, which differs from those before and after it."""
+        """The identity of this process. No other process of this worker has the same."""
         self._lock = threading.Lock()
         self._works: Sequence[InFlightWork] = ()
         self._background: dict[Background, Sequence[InFlightWork]] = {}
@@ -94,31 +95,31 @@ class InFlightMarker:
         return self._left
 
     def set(self, *works: InFlightWork) -> None:
-        """Mark the work of the engine, at least one."""
+        """Mark the work of the engine: one or more pieces."""
         with self._lock:
             if not self._stopped:
                 self._works = works
                 self._mark()
 
     def mark_background(self, what: Background, *works: InFlightWork) -> None:
-        """Mark the work of other threads, which runs whatever the engine does."""
+        """Mark the work of other threads, which is independent of the engine's work."""
         with self._lock:
             if not self._stopped:
                 self._background[what] = works
                 self._mark()
 
     def clear(self) -> None:
-        """Mark the engine as idle. This also clears what the previous process left."""
+        """Mark the engine as idle. This also clears the mark of the previous process."""
         with self._lock:
             self._clear()
 
     def sign(self, last_sign: str) -> None:
-        """Note why this process is about to end, in case the current work is the reason."""
+        """Record why this process is about to end, in case the current work is the reason."""
         with self._lock:
             self._sign(last_sign)
 
     def stop(self, last_sign: str = "") -> None:
-        """Mark nothing from now on. The current work stays marked only if there is a sign against it."""
+        """Mark no work from now on. The current work stays marked only if there is a sign that it is the cause."""
         with self._lock:
             self._stopped = True
             if last_sign:
@@ -164,7 +165,8 @@ class InFlightMarker:
 class EngineCall:
     """The engine's current call, which is marked while it runs.
 
-    One call runs at a time, in the engine's thread. Any thread may ask how long it has run, to tell a hang from work.
+    The engine's thread runs one call at a time. Any thread may ask how long the call has run, to distinguish a hang
+    from normal work.
     """
 
     def __init__(self, marker: InFlightMarker) -> None:
@@ -192,10 +194,10 @@ class EngineCall:
             self._started_at = None
 
     def prepare_stop(self, hang_seconds: float, background_seconds: float = 0.0) -> bool:
-        """Stop marking, and return whether the stop is an orderly one.
+        """Stop marking work. Return whether the stop is an orderly one.
 
-        Then the current work is not to blame for the end. Return False if the call, or background work of
-        `background_seconds`, has run for so long that the hang must be the reason for the stop.
+        In an orderly stop the current work is not the cause of the end. Return False if the call, or background work of
+        `background_seconds`, has run for so long that its hang must be the reason for the stop.
         """
         seconds = max(self.running_seconds(), background_seconds)
         hangs = seconds >= hang_seconds
@@ -219,7 +221,7 @@ def _encoded(interruption: Interruption) -> bytes:
 
 
 def _decoded(content: bytes) -> Interruption | None:
-    """Return None if the process was idle, or the content is not whole, as after a power cut."""
+    """Decode the marker. Return None if the process was idle, or for incomplete content, as after a power cut."""
     if len(content) < HEADER.size:
         return None
     length, checksum = HEADER.unpack_from(content)
@@ -232,5 +234,5 @@ def _decoded(content: bytes) -> Interruption | None:
 
 
 def _work(fields: Mapping[str, Any]) -> InFlightWork:
-    """Ignore fields that a later release may add."""
+    """Decode a piece of work. Ignore fields that a later release may add."""
     return InFlightWork(fields["purpose"], fields["model_id"], fields["seq_id"])

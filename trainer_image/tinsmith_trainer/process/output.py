@@ -1,8 +1,8 @@
 """The output of the processes: logs and consoles.
 
-A log has one JSON object a line on standard error, or coloured text for a terminal. All lines pass through a handler of
-the standard library, which ignores what it cannot write. The threads that run operations and write the journal log, and
-a full disk or a closed pipe must not end a model.
+A log has one JSON object per line on standard error, or coloured text on a terminal. All lines pass through a handler
+of the standard library, which ignores lines that it cannot write. The threads that run operations and the journal write
+to the log, so a full disk or a closed pipe must not end a model.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ LOGGERS = ("tinsmith_trainer", "__main__")
 def configure_logs(log_format: str, level: str) -> None:
     """Configure the logs. `log_format` is "json" or "console"; `level` is a name of the logging module.
 
-    Logs of libraries, and Python's warnings, have the same form, from `warning` on.
+    Logs of libraries and Python's warnings have the same format, at level `warning` and above.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        # Format exceptions early: the console's renderer would show local variables, which other threads change.
+        # Format exceptions early, because the console's renderer would show local variables, which other threads
+        # change.
         structlog.processors.format_exc_info,
     ]
     structlog.configure(

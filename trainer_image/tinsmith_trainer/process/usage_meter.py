@@ -14,14 +14,15 @@ Kind: TypeAlias = worker_pb2.UsageKind.ValueType
 
 HOUR_SECONDS = 3600
 MOST_ROWS = 10_000
-"""The limit of uncollected rows. A server collects every few seconds; without one, further users share a row."""
+"""The limit of rows that are not collected. A server collects every few seconds. Without a server, further users share
+a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
     """A user, an hour and a kind of usage.
 
-    `used_by` is a model or a sampling session, `hour` Unix seconds of its start.
+    `used_by` is a model or a sampling session. `hour` is the start of the hour in Unix seconds.
     """
 
     used_by: str
@@ -51,7 +52,7 @@ class UsageMeter:
             self._amounts[row] = self._amounts.get(row, 0) + amount
 
     def take(self) -> worker_pb2.TakeUsageReply:
-        """Return and remove the counts since the last call."""
+        """Return and remove the counts since the previous call."""
         with self._guard:
             taken, self._amounts = self._amounts, {}
         return worker_pb2.TakeUsageReply(

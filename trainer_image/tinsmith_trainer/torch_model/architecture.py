@@ -1,4 +1,4 @@
-"""The transformers class of a configuration, a model of it without weights, and what it does to its logits.
+"""The transformers class of a configuration, a model of this class without weights, and the transform of its logits.
 
 For some whole models, such as Qwen3.5 and Llama 4, transformers loads only the text model, with its own configuration.
 """
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 
 def auto_class(config: Any) -> Any:
-    """Return the class of transformers that loads a model; one with a vision tower only if there is no text class."""
+    """Return transformers' class for a model; a class with a vision tower only if no text class exists."""
     is_text = type(config) in AutoModelForCausalLM._model_mapping
     sees = type(config) in AutoModelForImageTextToText._model_mapping
     return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
@@ -31,10 +31,10 @@ def loads_text_alone(config: Any) -> bool:
 
 
 def loaded_config(config: Any) -> Any:
-    """Return the configuration that AutoModel loads the architecture with.
+    """Return the configuration with which AutoModel loads the architecture.
 
-    AutoModel itself needs a directory to load weights from, and in transformers 5.6 it makes no text model from a whole
-    model's configuration.
+    AutoModel itself needs a directory with weights, and in transformers 5.6 it makes no text model from a whole model's
+    configuration.
     """
     if not loads_text_alone(config):
         return config
@@ -63,7 +63,7 @@ DIVISORS = ("logits_scaling",)
 CAPS = ("final_logit_softcapping",)
 """The names that transformers' configurations use."""
 MULTIPLIED_DESPITE_THE_NAME = ("hyperclovax",)
-"""Model types whose `logits_scaling` is a factor. In Granite, where the name comes from, it is a divisor."""
+"""Model types whose `logits_scaling` is a factor. In Granite, from which the name comes, it is a divisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class LogitTransform:
 def logit_transform_of(config: Any) -> LogitTransform:
     """Return the transform that a transformers configuration describes.
 
-    `check_architecture` tests whether the model does anything else to its logits.
+    `check_architecture` tests whether the model changes its logits in any other way.
     """
     text = config.get_text_config()
     divides = text.model_type not in MULTIPLIED_DESPITE_THE_NAME

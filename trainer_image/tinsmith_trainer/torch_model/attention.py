@@ -66,11 +66,11 @@ ALL_ATTENTION_FUNCTIONS.register("sdpa", _attention)
 
 
 BLOCK_QUERIES = 64
-"""The least number of queries in a block. Of 32, 64, 96, 128 and 192 it is the fastest for nearly all lengths."""
+"""The minimum number of queries in a block. Of 32, 64, 96, 128 and 192 it is the fastest for nearly all lengths."""
 
 
 def padded_block_length(length: int) -> int:
-    """Return the length that a sequence is padded to: up to 64 tokens, the next multiple of 16."""
+    """Return the padded length of a sequence: up to 64 tokens, the next multiple of 16."""
     return -(-length // 16) * 16 if length <= 64 else length
 
 
@@ -104,7 +104,7 @@ class _Batch:
         return functional.pad(longest, (0, 0, 0, 0, 0, self.filled - longest.shape[1]))
 
     def place_of(self, states: Tensor) -> Tensor:
-        """Return where `put` expects its input: a view of `states` if no padding has to be cut off, else new memory."""
+        """Return memory for the input of `put`: a view of `states` if no padding has to be cut off, else new memory."""
         if self.is_even:
             return torch.unflatten(states[self.rows], 0, (-1, self.filled))
         return states.new_empty((len(self.lengths), self.filled, *states.shape[1:]))

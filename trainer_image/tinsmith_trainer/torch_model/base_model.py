@@ -1,4 +1,4 @@
-"""The base model as every layer knows it, without a framework: its facts, images, and directory of files."""
+"""The base model in the form that every layer knows, without a framework: its properties, images, and files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _blame(repository: str, revision: str | None, error: Exception) -> str:
 
 
 def _blame_answer(repository: str, revision: str | None, error: Exception) -> str:
-    """Explain an error that the hub answered with."""
+    """Explain an error in the hub's answer."""
     from huggingface_hub import errors
 
     match error:

@@ -1,4 +1,4 @@
-"""The compute device of a process: its lock, its memory between forwards, its choice, and the faults that lose it."""
+"""The compute device of a process: its choice, its lock, its memory between forwards, and the faults that lose it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def needs_device() -> Iterator[None]:
     """End the process if an engine's call fails with a device fault.
 
     Without its device the process would fail every acknowledged operation, one after another. The next process runs
-    them. The call counts as the cause, so a call that breaks the device each time is given up eventually.
+    these operations. The call counts as the cause, so a call that breaks the device each time is given up after some
+    attempts.
     """
     try:
         yield
@@ -52,7 +53,8 @@ def is_device_fault(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):  # passes when other jobs end
         return False
-    if isinstance(error, getattr(torch, "AcceleratorError", ())):  # torch before 2.8 reports it in the text only
+    # torch before 2.8 reports such a fault only in the text
+    if isinstance(error, getattr(torch, "AcceleratorError", ())):
         return True
     return isinstance(error, RuntimeError) and "CUDA error" in text
 
@@ -63,8 +65,9 @@ FLOAT32_BYTES = 4
 class WarmMemory:
     """Float32 memory on the CPU that one forward passes on to the next.
 
-    Touching new memory can cost more than computing what is in it. Measured on virtual machines: 0.5 to 2 GB/s at the
-    first touch, 15 GB/s later. Of a byte budget, only the largest amount ever taken at once is touched.
+    The first access to new memory can cost more than the computation in it. Measured on virtual machines: 0.5 to 2 GB/s
+    at the first access, 15 GB/s later. Only the largest amount that was ever taken at once is accessed, not the whole
+    byte budget.
     """
 
     def __init__(self) -> None:
@@ -89,7 +92,7 @@ class DeviceLock:
     """A fair lock: `with lock.held(): …` waits for all threads that asked before.
 
     The engine and the sampler share the device. Each holds the lock for one microbatch or decode step, so that neither
-    starves. With a plain lock, the thread that just released it would win again.
+    starves. With a plain lock, the thread that released it would usually win again.
     """
 
     def __init__(self) -> None:

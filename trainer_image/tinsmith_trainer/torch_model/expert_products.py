@@ -1,8 +1,8 @@
-"""Products of tokens with the weights of the experts that they are routed to.
+"""Products of tokens with the weights of their experts.
 
 On the CPU each product takes a fixed number of one expert's tokens, padded with zeros, and the results of a token's
-experts are summed in order: a token's bits do not depend on the routing of other tokens. On a GPU one grouped product
-covers all experts.
+experts are summed in order. So a token's bits do not depend on the routing of other tokens. On a GPU one grouped
+product covers all experts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing_extensions import override
 from tinsmith_trainer.torch_model.products import linear_product, product_by_parts
 
 PRODUCT_TOKENS = 16
-"""Tokens of a product. Of 1,024 tokens on 8 of 128 experts, 64 reach each expert; of 32 decoded tokens, 2."""
+"""The tokens of a product. If 1,024 tokens use 8 of 128 experts, each expert gets 64; if 32 decoded tokens do, 2."""
 ALIGNED_BYTES = 16
 
 
@@ -83,7 +83,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class FrozenWeight:
-    """The quantized weight of all experts, which is unpacked for each product and kept nowhere.
+    """The quantized weight of all experts. It is unpacked for each product and not kept.
 
     `quantized` is a QuantizedWeight in the layout of its module.
     """
@@ -120,7 +120,7 @@ def by_all(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _sum_of_choices(x: Tensor) -> Tensor:
-    """Sum `[tokens, k, d]` over k, one after the other: a reduction might add in another order for other shapes."""
+    """Sum `[tokens, k, d]` over k in order. A reduction might add in another order for other shapes."""
     total = x[:, 0]
     for choice in range(1, x.shape[1]):
         total = total + x[:, choice]

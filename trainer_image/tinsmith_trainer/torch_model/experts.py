@@ -1,9 +1,9 @@
 """Adapters for the experts of a mixture, whose projections transformers keeps as one parameter for all experts.
 
-Each expert has its own adapter, except for the factor at the model's hidden size, which all experts of a layer share: A
-of the projections that read the hidden state, and B of the one that writes it. Tinker trains these adapters, and its
-archives hold them as `experts.w1` (gate, or the only up projection), `experts.w3` (up) and `experts.w2` (down); see
-`get_lora_param_count` and `weights` of tinker_cookbook. A router is never trained.
+Each expert has its own adapter, except for one factor that all experts of a layer share: the factor at the model's
+hidden size. This is A of the projections that read the hidden state, and B of the projection that writes it. Tinker
+trains these adapters, and its archives contain them as `experts.w1` (gate, or the only up projection), `experts.w3`
+(up) and `experts.w2` (down); see `get_lora_param_count` and `weights` of tinker_cookbook. A router is never trained.
 
 Transformers' models look up their experts in a table of functions; `tinsmith` is our entry. On the CPU each product
 takes a fixed number of one expert's tokens, so that a token's bits do not depend on the routing of other tokens.

@@ -36,10 +36,9 @@ MIXER_PARENT = "mixer"
 """A layer that is attention, a state space or an MLP; the names of its projections tell which."""
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
-"""Layers that decide where a token goes, its weight there, or how fast a state decays.
+"""Layers that select the experts of a token, its weight, or the decay of a state.
 
-Tinker has no adapters there either: `get_lora_param_count` of tinker_cookbook does not count them.
-"""
+Tinker has no adapters for these layers: `get_lora_param_count` of tinker_cookbook does not count them."""
 UNTRAINED_PARENT = "indexer"
 """The module that selects the tokens of sparse attention. No gradient passes through a selection."""
 UNEMBED_NAME = "lm_head"
@@ -105,7 +104,7 @@ class DeltasApart:
 
     def batches(self, x: Tensor) -> Sequence[_LongGroup | _ShortGroups]:
         """Return all groups that have a delta, for x `[tokens, ...]`. Short groups of one rank share a batch."""
-        # An expert's layer has the tokens that are routed to it, and then there is one group.
+        # An expert's layer receives only the tokens that are routed to it. In this case there is one group.
         one = self.groups[0] if len(self.groups) == 1 else None
         spans = list(self.spans()) if one is None else [OwnSpan(0, len(x), one)]
         batches: dict[tuple[str, int], list[int]] = {}
@@ -128,7 +127,7 @@ class DeltasApart:
         return not (uses_onednn(x, own.lora_A, part) or uses_onednn(x, own.lora_B, part))
 
     def spans(self) -> Iterator[OwnSpan]:
-        """Yield where each group that has a delta lies in the input."""
+        """Yield the position in the input of each group that has a delta."""
         end = 0
         for own, tokens in zip(self.groups, self.tokens, strict=True):
             end += tokens

@@ -86,7 +86,7 @@ def _attend_apart(
 
 @dataclass(frozen=True, slots=True)
 class ChangingAngles:
-    """A rope type whose angles change with length. `behind`: the longest sequence with fixed angles, if known."""
+    """A rope type whose angles change with the length. `behind` is the longest sequence with fixed angles, if known."""
 
     rope_type: str
     behind: int | None
@@ -134,7 +134,7 @@ def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
     try:
         with torch.no_grad():
             return _come_out_alike(decoder, config.get_text_config().vocab_size)
-    except Exception as error:  # a model may raise anything for unexpected positions and masks
+    except Exception as error:  # a model may raise any error for unexpected positions and masks
         log.info("sequences are not packed", model=type(decoder).__name__, error=str(error))
         return False
 

@@ -1,9 +1,9 @@
 """Matrix products with frozen weights, by the PyTorch library that is faster for the machine and the shape.
 
-On CPUs that is MKL or oneDNN. MKL uses half the width of another maker's AVX-512: on an AMD EPYC of family 26 and one
-thread it reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a oneDNN call costs about 10 us more, which small
-products never make up for. With AVX2 only, MKL is faster for all shapes: on an EPYC of family 25, 88 GFLOP/s against
-77. The choice, and so the bits, depend only on the machine and the shapes.
+On CPUs the choice is between MKL and oneDNN. MKL uses half the width of another maker's AVX-512: on an AMD EPYC of
+family 26 and one thread it reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a oneDNN call costs about 10 us
+more, which small products never regain. With AVX2 only, MKL is faster for all shapes: on an EPYC of family 25, 88
+GFLOP/s against 77. The choice, and so the bits, depend only on the machine and the shapes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 WORTH_ONEDNN = 2_000_000
-"""Multiplications from which oneDNN is faster.
+"""The number of multiplications above which oneDNN is faster.
 
-Measured on one thread: at 16 x 256 x 640 it takes 0.8 of MKL's time, at 16 x 256 x 256 1.2.
-"""
+Measured on one thread: at 16 x 256 x 640 it takes 0.8 of MKL's time, at 16 x 256 x 256 1.2."""
 
 THREADS_WITHOUT_TAILS = 2
 """The number of threads that always get whole vectors: half of a row of whole vectors is whole vectors."""
 LEAST_PART_FLOATS = 32_768
-"""The least work that PyTorch gives a thread: at::internal::GRAIN_SIZE."""
+"""The minimum work that PyTorch gives a thread: at::internal::GRAIN_SIZE."""
 
 IS_NARROW = torch.backends.cpu.get_cpu_capability() == "AVX2"
 HAS_ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")

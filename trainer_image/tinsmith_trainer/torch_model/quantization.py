@@ -52,7 +52,7 @@ class QuantizedWeight(nn.Module):
         self.register_buffer("table", torch.tensor(NF4, device=weight.device))
 
     def dense(self) -> Tensor:
-        """Unpack to the dtype that the weight had."""
+        """Unpack the weight to its original dtype."""
         if self.bits == "8bit":
             return (self.codes.float() * (self.scales / LARGEST_INT8)).to(self.dtype)
         pairs = torch.stack([self.codes >> 4, self.codes & 15], -1).int()

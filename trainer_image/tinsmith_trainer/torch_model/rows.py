@@ -1,10 +1,10 @@
 """Checks and wrappers that keep each row of a forward independent of the other rows, to the last bit.
 
-Products (products.py) and experts (expert_products.py) already are. Other layers with parameters, such as a convolution
-over time, are not: models with such layers share no forwards. Three kinds of modules are wrapped: routers, which take
-tokens in parts of one size; activations; and rotary embeddings. With more than two threads PyTorch divides the elements
-of all rows among the threads. If a share does not end on a whole vector, its end runs as scalar code, whose sigmoid,
-exp, tanh and cosine differ in the last bit (measured with 3, 4 and 8 threads).
+Products (products.py) and experts (expert_products.py) are already independent. Other layers with parameters, such as a
+convolution over time, are not: models with such layers share no forwards. Three kinds of modules are wrapped: routers,
+which then take tokens in parts of one size; activations; and rotary embeddings. With more than two threads PyTorch
+divides the elements of all rows among the threads. If a share does not end on a whole vector, its end runs as scalar
+code, whose sigmoid, exp, tanh and cosine differ in the last bit (measured with 3, 4 and 8 threads).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUTED_TOKENS = 64
 VECTOR_FLOATS = 64
 """Floats of an unrolled vector loop on every CPU."""
 ANGLES_TOKENS = 64
-"""Few enough tokens for one thread, with up to 512 angles each."""
+"""A number of tokens that one thread computes, with up to 512 angles each."""
 
 
 def whole_vector_pieces(elements: int) -> list[int]:

@@ -117,7 +117,7 @@ def _of_experts(stored: Stored, *, alike: bool) -> Differences:
     """Find gaps in the numbers of experts, and experts whose shape differs from the others.
 
     Experts are stacked in the order of their numbers, so a gap would shift every later expert. `alike`: every part must
-    have as many experts. LongCat's experts without computation have only some parts.
+    have the same number of experts. LongCat's experts without computation have only some parts.
     """
     layers: dict[str, dict[str, dict[int, Sequence[int]]]] = defaultdict(lambda: defaultdict(dict))
     for name, tensor in stored.items():
@@ -137,7 +137,7 @@ def _of_experts(stored: Stored, *, alike: bool) -> Differences:
 
 
 def _missing_counterparts(stored: Stored, stored_as: str) -> set[str]:
-    """Find the missing halves of quantized weights. transformers takes FP8 weights without scales for dense ones."""
+    """Find the missing halves of quantized weights. transformers treats FP8 weights without scales as dense weights."""
     if stored_as == "fp8":
         coded = [name for name, tensor in stored.items() if tensor.header.dtype in FLOAT8]
         return {f"{name}_scale_inv" for name in coded if not stored.keys() & {f"{name}_scale_inv", f"{name}_scale"}}

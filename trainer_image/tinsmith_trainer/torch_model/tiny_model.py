@@ -1,7 +1,7 @@
 """A generated model of a few hundred kilobytes with a tokenizer, for the demo, tests and benchmarks.
 
-The weights are random; the mathematics is real. The byte-level tokenizer has the special tokens of both the Qwen3 and
-the Llama 3 chat formats as single ids, and the chat template of the family.
+The weights are random, but the computation is that of a real model. The byte-level tokenizer has the special tokens of
+both the Qwen3 and the Llama 3 chat formats as single IDs, and the chat template of the family.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def make_tiny_model(
     """Write config, random weights and tokenizer into `directory`. Equal arguments give equal bytes."""
     shape = shape or TinyShape()
     directory.mkdir(parents=True, exist_ok=True)
-    disable_progress_bar()  # a bar for one file of a few hundred kilobytes is noise
+    disable_progress_bar()  # a progress bar for one small file is not useful
     tokenizer = _make_tokenizer(family, shape.vocab_size)
     tokenizer.save_pretrained(directory)
     _make_weights(family, shape, seed, tokenizer.eos_token_id).save_pretrained(directory)

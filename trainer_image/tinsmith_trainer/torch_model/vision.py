@@ -33,7 +33,7 @@ IMAGE_TOKEN_TYPE = 1
 
 
 class VisionUnsupported(Exception):
-    """The model takes no images, or in a way that is not supported. The message says why."""
+    """An error for a model that takes no images, or takes them in an unsupported way. The message gives the reason."""
 
 
 class Vision:
@@ -114,7 +114,7 @@ class Vision:
         return int(patches // self._processor.merge_size**2)
 
     def _fixed_number(self) -> int:
-        """Return the number of tokens of any image, for a model that scales all images to one size."""
+        """Return the fixed number of tokens of any image, for a model that scales all images to one size."""
         shapes = {self._blank(size)["pixel_values"].shape for size in PROBE_SIZES}
         if len(shapes) > 1:
             raise VisionUnsupported("its processor does not report how many tokens it makes of an image")

@@ -1,6 +1,6 @@
-"""The files that transformers reads weights from, and their tensors' names, shapes and types.
+"""The files from which transformers reads weights, and the names, shapes and types of their tensors.
 
-Only the headers of safetensors files are read, unless two tensors have to be compared.
+Only the headers of safetensors files are read, unless two tensors must be compared.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _pickled_headers(file: Path) -> dict[str, Tensor]:
 
 
 def pickled(file: Path, device: str = "cpu") -> dict[str, Any]:
-    """Return what torch saved in a file, reading only what is used if the format allows it."""
+    """Return the content that torch saved in a file. Read only the used parts if the format allows it."""
     found: dict[str, Any] = torch.load(file, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(file))
     return found
 
@@ -158,6 +158,6 @@ MOST_NAMED = 5
 
 
 def listed(names: list[str]) -> str:
-    """Return the first names of a list, and how many more there are."""
+    """Return the first names of a list, and the number of further names."""
     rest = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,1 +1,1 @@
-"""The messages of the wire as checked arrays, and back. Training and sampling share them."""
+"""The conversion between messages of the wire and checked arrays. Training and sampling share this package."""

@@ -1,7 +1,7 @@
-"""Tinker's protobuf bodies as checked datums, and results as protobuf.
+"""The conversion of Tinker's protobuf bodies to checked datums, and of results to protobuf.
 
-Decoding refuses what cannot be a training example with a UserError that names the datum and the field, before any
-engine sees it. The engine checks what depends on the model: vocabulary, length, loss.
+Decoding refuses invalid training examples with a UserError that names the datum and the field, before an engine sees
+them. The engine checks the properties that depend on the model: vocabulary, length, loss.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.wire.tensors import array_of, decode_tensor, dense_bytes
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
-"""The limit of a body, and of its sparse tensors when decoded: a tensor of a hundred bytes may become half a gigabyte.
-"""
+"""The limit of a body, and of its decoded sparse tensors. A tensor of a hundred bytes may become half a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedBody:
-    """An unpacked forward_backward message within the limits, which is not decoded yet."""
+    """An unpacked forward_backward message within the limits, not decoded yet."""
 
     content: bytes
     forward_only: bool
@@ -54,7 +53,7 @@ def open_body(body: bytes, *, zstd: bool) -> OpenedBody:
 
 
 def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
-    """Decode the body. Raises UserError with the datum and field at fault."""
+    """Decode the body. Raises UserError with the datum and the field that are invalid."""
     request = wire_pb2.ForwardBackwardRequest()
     try:
         request.ParseFromString(body.content)
@@ -68,7 +67,7 @@ def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
 
 
 def _check_dense_bytes(request: wire_pb2.ForwardBackwardRequest) -> None:
-    """Refuse sparse tensors that would take memory out of all proportion to their bytes."""
+    """Refuse sparse tensors that would take far more memory than their bytes suggest."""
     unpacked = sum(dense_bytes(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
     if unpacked > MAX_BODY_BYTES:
         raise UserError(
@@ -115,7 +114,7 @@ def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
 
 
 def _decode_input(where: str, chunks: Iterable[wire_pb2.Chunk]) -> tuple[NDArray[np.int32], tuple[Image, ...]]:
-    """Return the tokens of the text, and the images among them."""
+    """Return the tokens of the text, and the images with their positions."""
     parts: list[NDArray[np.int32]] = []
     images: list[Image] = []
     length = 0
@@ -154,7 +153,7 @@ def encode_forward_backward(outcome: Outcome) -> bytes:
         message.loss_fn_outputs.append(_array_record(run))
     for name, value in outcome.metrics.items():
         message.metrics[name] = value
-    # The metrics are a map, whose order would differ when the call runs again.
+    # The metrics are a map. Without this option its order would differ when the call runs again.
     return message.SerializeToString(deterministic=True)
 
 

@@ -1,6 +1,6 @@
-"""Tinker's tensors, dense or in compressed rows (CSR), as checked arrays, and back.
+"""The conversion of Tinker's tensors, dense or in compressed rows (CSR), to checked arrays, and back.
 
-A wrong tensor raises a UserError that begins with `where`, the place of the tensor.
+An invalid tensor raises a UserError that begins with `where`, the place of the tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tinsmith_trainer.errors import UserError
 
 MAX_TENSOR_BYTES = 512 * 1024 * 1024
 MAX_DIMENSIONS = 8
-"""The most dimensions. No loss has more than two, and the product of a million sizes would take hours to compute."""
+"""The maximum number of dimensions. No loss has more than two, and the product of a million sizes would take hours."""
 NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
     wire_pb2.FLOAT32: np.dtype("<f4"),
     wire_pb2.INT64: np.dtype("<i8"),
@@ -34,7 +34,7 @@ def array_of(where: str, content: bytes, dtype: np.dtype[np.generic]) -> NDArray
 
 
 def dense_bytes(tensor: wire_pb2.Tensor) -> int:
-    """Return the most bytes that a sparse tensor takes when decoded; 0 if it is dense, or will be refused."""
+    """Return the maximum bytes of a sparse tensor when decoded; 0 if it is dense, or will be refused."""
     if tensor.WhichOneof("encoding") != "sparse_csr" or len(tensor.shape) != 2:
         return 0
     return max(0, math.prod(tensor.shape)) * np.dtype(np.int64).itemsize
@@ -43,7 +43,7 @@ def dense_bytes(tensor: wire_pb2.Tensor) -> int:
 def decode_tensor(
     where: str, tensor: wire_pb2.Tensor, *, unlisted: int = 0, most_bytes: int = MAX_TENSOR_BYTES
 ) -> Numbers:
-    """Return a dense array of int64 or float32. Entries that compressed rows do not list become `unlisted`."""
+    """Return a dense array of int64 or float32. Entries that compressed rows do not list get the value `unlisted`."""
     dtype = NUMPY_DTYPES.get(tensor.dtype)
     if dtype is None:
         raise UserError(f"{where} has dtype {tensor.dtype}; float32 and int64 are understood.")
@@ -123,7 +123,7 @@ def encode_dense(array: NDArray[np.generic]) -> wire_pb2.Tensor:
 
 
 def encode_like(asked: wire_pb2.Tensor, answer: NDArray[np.float32]) -> wire_pb2.Tensor:
-    """Encode one value for each entry of a decoded tensor, in its layout.
+    """Encode one value for each entry of a decoded tensor, in the tensor's layout.
 
     If the layout is sparse, only listed entries have values.
     """

@@ -1,7 +1,7 @@
-"""Requests of an API server of a later release, with fields that this worker does not know.
+"""Requests from an API server of a later release, with fields that this worker does not know.
 
 protobuf keeps unknown fields silently, so the call would run without them. Fields with their default value are not
-sent, so an unknown field always requests something.
+sent. So an unknown field is always a request for some effect.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MESSAGE_OF_KIND: dict[int, type[Message]] = {
     worker_pb2.SAVE_WEIGHTS: worker_pb2.SaveWeights,
     worker_pb2.LOAD_WEIGHTS: worker_pb2.LoadWeights,
 }
-"""The checked messages. A release is not checked, since it must end its model in any case; the SDK's own bodies are
-not, either."""
+"""The checked messages. A release is not checked, because it must end its model in any case. The SDK's own bodies are
+not checked either."""
 
 
 def unknown_fields_of_operation(kind: int, payload: bytes) -> str:
-    """Check an operation's payload as `unknown_fields_of` does. An unreadable payload passes, and fails in its turn."""
+    """Check an operation's payload like `unknown_fields_of`. An unreadable payload passes, and fails in its turn."""
     message = MESSAGE_OF_KIND.get(kind)
     if message is None:
         return ""
