@@ -17,7 +17,7 @@ SEEDS = range(-(2**63), 2**64)
 
 
 def trained_modules(lora: LoraSpec, modules: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the modules in the spec's families, sorted. Raises UserError if there are none."""
+    """Return the names of the modules in the spec's families, sorted. Raises UserError if there is no such module."""
     chosen = _families(lora)
     trained = tuple(name for name in sorted(modules) if module_family(name) in chosen)
     if not trained:
@@ -53,7 +53,7 @@ def check_seed(seed: int) -> None:
 
 
 def draw(seed: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    """Draw every A in the order of `shapes`, on the CPU, from the seed and as PEFT draws it. B starts as zeros.
+    """Draw every A in the order of `shapes`, on the CPU, from the seed and in PEFT's way. B starts as zeros.
 
     A shape of three dimensions has an A for each expert.
     """
@@ -112,7 +112,7 @@ LARGEST = 1e9
 
 
 def check_adam(params: AdamParams) -> None:
-    """Raise UserError for hyperparameters outside the ranges that torch's AdamW is defined for."""
+    """Raise UserError for hyperparameters outside the ranges of torch's AdamW."""
     ranges = {
         "learning_rate": 0 <= params.learning_rate <= LARGEST,
         "beta1": 0 <= params.beta1 < 1,

@@ -28,8 +28,8 @@ class Datum:
     `tokens` is int32 `[T]`. Loss inputs are dense: `target_tokens` is int64 `[T]` or `[T, K]`, and all others are
     float32 or int64, of the shape of `target_tokens` or `[T]`. Inputs of a custom loss may have other shapes.
 
-    With images, `tokens` are those of the text until an engine inserts its model's image tokens. Per-token inputs count
-    both.
+    If the datum has images, `tokens` contains only text tokens until an engine inserts its model's image tokens.
+    Per-token inputs have values for text and image tokens.
     """
 
     tokens: NDArray[np.int32]
@@ -43,7 +43,7 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """An adapter's shape. `seed` is always set: a missing one was drawn and journaled before."""
+    """An adapter's shape. `seed` is always set. If the request has no seed, one is drawn and journaled before."""
 
     rank: int
     alpha: float
@@ -119,7 +119,7 @@ class Call(Protocol):
 
     @property
     def next_tokens(self) -> int:
-        """The tokens of the next microbatch, including padding. 0: the call is ready for `finish`."""
+        """The tokens of the next microbatch, including padding; 0 if the call is ready for `finish`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,11 @@ class EngineCapabilities:
 
 
 class CallRunner(Protocol):
-    """Computes Works one microbatch at a time, so that the scheduler can alternate between calls.
+    """The computation of Works, one microbatch at a time, so that the scheduler can alternate between calls.
 
     The bits of an Outcome and of its gradients do not depend on other calls that run between or together with the
-    call's microbatches. Any number of calls may be in progress, also several on one adapter. Meanwhile only `finish` of
-    another call may change their adapter.
+    call's microbatches. Any number of calls may be in progress, also several on one adapter. While a call is in
+    progress, only `finish` of another call may change their adapter.
     """
 
     def start(self, work: Work) -> Call:
@@ -220,24 +220,24 @@ class Engine(CallRunner, Protocol):
         return AdapterState(state.lora, state.optimizer_step, state.weights_only().tensors)
 
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
-        """Set an adapter, creating it if needed, even beyond the limits on slots and rank.
+        """Set an adapter. If it does not exist, create it, even beyond the limits on slots and rank.
 
-        The limits apply to new adapters; an existing one is restored even if they were lowered since. Gradients are
-        restored only `with_optimizer` (a snapshot); a checkpoint has none. Without the optimizer, moments and step
-        restart.
+        The limits apply to new adapters. An existing adapter is restored even if the limits were lowered since.
+        Gradients are restored only `with_optimizer` (a snapshot); a checkpoint has no gradients. Without the optimizer,
+        moments and step restart.
         """
 
     def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
         """Write files that PEFT or transformers can load into the existing directory `target`."""
 
     def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of such an adapter's weights on this base model, by `<module>.lora_A|B`.
+        """Return the shapes of the weights of such an adapter on this base model, by `<module>.lora_A|B`.
 
-        Callable from any thread. Raises UserError if this base model can have no such adapter.
+        Callable from any thread. Raises UserError if this base model cannot have such an adapter.
         """
 
     def embedding_shapes(self) -> Sequence[tuple[int, ...]]:
-        """Return the shapes of the base model's embeddings, copies of which PEFT may write next to an adapter.
+        """Return the shapes of the base model's embeddings. PEFT may write copies of them next to an adapter.
 
         Callable from any thread.
         """

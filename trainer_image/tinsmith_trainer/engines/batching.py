@@ -26,7 +26,7 @@ GPU_MEMORY_STEP_BYTES = 2 * 1024**3
 """Drivers report the memory of one GPU model with a variation of about 100 MiB around its nominal size."""
 
 PACKED_BELOW_TOKENS = 512
-"""A longer datum's products are large enough, and faster than in parts."""
+"""The length from which products are large enough; they are then faster than in parts."""
 PRODUCT_TOKENS = (64, 128)
 """Tokens of a packed datum's products; the second value applies to datums of at least that length.
 
@@ -34,11 +34,10 @@ Measured on one thread in GFLOP/s, for 256 x 640: 94 for 16, 168 for 64, 193 for
 """
 
 CELLS_PER_TOKEN = 4
-"""The limit on padding: losses take rows as wide as the longest.
+"""The limit on padding. Losses take rows as wide as the longest datum.
 
-Next to a datum of 127 tokens, hundreds of one token each would be a hundred times as large as the data sent, and with
-many targets per token fill the memory.
-"""
+Without it, hundreds of datums of one token each could share a microbatch with a datum of 127 tokens. They would become
+a hundred times as large as the data sent, and with many targets per token fill the memory."""
 
 OPEN_GROUPS = 16
 """The number of groups that are searched for room, so that splitting takes time linear in the number of datums."""
@@ -100,7 +99,7 @@ class MicrobatchArrays:
 class _Kind:
     """The key of datums that may share a microbatch.
 
-    `length` is the padded length of rows, None if packed. `alone` is the index of a datum that shares with no other.
+    `length` is the padded length of rows, None if packed. `alone` is the index of a datum that has its own microbatch.
     """
 
     product_tokens: int
@@ -129,7 +128,7 @@ def _grid() -> Iterator[int]:
 
 
 def counted_gpu_memory(reported_bytes: int) -> int:
-    """Return the memory to budget with: equal for all GPUs of a model, whatever the driver reserves."""
+    """Return the memory to budget with. It is equal for all GPUs of a model, whatever the driver reserves."""
     return max(1, round(reported_bytes / GPU_MEMORY_STEP_BYTES)) * GPU_MEMORY_STEP_BYTES
 
 

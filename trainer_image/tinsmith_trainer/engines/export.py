@@ -26,7 +26,7 @@ A_SUFFIX = ".lora_A"
 
 @dataclass(frozen=True, slots=True)
 class BaseFiles:
-    """The directory of a base model's files, the name by which PEFT finds it, and its computing dtype."""
+    """The directory of a base model's files, the name by which PEFT finds the model, and its computing dtype."""
 
     directory: Path
     name: str
@@ -77,7 +77,7 @@ def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
 
 
 def _delta(state: AdapterState, module: str) -> Tensor:
-    """Return what an adapter adds to a weight: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
+    """Return the delta that an adapter adds to a weight: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
     lora_A, lora_B = (torch.from_numpy(state.tensors[f"{WEIGHTS_PREFIX}{module}.lora_{part}"]) for part in "AB")
     return (state.lora.alpha / state.lora.rank) * (lora_B @ lora_A)
 
@@ -91,7 +91,7 @@ def _modules(state: AdapterState) -> list[str]:
 
 
 def _untie(model: Any) -> None:
-    """Give the output projection its own weight: the adapter changes it, and not the embedding."""
+    """Give the output projection its own weight, because the adapter changes this weight but not the embedding."""
     model.config.tie_word_embeddings = False
     head = model.get_submodule(UNEMBED_NAME)
     head.weight = nn.Parameter(head.weight.detach().clone())

@@ -22,7 +22,7 @@ from tinsmith_trainer.engines.tensor_files import tensor_file, tensors_of
 
 GATE, UP, DOWN = "w1", "w3", "w2"
 FORMER_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names that PEFT takes for projections of experts in the layout of transformers 4, anywhere in the model."""
+"""Names that PEFT treats as projections of experts in the layout of transformers 4, anywhere in the model."""
 GATED_NAMES = {GATE: "gate_proj", UP: "up_proj", DOWN: "down_proj"}
 UNGATED_NAMES = {GATE: "up_proj", DOWN: "down_proj"}
 
@@ -51,8 +51,8 @@ def expert_modules(tensors: Tensors) -> list[str]:
 def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str], list[str]]:
     """Return `target_modules` and `target_parameters` of linear layers.
 
-    In a model with experts, PEFT would search for all layers with the former names among the target modules. As
-    parameters they stay where they are (peft.utils.transformers_weight_conversion, 0.21).
+    In a model with experts, PEFT moves target modules that have the former names of experts. Target parameters stay
+    where they are (peft.utils.transformers_weight_conversion, 0.21).
     """
     named = list(modules)
     moved = {name for name in named if has_experts and name.rpartition(".")[2] in FORMER_NAMES}

@@ -1,4 +1,4 @@
-"""Safetensors files written without a copy of their tensors, byte for byte as that library would write them.
+"""Safetensors files written without a copy of their tensors, with the same bytes as the library's files.
 
 The library builds the whole file in memory, twice. Here the header is computed from names and shapes, and the rest of
 the file consists of views of the tensors. Tensors that are read are views of the file's content.

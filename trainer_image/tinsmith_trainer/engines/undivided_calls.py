@@ -1,7 +1,7 @@
-"""Calls of backends that do not divide a Work: all of it is one microbatch.
+"""Calls of backends that do not divide a Work: one microbatch contains all of it.
 
 These backends write gradients to the accumulator as soon as they compute them. So the computation happens in `finish`,
-and a call that is dropped before has no effect.
+and a call that is dropped earlier has no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(slots=True, eq=False)
 class UndividedCall(Call, Generic[Prepared]):
-    """A call that is computed as a whole by `finish`. `ready`: it was advanced."""
+    """A call that `finish` computes as a whole. `ready`: the call was advanced."""
 
     work: Work
     prepared: Prepared
@@ -37,7 +37,7 @@ class UndividedCallRunner(CallRunner, Generic[Prepared]):
 
     @abstractmethod
     def prepare(self, work: Work) -> Prepared:
-        """Check the work, and refuse what cannot be computed."""
+        """Check the work. Refuse work that cannot be computed."""
 
     @abstractmethod
     def compute(self, work: Work, prepared: Prepared) -> Outcome: ...

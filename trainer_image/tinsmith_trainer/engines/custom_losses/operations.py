@@ -83,7 +83,7 @@ def _item(value: Any, index: Any) -> Any:
 
 
 def _pieces(function: Operation, count: Callable[..., int], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Refuse to split a tensor into more pieces than a program would name, since each is an object."""
+    """Refuse to split a tensor into more pieces than a program would name, because each piece is an object."""
     if (pieces := count(value, *args, **kwargs)) > MAX_PIECES:
         raise NotAllowed(f"a tensor can be split into at most {MAX_PIECES} pieces, not into {pieces}")
     return function(value, *args, **kwargs)
@@ -121,7 +121,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _norm(function: Operation, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute a norm. The nuclear norm decomposes a matrix, which no count of values covers."""
+    """Compute a norm. The nuclear norm decomposes a matrix, and no count of values covers this cost."""
     if "nuc" in (*args, *kwargs.values()):
         raise NotAllowed("the nuclear norm is not supported")
     return function(value, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Evaluation of a custom loss on the CPU, one datum at a time, on any device of the model.
+"""Evaluation of a custom loss on the CPU, one datum at a time, for a model on any device.
 
 On the CPU an index out of range is an error of this loss; on a GPU it would end the device for all clients. The numbers
 also equal those of the SDK's own evaluation.

@@ -48,7 +48,7 @@ def custom_arrays(program: Program, datums: Sequence[Datum]) -> list[dict[str, N
 
 
 def _extremes(program: Program, datums: Sequence[Datum], arrays: Sequence[Mapping[str, Numbers]]) -> list[int]:
-    """Return, for each combination of input types, the datums with the fewest and the most targets."""
+    """Return the datums with the fewest and with the most targets for each combination of input types."""
     by_types: dict[tuple[str, ...], list[int]] = {}
     names = [declared.name for declared in program.loss.inputs[1:]]
     for index, own in enumerate(arrays):
@@ -101,7 +101,7 @@ def _laid_out(index: int, datum: Datum, declared: LossInput) -> Numbers:
 
 
 def _check_widths(program: Program, arrays: Sequence[Mapping[str, Numbers]]) -> None:
-    """Require equal widths. With targets of one column, wider rows would not tell their number of columns."""
+    """Require equal widths. With targets of one column, wider rows would not show their number of columns."""
     if program.loss.inputs[0].rank == 2:
         return
     for declared in program.loss.inputs[1:]:
@@ -125,8 +125,8 @@ class RowLosses:
 def row_losses(program: Program, logprobs: Tensor, inputs: Mapping[str, Tensor], valid: Tensor) -> RowLosses:
     """Compute each row separately, without padding, so that its bits do not depend on the others.
 
-    What the graph keeps for its gradient is freed row by row. The gradient reaches the model through a term that is
-    always 0, which is added to the computed loss. Raises UserError.
+    The values that the graph keeps for its gradient are freed row by row. The gradient reaches the model through a term
+    that is always 0, which is added to the computed loss. Raises UserError.
     """
     trains = torch.is_grad_enabled() and logprobs.requires_grad
     host = {name: values.cpu() for name, values in inputs.items()} | {"": logprobs.detach().cpu()}

@@ -1,7 +1,7 @@
 """The check of an imported adapter's configuration against each field of PEFT's LoraConfig.
 
-A field is supported, has no effect on what the weights compute, or is refused by name. Unknown fields are refused too,
-because a later PEFT may compute something else with them.
+A field is supported, has no effect on the result of the weights, or is refused by name. Unknown fields are refused,
+too, because a later PEFT may compute other results with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tinsmith_trainer.engines.peft_layout import CONFIG_FILE
 from tinsmith_trainer.errors import CheckpointInvalid
 
 MOST_ALPHA = 1e6
-"""A scale that float32 holds easily, and far above any that is trained with."""
+"""The largest accepted scale. float32 holds it easily, and it is far above any scale in training."""
 MOST_SHOWN_CHARACTERS = 100
 
 HONOURED = frozenset(
@@ -24,7 +24,7 @@ HARMLESS = frozenset(
     {
         # Names and versions: the weights are checked against the base model itself.
         *("auto_mapping", "base_model_name_or_path", "peft_version", "revision", "task_type"),
-        # Where PEFT puts the layers: the names of the weights say so.
+        # The places of PEFT's layers. The names of the weights contain the same information.
         *("exclude_modules", "layers_pattern", "layers_to_transform", "target_modules", "target_parameters"),
         # How PEFT trains, initializes or runs an adapter. `init_lora_weights` says which initialization was used.
         *("corda_config", "ensure_weight_tying", "eva_config", "inference_mode", "loftq_config", "lora_dropout"),

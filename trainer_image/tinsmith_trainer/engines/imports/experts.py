@@ -1,7 +1,8 @@
 """Conversion of adapters of experts from other programs' layouts: the inverse of `engines/peft_layout.py`.
 
-PEFT has two flat pairs for a layer's experts, and servers one pair for each expert. Our tensors have three dimensions,
-and all experts of a layer share the factor at the model's hidden size. Adapters that do not share it are refused.
+PEFT has two flat pairs for a layer's experts, and servers have one pair for each expert. Our tensors have three
+dimensions, and all experts of a layer share the factor at the model's hidden size. Adapters whose experts do not share
+this factor are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ EACH = re.compile(r"(?P<experts>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)
 
 
 class NotShared(ValueError):
-    """Experts have their own factors where one must be shared by all."""
+    """An error for experts with their own factors in a place where all experts must share one factor."""
 
 
 def to_tinker_experts(tensors: Tensors, rank: int) -> dict[str, Array]:

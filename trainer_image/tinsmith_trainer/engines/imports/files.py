@@ -40,7 +40,8 @@ EMBEDDINGS_KEY = re.compile(
 )
 STORED_NAME = re.compile(r"(?:.*\.)?(?P<name>embed_tokens|lm_head)\.weight")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""A bfloat16 model may be loaded as float32, and a float32 one as bfloat16, before its weights are saved."""
+"""The dtypes that may differ by rounding. A bfloat16 model may be loaded as float32, and a float32 model as bfloat16,
+before its weights are saved."""
 
 Embeddings = Mapping[str, StoredTensor]
 """The base model's embeddings, by the last part of the module's name."""

@@ -13,7 +13,7 @@ FAMILIES = ("attn", "mlp", "unembed")
 WIDEST_BYTES = 4
 CONFIG_BYTES = 2**20
 CONFIG_BYTES_OF_A_TENSOR = 64
-"""PEFT's configurations have some kilobytes. A mixture's may name each expert's module, with a rank."""
+"""The limit of a configuration. PEFT's have some kilobytes. A mixture's may name each expert's module, with a rank."""
 EMBEDDING_COPIES = 2
 LAYOUTS = 2
 """Tinker's archives may have a placeholder for each tensor of the base model."""

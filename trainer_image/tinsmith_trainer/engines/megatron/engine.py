@@ -56,7 +56,7 @@ A_SUFFIX = ".lora_A"
 
 @dataclass(slots=True)
 class _Adapter:
-    """An adapter that the ranks hold: its tensors' whole shapes, in the order in which they are drawn."""
+    """An adapter on the ranks: the whole shapes of its tensors, in the order in which they are drawn."""
 
     lora: LoraSpec
     shapes: Mapping[str, Shape]
@@ -138,7 +138,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
         return outcome_of(work, prepared, gather(self._on_ranks(work, prepared), work.datums))
 
     def _on_ranks(self, work: Work, loss: PreparedLoss) -> list[RowResults]:
-        """Compute on all ranks. Raises ServerError if every rank failed at the same point, and so kept nothing."""
+        """Compute on all ranks. Raises ServerError if every rank failed at the same point and kept no result."""
         layout = self._ranks.parallelism
         shards = shards_of(work.datums, loss.arrays, layout, self._settings.token_budget)
         # Stages, and ranks that share experts, may fail at different points. The next call would then receive messages
@@ -186,7 +186,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
 
     @override
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
-        """Set an adapter. Raises ServerError if its rank exceeds what the ranks' model was padded to."""
+        """Set an adapter. Raises ServerError if its rank exceeds the padded rank of the ranks' model."""
         adapter = self._new_adapter(state.lora)
         if state.lora.rank > self._settings.max_rank:
             raise ServerError(
@@ -244,7 +244,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
 
     @contextlib.contextmanager
     def _lost_ranks_end_the_process(self) -> Iterator[None]:
-        """End the process if ranks are lost. The next one restores the snapshots and replays later calls."""
+        """End the process if ranks are lost. The next process restores the snapshots and replays later calls."""
         try:
             yield
         except RanksLost:

@@ -26,7 +26,7 @@ from tinsmith_trainer.errors import ServerError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""A rank fails after waiting this long for the others; a dead rank is noticed at once."""
+"""The time for which a rank waits for the others before it fails. A dead rank is noticed at once."""
 
 
 @dataclass(frozen=True, slots=True)

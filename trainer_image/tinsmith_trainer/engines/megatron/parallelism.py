@@ -65,12 +65,12 @@ class Parallelism:
         return rank % (self.world_size // self.pipeline)
 
     def is_first_copy(self, rank: int) -> bool:
-        """Return whether this rank, of those with the same dense layers, is the first."""
+        """Return whether this rank is the first of the ranks with the same dense layers."""
         at = self.coordinates(rank)
         return at.data == 0 and at.context == 0
 
     def is_first_of_experts(self, rank: int) -> bool:
-        """Return whether this rank, of those with the same experts, is the first."""
+        """Return whether this rank is the first of the ranks with the same experts."""
         return self._in_stage(rank) < self.expert
 
     def reporting_ranks(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""The engine's view of one model's ranks, wherever they run."""
+"""The engine's view of one model's ranks, on any machine."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tinsmith_trainer.torch_model.device import is_device_fault
 
 
 class RanksLost(Exception):
-    """A rank died, or only some ranks failed: the ranks no longer hold one consistent state."""
+    """An error after a rank died, or after only some ranks failed. The ranks no longer hold one consistent state."""
 
 
 class RanksFailed(Exception):
-    """Every rank failed at the same computation, and is still usable."""
+    """An error after every rank failed at the same computation. The ranks are still usable."""
 
 
 class RankGroup(Protocol):
-    """Calls the method of that name on every `Rank`, one call at a time.
+    """The ranks of a model. Each call runs a method on every `Rank`; one call runs at a time.
 
-    Raises UserError and RanksFailed if every rank raised that error, RanksLost if they differ.
+    Raises UserError and RanksFailed if every rank raised the same error, RanksLost if the errors differ.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Ray for one engine: started in this container, or already running. Without log noise, and without our secrets."""
+"""Ray for one engine: started in this container, or already running. Ray's log noise and our secrets are kept out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ log = structlog.get_logger(__name__)
 
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HOME")
 PASSED_ON_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "RAY_")
-"""The environment that ranks need. The rest is withheld: it holds keys of stores and hubs."""
+"""The environment variables that ranks need. Other variables are withheld, because they hold keys of stores and
+hubs."""
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 """The variable that selects this worker's GPUs."""
@@ -32,7 +33,7 @@ SHARED_MEMORY = "/dev/shm"
 SMALLEST_OBJECT_STORE_BYTES = 80 * 1024**2
 LARGEST_OBJECT_STORE_BYTES = 2 * 1024**3
 LOST_HEAD_SECONDS = 10
-"""A cluster is lost without its head. Ray's default patience is a minute."""
+"""The time until a cluster without its head counts as lost. Ray's default is a minute."""
 
 ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -112,8 +113,8 @@ def _attach(address: str, shows_actors: bool) -> None:
 def start_ray(start: Callable[[str], None]) -> str:
     """Call `start` with a new folder, and return the folder of the running Ray.
 
-    Ray waits 30 s for its own programs, and this is not configurable. A busy node may need longer once, so a failed
-    start is repeated.
+    Ray waits 30 s for its own programs, and this is not configurable. A busy node may need more time, so a failed start
+    is repeated.
     """
     try:
         return _start_once(start)
@@ -200,7 +201,7 @@ def _object_store_bytes() -> int:
 
 @contextmanager
 def _only_passed_on(also: Sequence[str]) -> Iterator[None]:
-    """Hide other variables from Ray's processes, which inherit the environment."""
+    """Hide all other variables from Ray's processes, which inherit the environment."""
     kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name) and name not in also}
     for name in kept_back:
         del os.environ[name]

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 PLACEMENT_SECONDS = 600.0
 """The time until all ranks must have a place, including nodes that have yet to start."""
 PROGRESS_SECONDS = 120.0
-"""The interval without a ready rank after which the log lists the missing ones. Models may take any time."""
+"""The interval after which the log lists the missing ranks if no rank became ready. Models may take any time."""
 
 Resources = Mapping[str, float]
 """The resources of one rank, in Ray's terms."""
@@ -37,14 +37,14 @@ ON_GPUS: Resources = {"CPU": 1, "GPU": 1}
 
 
 class RankProcess(ABC):
-    """The class of a Ray actor. It is built in steps, since the first rank chooses the rendezvous for the others."""
+    """The class of a Ray actor. It is built in steps, because the first rank chooses the rendezvous for the others."""
 
     _rank: Any
     """A `Rank`, after `join`."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Do everything slow that needs no other rank, before the rendezvous."""
+        """Do all slow work that needs no other rank, before the rendezvous."""
 
     @abstractmethod
     def host(self) -> tuple[str, int]:
@@ -91,7 +91,7 @@ class RankPlacement:
         _until_all([actor.join.remote(*place) for actor in self.actors], "build the model")
 
     def close(self) -> None:
-        """End the ranks first: the other order leaves them behind. Each failure is independent. Idempotent."""
+        """End the ranks, then release their places; the other order leaves ranks running. Idempotent."""
         with ExitStack() as closing:
             closing.callback(remove_placement_group, self._group)
             for actor in self.actors:
@@ -100,7 +100,7 @@ class RankPlacement:
 
 
 def _until_all(calls: Sequence[Any], doing: str) -> list[Any]:
-    """Wait for all calls. Raises at the first failure, for which the others may wait in vain."""
+    """Wait for all calls. Raises at the first failure, because the other ranks may wait in vain for the failed one."""
     pending = list(calls)
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=PROGRESS_SECONDS)
@@ -202,7 +202,7 @@ def start_ranks_on(
 
 
 def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
-    """Clean up after a failed start, whose own error is the one to report."""
+    """Clean up after a failed start. The start's own error is reported."""
     try:
         if places is not None:
             places.close()
@@ -213,7 +213,7 @@ def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
 
 
 GRACE_SECONDS = 10.0
-"""The time in which the other ranks must fail too, after which they are waiting for the failed one."""
+"""The time in which the other ranks must also fail. After this time they count as waiting for the failed rank."""
 
 
 def collect(calls: Sequence[Any]) -> list[Answer]:
@@ -261,8 +261,8 @@ def end_worker() -> None:
 class RankWatch:
     """A thread that checks that each actor is alive while no call is in progress.
 
-    So the next call should find a restarted worker. A busy rank answers after its call, so each rank has one question
-    in progress at a time.
+    So the next call should find a restarted worker. A busy rank answers only after its call, so each rank has at most
+    one pending check.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class RankWatch:
 
 
 def _renewed(actor: Any, asked: Any) -> Any:
-    """Return the next question if this one was answered. Raises RayError if it never will be."""
+    """Return the next check if the last one was answered. Raises RayError if it will never be answered."""
     answered, _ = ray.wait([asked], timeout=0)
     if not answered:
         return asked

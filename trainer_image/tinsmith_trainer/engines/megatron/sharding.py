@@ -32,7 +32,8 @@ LOGPROB_CHUNK_TOKENS = 1024
 """Tokens whose logits exist at a time: those of a whole sequence would not fit next to the model."""
 
 LEAST_FILLED_SHARE = 0.5
-"""A datum joins a microbatch of longer ones unless more than half of its row would be padding."""
+"""The limit on padding in a row: a datum joins a microbatch of longer datums only if at most half of its row is
+padding."""
 
 
 def shards_of(
@@ -46,10 +47,10 @@ def shards_of(
 
 
 def length_multiple(*, tensor: int, context: int) -> int:
-    """Return what a row's length must be a multiple of.
+    """Return the number of which a row's length must be a multiple.
 
-    Tensor ranks divide a sequence, and context ranks take two pieces each, one from either end, so that causal
-    attention costs the same on all of them.
+    Tensor ranks divide a sequence. Context ranks take two pieces each, one from either end, so that causal attention
+    costs the same on all of them.
     """
     return tensor * (2 * context if context > 1 else 1)
 
@@ -100,7 +101,7 @@ def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int
 def equal_shards(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Deal out rows as long as the call's longest datum, so that padding rows are spread evenly."""
+    """Deal out rows that are as long as the call's longest datum, so that padding rows are spread evenly."""
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
     most = row_count(max(datum.length for datum in datums), token_budget)
     rows = rows_of_microbatch(len(datums), layout.data, most)
@@ -112,7 +113,7 @@ def equal_shards(
 def rows_of_microbatch(rows: int, data_parallel: int, most: int) -> int:
     """Return the fewest rows with which a rank's share takes no more microbatches than with `most` rows each.
 
-    Full ones would leave a last one of mostly padding: 9 rows with at most 8 are two microbatches of 5.
+    Full microbatches would leave a last one of mostly padding: 9 rows with at most 8 are two microbatches of 5.
     """
     share = -(-rows // data_parallel)
     return -(-share // -(-share // most))

@@ -35,7 +35,7 @@ PASSED_ON = (
 
 
 def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
-    """Return when all ranks hold their part of the model, which each reads from `directory`: minutes.
+    """Start the ranks. Return when all hold their part of the model, which each reads from `directory` in minutes.
 
     Also returns the dtype of the weights, which is the folder's. Raises ModelDirectoryInvalid, before Ray starts if
     possible, and ServerError.

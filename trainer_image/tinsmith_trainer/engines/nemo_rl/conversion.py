@@ -192,7 +192,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _mark_whole(folder: Path) -> None:
-    """Mark the conversion as complete, after a sync: a power cut must not keep the mark without the weights."""
+    """Mark the conversion as complete, after a sync. A power cut must not keep the mark without the weights."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -204,7 +204,7 @@ def _mark_whole(folder: Path) -> None:
 
 @contextmanager
 def _alone(lock: Path, sleep: Callable[[float], None]) -> Iterator[int]:
-    """Hold a file lock. The kernel releases it when its processes end, so a dead one blocks no other."""
+    """Hold a file lock. The kernel releases the lock when its processes end, so a dead process blocks no other."""
     with lock.open("w") as file:
         waiting = False
         while not _taken(file.fileno()):

@@ -17,13 +17,13 @@ ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 
 _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH", re.IGNORECASE)
 _LAUNCHERS = ("PMIX_", "PMI_", "MPI_", "OMPI_", "SLURM_")
-"""A rank with these variables assumes that one of these programs started it."""
+"""The variables of other start programs. A rank with these variables assumes that such a program started it."""
 _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
-"""Variables of the process that reads them, which would mislead another."""
+"""Variables of the process that reads them. They would mislead another process."""
 _RAY_KEY = "RAY_AUTH_"
 """The token by which the processes of a cluster, including ranks, authenticate. It has no other use."""
 _OWN_SETTINGS = "TINSMITH_"
-"""The prefix of this process's own settings. Ranks get theirs as arguments."""
+"""The prefix of this process's own settings. Ranks receive their settings as arguments."""
 
 
 class DriverEnvironmentInvalid(TrainerError):

@@ -114,7 +114,7 @@ class _GatheredLogSoftmax(torch.autograd.Function):
 
 
 class _LigerLogprobs(torch.autograd.Function):
-    """Liger's kernel for one target per token. The other targets follow, since they share a sum of exponentials."""
+    """Liger's kernel for one target per token. The others are derived, because they share a sum of exponentials."""
 
     @staticmethod
     @override

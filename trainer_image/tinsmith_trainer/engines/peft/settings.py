@@ -109,10 +109,11 @@ def _threshold(recompute: Recompute, kept_tokens: int) -> int:
 
 
 def activation_bytes_per_token(config: Any, element_bytes: int) -> int:
-    """Return what a forward keeps for backward per token, if no layer is recomputed.
+    """Return the bytes per token that a forward keeps for backward, if no layer is recomputed.
 
-    Each layer keeps the inputs of its projections and what attention and the gated product need, in the weights' type,
-    and the two norms' inputs in float32. Frozen weights need no inputs of their own; LoRA on every layer does.
+    Each layer keeps the inputs of its projections, and the values that attention and the gated product need, in the
+    weights' type. It keeps the two norms' inputs in float32. Frozen weights need no inputs of their own; LoRA on every
+    layer does.
     """
     text = config.get_text_config()
     heads = text.num_attention_heads
@@ -125,7 +126,7 @@ def activation_bytes_per_token(config: Any, element_bytes: int) -> int:
 
 
 def recomputed_bytes_per_token(config: Any, element_bytes: int) -> int:
-    """Return the same with recomputed layers: the input of each, and everything of the current one."""
+    """Return the bytes per token with recomputed layers: the input of each layer, and all values of the current one."""
     text = config.get_text_config()
     inputs = text.num_hidden_layers * text.hidden_size * element_bytes
     return int(inputs + activation_bytes_per_token(config, element_bytes) // text.num_hidden_layers)

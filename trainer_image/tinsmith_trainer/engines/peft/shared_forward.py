@@ -76,7 +76,7 @@ def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftE
 
 
 def check_architecture(torch_model: TorchModel) -> None:
-    """Raise ModelDirectoryInvalid if a model is not layers, one output projection, and softmax.
+    """Raise ModelDirectoryInvalid if a model has more parts than layers, one output projection, and softmax.
 
     Training would silently miss other operations on hidden states or logits. So a few tokens run through the model's
     own forward, with logits so large that a cap is visible.

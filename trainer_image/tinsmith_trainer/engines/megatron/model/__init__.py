@@ -1,1 +1,1 @@
-"""A rank's part of a model in Megatron's layers: base weights, LoRA, and substitutes for what needs a GPU."""
+"""A rank's part of a model in Megatron's layers: base weights, LoRA, and substitutes for code that needs a GPU."""

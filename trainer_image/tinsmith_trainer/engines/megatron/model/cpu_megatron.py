@@ -96,9 +96,9 @@ _NO_STREAM = _NoStream()
 
 
 class _OnCpu(TorchFunctionMode):
-    """Replaces the device "cuda" with the CPU in this thread's calls.
+    """A replacement of the device "cuda" by the CPU in this thread's calls.
 
-    It also reports tensor types as Megatron expects them.
+    It also reports tensor types in the form that Megatron expects.
     """
 
     @override

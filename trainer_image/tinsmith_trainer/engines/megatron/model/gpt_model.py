@@ -73,7 +73,7 @@ class MegatronModel:
 
 
 def initialise_parallel(parallelism: Parallelism, rank: int) -> None:
-    """Tell Megatron which rank this is, once per process: its groups end with torch.distributed's.
+    """Set this rank's number in Megatron, once per process. Megatron's groups end with torch.distributed's.
 
     torch.distributed must have its process group, and all ranks call this together. Raises RuntimeError if that group
     does not match the parallelism, ValueError for dimensions that a CPU does not support.
@@ -134,7 +134,7 @@ def _build_chunk(
         max_sequence_length=architecture.max_sequence_length,
         pre_process=is_first,
         post_process=is_last,
-        # Frozen weights need no shared gradient: two stages load tied ones separately.
+        # Frozen weights need no shared gradient, so two stages load tied weights separately.
         share_embeddings_and_output_weights=False,
         position_embedding_type="rope",
     )
@@ -142,7 +142,7 @@ def _build_chunk(
         model.output_layer.weight = model.embedding.word_embeddings.weight
     if recompute == "layers" and is_first:
         model.embedding.register_forward_hook(_with_gradient)
-    return model.to(dtype)  # its norms are float32 for any config
+    return model.to(dtype)  # the norms of this model are float32 for any config
 
 
 def _with_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def _transformer_config(
         perform_initialization=False,
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        # Microbatches have the length of their datums: stages tell each other each shape.
+        # Microbatches have the length of their datums, so stages must send each other the shape.
         variable_seq_lengths=parallelism.pipeline > 1,
         moe_token_dispatcher_type="alltoall",  # also checked without experts: the default requires equal shapes
         bf16=dtype == torch.bfloat16,

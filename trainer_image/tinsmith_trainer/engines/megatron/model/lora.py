@@ -52,7 +52,7 @@ class LoraTensor:
     among: Literal["tensor", "expert"] = "tensor"
 
     def part(self) -> TensorPart:
-        """Return what the engine needs to cut this rank's part out of an adapter, and to join the parts."""
+        """Return the data with which the engine cuts this rank's part out of an adapter and joins the parts."""
         return TensorPart(self.name, tuple(self.parameter.shape), self.split, self.full_shape, self.among)
 
 

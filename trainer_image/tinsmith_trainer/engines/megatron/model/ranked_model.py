@@ -27,11 +27,11 @@ NAMES_CODE = "auto_map"
 
 @dataclass(frozen=True, slots=True)
 class RankedModel:
-    """The model that ranks are built for.
+    """The model for which ranks are built.
 
     `max_tokens` is the length of the longest datum, `max_rank` the highest rank of an adapter. `token_budget` limits a
-    packed microbatch, which may always hold a longest datum. `recompute` is what each layer recomputes in backward.
-    `experts` is their number in each layer; 0 for a dense model.
+    packed microbatch, which may always hold a longest datum. `recompute` is the part of each layer that is recomputed
+    in backward. `experts` is the number of experts in each layer; 0 for a dense model.
     """
 
     directory: Path

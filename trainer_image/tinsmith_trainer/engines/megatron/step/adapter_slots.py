@@ -71,7 +71,7 @@ def split(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def to_host(flat: Tensor) -> Tensor:
-    """Copy to the host, pinned if it comes from a GPU for a fast way back. A host tensor is returned unchanged."""
+    """Copy to the host. Memory from a GPU is pinned for a fast copy back. A host tensor is returned unchanged."""
     if not flat.is_cuda:
         return flat
     return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)

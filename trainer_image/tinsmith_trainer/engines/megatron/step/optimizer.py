@@ -60,7 +60,7 @@ class OptimizerState:
         return first, second
 
     def set_moments(self, step: int, moments: Moments | None) -> None:
-        """Set the moments; None removes them. Adam creates new ones in its next step, unlike from zeros."""
+        """Set the moments; None removes them. Adam creates missing moments in its next step, unlike zero moments."""
         for inner in self._inners():
             inner.state.clear()
             _set_group_step(inner, step if moments else None)
@@ -91,7 +91,7 @@ class OptimizerState:
             torch._foreach_mul_(gradients, scale)
 
     def forget_gradients(self) -> None:
-        """Drop the ready gradients: they are views of buffers, which the next backward would add to again."""
+        """Drop the ready gradients. They are views of buffers to which the next backward would add again."""
         for master in self._masters:
             master.tensor.grad = None
         for parameter in self._parameters:

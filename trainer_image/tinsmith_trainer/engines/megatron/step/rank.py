@@ -1,7 +1,7 @@
-"""A rank of a model, with the methods that the engine calls by name, wherever the rank runs.
+"""A rank of a model, with the methods that the engine calls by name, on any machine.
 
 Every rank receives every call, in the same order. Arguments and results are picklable. Tensors arrive whole and on the
-CPU, and each rank cuts its part; it returns its part, and the engine joins the parts.
+CPU, and each rank cuts out its part. It returns its part, and the engine joins the parts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Rank:
     def ts_forward_backward(
         self, shard: Sequence[Batch], adapter_id: str, loss: PreparedLoss, forward_only: bool
     ) -> list[RowResults]:
-        """Return all rows on the last pipeline stage, none on the others. An error leaves the adapter unchanged."""
+        """Return all rows on the last pipeline stage, none on other stages. An error leaves the adapter unchanged."""
         self._places.set_scale(self._scales[adapter_id])
 
         def run() -> list[RowResults]:

@@ -171,7 +171,7 @@ class AdapterStep:
         return slot
 
     def _park(self, slot: AdapterSlot) -> Parked:
-        """Return a host copy of what the model and the optimizer hold."""
+        """Return a host copy of the adapter's values in the model and the optimizer."""
         first_second = self._state.moments() if slot.has_moments else None
         return Parked(
             to_host(pack(self._parameters)),
@@ -186,7 +186,7 @@ class AdapterStep:
         self._state.set_moments(step, parked.moments)
 
     def _reduce(self) -> None:
-        """Sum over data-parallel ranks, and wherever else Megatron sums.
+        """Sum over data-parallel ranks, and over all other ranks over which Megatron sums.
 
         Every rank gets the whole sum, even with the distributed optimizer, which would need only a shard: LoRA's
         gradients are small, and a whole accumulator can be read, written and resharded without communication.
@@ -195,7 +195,7 @@ class AdapterStep:
         finalize([self._ddp], None, force_all_reduce=True)
 
     def _offer(self, gradients: Tensor | None) -> None:
-        """Copy an accumulator to where the optimizer expects it; None means zeros."""
+        """Copy an accumulator to the buffers from which the optimizer reads; None means zeros."""
         self._ddp.zero_grad_buffer()
         if gradients is not None:
             unpack(gradients, self._buffers())
