@@ -26,7 +26,7 @@ def trained_modules(lora: LoraSpec, modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_families(lora: LoraSpec, trained: Iterable[str]) -> None:
-    """Raise UserError if a requested family has no module among these."""
+    """Raise UserError if the trained modules contain no module of a requested family."""
     found = {module_family(name) for name in trained}
     if missing := [family for family in _families(lora) if family not in found]:
         flags = " and ".join(f"train_{family}" for family in missing)

@@ -21,7 +21,7 @@ _markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 
 
 def register_marker(marker: InFlightMarker) -> None:
-    """Register the marker for exits of this process. An exit records there whether the engine's call is the reason."""
+    """Register the marker for exits of this process. An exit records in it whether the engine's call is the reason."""
     _markers.add(marker)
 
 

@@ -117,8 +117,8 @@ class AltTokens:
 class Sequence:
     """A drawn sequence. `tokens` includes the stop token, or the tokens that completed a stop string.
 
-    `logprobs` has one value per token, `topk_logprobs` one row per token if the job requests it. Both are of the model
-    at temperature 1, before top-k and top-p.
+    `logprobs` has one value per token, `topk_logprobs` one row per token if the job requests it. Both contain logprobs
+    of the model at temperature 1, before top-k and top-p.
     """
 
     tokens: NDArray[np.int32]

@@ -32,7 +32,7 @@ SMALLEST_VOCABULARY = 16
 
 
 LoraLayer = StackedLoraLinear | ExpertProjection
-"""A layer that an adapter may have a part for: a linear layer, or one projection of all experts of a layer."""
+"""A layer for which an adapter may have a part: a linear layer, or one projection of all experts of a layer."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class TorchModel:
     def decoder(self) -> Any:
         """The layers, without the output projection."""
         found = self.model.get_decoder()
-        # For a text model with a multimodal model's names, transformers returns the whole.
+        # For a text model with a multimodal model's names, transformers returns the whole model.
         return getattr(found, "model", found) if found is self.model else found
 
     @property

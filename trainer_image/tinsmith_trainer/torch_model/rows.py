@@ -89,7 +89,7 @@ def wrap_activations(model: nn.Module) -> None:
 
 
 def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tensor, *more: Any, **options: Any) -> Any:
-    """Compute the angles of positions `[rows, length]` in pieces: a tensor `[rows, length, d]`, or several."""
+    """Compute the angles of positions `[rows, length]` in pieces. Return one or more tensors `[rows, length, d]`."""
     if not _may_have_tails():
         return angles(x, position_ids, *more, **options)
     pieces = [angles(x, piece, *more, **options) for piece in torch.split(position_ids, ANGLES_TOKENS, 1)]
@@ -105,9 +105,9 @@ def is_router(module: nn.Module) -> bool:
 
 
 def _routed_in_parts(router: Callable[..., Any], hidden_states: Tensor, *of_experts: Any) -> Any:
-    """Route hidden states `[..., d]` in parts: a tensor `[tokens, ...]`, or several.
+    """Route hidden states `[..., d]` in parts. The result is one or more tensors `[tokens, ...]`.
 
-    `of_experts` depend on experts and not on tokens, such as a bias for each expert.
+    Results `of_experts` depend on experts and not on tokens, for example a bias for each expert.
     """
     if not is_routed_apart():
         return router(hidden_states, *of_experts)

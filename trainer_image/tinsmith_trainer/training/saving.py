@@ -125,7 +125,7 @@ class Saves:
     def write_alone(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
     ) -> OperationResult:
-        """Write a save in this thread during which a process has ended. If it ends again, the cause is then known."""
+        """Write a suspect's save in this thread, alone. If the process ends again, the cause is then known."""
         return self._executor.write(self._copy(queue, entry, request, epoch, releases))
 
     def _copy(

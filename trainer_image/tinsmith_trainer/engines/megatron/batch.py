@@ -58,7 +58,7 @@ def row_length(datum: Datum) -> int:
 
 
 def row_tokens(datum: Datum, *, shifted: bool) -> Tensor:
-    """Return int64 `[T + 1]`, the model's input."""
+    """Return the model's input, int64 `[T + 1]`."""
     last = datum.loss_inputs[TARGETS][-1] if shifted else UNSEEN_TOKEN
     return torch.from_numpy(np.append(datum.tokens, last).astype(np.int64))
 
@@ -196,7 +196,7 @@ def _plain(values: Tensor) -> Tensor:
 
 
 def gather(results: Sequence[RowResults], datums: Sequence[Datum]) -> list[DatumResult]:
-    """Return each datum's result in order, without padding. Raises ServerError unless each occurs exactly once."""
+    """Return each datum's result in order, without padding. Raises ServerError unless each datum occurs once."""
     found: dict[int, DatumResult] = {}
     for part in results:
         for row, index in enumerate(part.row_id.tolist()):

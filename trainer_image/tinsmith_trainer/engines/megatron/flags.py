@@ -19,7 +19,7 @@ DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 
 
 RankRecompute = Literal["none", "mlp", "layers"]
-"""The part of each layer that ranks recompute in backward: nothing, its feed-forward, or all."""
+"""The part of each layer that ranks recompute in backward: no part, its feed-forward, or the whole layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class MegatronSettings:
 
 
 class RankFlags(argparse.Namespace):
-    """The given flags; None for omitted ones."""
+    """The given flags. Omitted flags are None."""
 
     ranks: int | None
     tensor_parallel: int | None

@@ -27,7 +27,7 @@ _OWN_SETTINGS = "TINSMITH_"
 
 
 class DriverEnvironmentInvalid(TrainerError):
-    """The driver lacks a variable without which NeMo RL does not create ranks."""
+    """An error for a missing variable of the driver. Without this variable NeMo RL creates no ranks."""
 
 
 def stays_with_driver(name: str) -> bool:

@@ -31,14 +31,14 @@ def policy_config(model: RankedModel, parallelism: Parallelism) -> Config:
         "algorithm": "modified_first_fit_decreasing",
         "microbatch_order": "packer",
         "sequence_length_round": 64,
-        "fuse_loss": False,  # its wrapper does not support logits, which arbitrary targets need
+        "fuse_loss": False,  # its wrapper does not support logits, and arbitrary targets need logits
     }
     return {
         "model_name": str(model.directory),
         "tokenizer": {"name": str(model.directory), "chat_template_kwargs": None, "use_fastokens": False},
         "hf_config_overrides": {},
         "train_global_batch_size": parallelism.data,
-        "train_micro_batch_size": 1,  # every call sets its own
+        "train_micro_batch_size": 1,  # every call sets its own size
         "generation_batch_size": 1,
         "logprob_batch_size": 1,  # `Policy` asserts equality for 4 or more tensor ranks
         "logprob_chunk_size": LOGPROB_CHUNK_TOKENS,
@@ -148,7 +148,7 @@ def _no_loss_but_the_callers() -> Config:
 def _peft(model: RankedModel) -> Config:
     """Return the settings of the LoRA in `setup_model_and_optimizer`, which `canonical_lora` replaces.
 
-    All modules that a client may train are targets; untrained ones stay zero.
+    All modules that a client may train are targets. Modules that are not trained stay zero.
     """
     return {
         "enabled": True,
@@ -166,7 +166,7 @@ def _peft(model: RankedModel) -> Config:
 
 
 def _optimizer(parallelism: Parallelism) -> Config:
-    """Return the optimizer's settings. Each step sets its own learning rate and decay, so these values are unused."""
+    """Return the optimizer's settings. Its learning rate and decay are unused, because each step sets its own."""
     return {
         "optimizer": "adam",
         "lr": 1.0e-4,

@@ -45,7 +45,7 @@ class TinsmithMegatronWorkerMixin:
         return attempt(lambda: getattr(self._started, method)(*arguments))
 
     def ts_call_sharded(self, shard: Any, method: str, arguments: Sequence[Any]) -> Answer:
-        """Return the same, with this rank's shard as first argument."""
+        """Return the result of `Rank`'s method of that name, called with this rank's shard as first argument."""
         return attempt(lambda: getattr(self._started, method)(shard, *arguments))
 
     @property

@@ -21,9 +21,9 @@ from tinsmith_trainer.torch_model.vision import Vision
 
 @dataclass(frozen=True, slots=True)
 class _GroupKey:
-    """Microbatches with equal keys may share a forward, for adapters of any rank and modules.
+    """The key of microbatches that may share a forward, for adapters of any rank and modules.
 
-    `length` is that of rows; packed microbatches may have any.
+    `length` is the padded length of rows; packed microbatches may have any length.
     """
 
     product_tokens: int

@@ -56,8 +56,9 @@ class PeftEngine(Engine):
     """Adapters over one TorchModel.
 
     Raises ModelDirectoryInvalid for an architecture that it cannot train, and ServerError for products or kernels that
-    its weights or device do not support. `batch_invariant` on the CPU in float32, for models whose rows are independent
-    (docs/design.md). Other models share no forwards: a shared forward would have other bits when it is replayed alone.
+    its weights or device do not support. The engine is `batch_invariant` on the CPU in float32, for models whose rows
+    are independent (docs/design.md). Other models share no forwards, because a shared forward would have other bits
+    when one of its calls is replayed alone.
     """
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
@@ -156,7 +157,7 @@ class PeftEngine(Engine):
                 results = run_shares(self._torch_model, shares, self._settings)
             for call, result in zip(group, results, strict=True):
                 call.take(result)
-        except Exception as error:  # also for our own errors: gradients of all calls may already be added
+        except Exception as error:  # also for our own errors, because gradients of all calls may already be added
             log.exception("a microbatch failed", adapters=[call.work.adapter_id for call in group])
             _fail(group, error)
 

@@ -21,8 +21,8 @@ ROTARY_TYPES = ("default", "linear", "llama3")
 class Mixture:
     """Experts that replace the feed-forward in every layer.
 
-    Each token is routed to the `chosen` most probable ones, weighted by their probabilities, which are `renormalised`
-    to a sum of 1 or used as they are.
+    Each token is routed to its `chosen` most probable experts. Their results are weighted by their probabilities. If
+    `renormalised`, the probabilities are scaled to a sum of 1.
     """
 
     experts: int

@@ -39,7 +39,7 @@ class ExpertSizes:
 
 
 class ExpertsLora(nn.Module):
-    """The adapters of a layer's experts on this rank, next to the layers that use them.
+    """The adapters of a layer's experts on this rank, next to the layers that use these adapters.
 
     Parameters have the dtype and device of `like`. They belong to this module directly, because Megatron-Bridge would
     treat a container as a module.
@@ -75,7 +75,7 @@ class ExpertsLora(nn.Module):
         return found
 
     def deltas(self, key: str, x: Tensor, counts: Tensor) -> Tensor:
-        """Return the deltas of rows of all of the rank's experts, sorted by expert; `counts` are their numbers."""
+        """Return the deltas for rows of all experts of the rank, sorted by expert. `counts` are the rows per expert."""
         A, B = self.factors(key)
         if self._projections[key].is_down:
             return by_all(by_expert(x, A, counts) * self.scale, B)

@@ -38,11 +38,11 @@ Join = Callable[[Sequence[Tensor]], Tensor]
 class LoraTensor:
     """A tensor of the adapter on this rank.
 
-    `name` is the whole model's, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A"). `parameter` is this
-    rank's part of it, float32. Dimension `split` is divided in equal parts, in order, among the ranks of tensor or
-    expert parallelism, as `among` says; None: all ranks have the same. `full_shape` is the model's, `[max_rank, d_in]`
-    or `[d_out, max_rank]`, with the number of experts in front. The parts of a vocabulary may be longer in total;
-    values beyond the full shape stay zero.
+    `name` is the tensor's name in the whole model, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A").
+    `parameter` is this rank's part of the tensor, float32. Dimension `split` is divided in equal parts, in order, among
+    the ranks of tensor or expert parallelism, as `among` says; None: all ranks have the same tensor. `full_shape` is
+    the shape in the whole model, `[max_rank, d_in]` or `[d_out, max_rank]`, for experts with the number of experts in
+    front. The parts of a vocabulary may be longer in total; values beyond the full shape stay zero.
     """
 
     name: str

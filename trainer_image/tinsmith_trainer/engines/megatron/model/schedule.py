@@ -38,7 +38,7 @@ class MegatronSchedule:
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
         """Return one result per microbatch on the last stage, none on the others."""
         collected: list[RowResults] = []
-        rows, length = microbatches[0][INPUT_IDS].shape  # stages tell each other the shapes of the others
+        rows, length = microbatches[0][INPUT_IDS].shape  # stages send each other the shapes of the other microbatches
         with torch.set_grad_enabled(not forward_only):
             get_forward_backward_func()(
                 forward_step_func=partial(self._forward, loss=loss, collected=collected),

@@ -25,7 +25,8 @@ class TensorPart:
     """A rank's part of `<module>.lora_A` or `<module>.lora_B`, with its own shape, including padding.
 
     `split` is the dimension that the ranks of tensor or expert parallelism divide equally, as `among` says; None: each
-    holds all of it. `whole_shape` is the model's, with the largest rank; the parts may be longer in total.
+    rank holds the whole tensor. `whole_shape` is the shape in the whole model, with the largest rank; the parts may be
+    longer in total.
     """
 
     name: str

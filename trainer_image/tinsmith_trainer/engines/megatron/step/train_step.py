@@ -49,11 +49,11 @@ class StepState:
 
 
 class AdapterStep:
-    """Adapters on this rank's part of a model, one of which is in the model at a time.
+    """The adapters on this rank's part of a model. One adapter at a time is in the model.
 
-    `ddp` is Megatron's DistributedDataParallel around the part, `optimizer` Megatron's over the same parameters, and
-    `tensors` all of those. Every rank must make the same calls in the same order: most calls communicate. Raises
-    ValueError for a model or an optimizer that does not sum.
+    `ddp` is Megatron's DistributedDataParallel around the part, `optimizer` Megatron's optimizer of the same
+    parameters, and `tensors` all of these parameters. Every rank must make the same calls in the same order, because
+    most calls communicate. Raises ValueError for a model or an optimizer that does not sum.
     """
 
     def __init__(self, ddp: Any, optimizer: Any, tensors: Sequence[TrainableTensor]) -> None:
@@ -162,7 +162,7 @@ class AdapterStep:
             leaving = self._slots[self._inside]
             leaving.parked = self._park(leaving)
             leaving.gradients = None if leaving.gradients is None else to_host(leaving.gradients)
-        # No adapter is current until the other one is completely in: an error here damages none.
+        # No adapter is current until the other one is completely in the model, so an error here damages no adapter.
         self._inside = None
         self._bring_in(slot.step, slot.parked)
         slot.gradients = None if slot.gradients is None else slot.gradients.to(self._parameters[0].device)
@@ -213,7 +213,7 @@ class AdapterStep:
             raise RanksLost(f"A step failed after it began to change weights: {error}") from error
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return copies with separate storage: a pickled view would carry the whole flat tensor."""
+        """Return copies with separate storage. A pickled view would contain the whole flat tensor."""
         parts = split(flat.cpu(), self._parameters)
         return {name: part.clone() for name, part in zip(self._names, parts, strict=True)}
 
