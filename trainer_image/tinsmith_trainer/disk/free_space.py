@@ -213,7 +213,7 @@ def longer_retry_seconds(before: float) -> float:
 def _allocate(descriptor: int, size_bytes: int) -> None:
     """Allocate the blocks, if the file system supports this.
 
-    Otherwise `os.posix_fallocate` would write a byte to each 4 KiB, which is one request each over a network.
+    Otherwise `os.posix_fallocate` would write one byte to each 4 KiB. Over a network each write is a request.
     """
     while size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
         code = ctypes.get_errno()

@@ -60,7 +60,7 @@ def close_shards(
 ) -> list[list[Batch]]:
     """Deal out datums by length, so that copies of the model have similar work.
 
-    Microbatches have decreasing lengths, so that pipeline stages, which wait for each other, work on similar ones.
+    Microbatches have decreasing lengths. Pipeline stages wait for each other, and so work on similar lengths.
     """
     lengths = [datum.length for datum in datums]
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)

@@ -169,7 +169,7 @@ def _recompute(model: RankedModel) -> list[str]:
 
 
 def parsed(arguments: Sequence[str]) -> Namespace:
-    """Parse with Miles itself, on a rank: with tensor ranks it queries the GPU, which the driver must not use.
+    """Parse with Miles itself, on a rank. For tensor ranks Miles queries the GPU, which the driver must not use.
 
     Raises ServerError with Miles' message.
     """

@@ -1,7 +1,8 @@
 """The program `python -m …bridge_import DIRECTORY FOLDER`, which the ranks' Python runs in one process, without a GPU.
 
-It does what `AutoBridge.import_ckpt` does, and saves what NeMo RL's `import_model_from_hf_name` saves, so that ranks
-find the checkpoint that they would have made. A Megatron checkpoint does not depend on the layout of the ranks.
+The program imports like `AutoBridge.import_ckpt`, and saves the same files as NeMo RL's `import_model_from_hf_name`. So
+ranks find the checkpoint that they would otherwise make. A Megatron checkpoint does not depend on the layout of the
+ranks.
 """
 
 from __future__ import annotations

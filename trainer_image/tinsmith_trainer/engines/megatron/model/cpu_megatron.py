@@ -1,8 +1,8 @@
 """Megatron's own layers, schedules and optimizers on a machine without a GPU.
 
 Megatron names the device "cuda" in many places, and queries its index, streams and random states. Inside
-`cpu_megatron()` these queries are answered for the CPU, in the calling thread only; outside, torch and Megatron are
-unchanged.
+`cpu_megatron()` these queries get answers for the CPU. Other threads, and code outside of the context, use torch and
+Megatron unchanged.
 """
 
 from __future__ import annotations
