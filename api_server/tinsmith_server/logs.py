@@ -30,7 +30,7 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
 
 
 def bind_ids(**ids: str) -> None:
-    """Add these ids to every further line of the current request."""
+    """Add these ids to every later log line of the current request."""
     structlog.contextvars.bind_contextvars(**ids)
 
 
@@ -52,7 +52,7 @@ def configure_logs(level: str, log_format: LogFormat) -> None:
         _redact_event,
     ]
     structlog.configure(
-        # The level filter comes first: each request logs a debug line.
+        # The level filter comes first, because each request logs a line at level debug.
         processors=[
             structlog.stdlib.filter_by_level,
             *shared,
@@ -77,7 +77,7 @@ def configure_logs(level: str, log_format: LogFormat) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # uvicorn's messages repeat ours; a failed start would be logged as a traceback.
+    # uvicorn's messages repeat those of this server, and it would log a failed start as a traceback.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 

@@ -1,6 +1,6 @@
 """Prometheus metrics of requests, workers and the store.
 
-Labels are the base model and the worker, never a client's ids: the page is served without a key.
+Labels name the base model and the worker. They never contain a client's ids, because the page needs no key.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from tinsmith_server.metrics.workers import DescribedWorker, SamplingCollector, 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 POLL_ROUTES = ("/retrieve_future", "/retrieve_futures")
 
-# Each series would get a second one, with the time of its first use.
+# Without this, each series would get a second series with the time of its first use.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The metrics of one app. Each app has its own registry, so two apps in one process do not add up."""
+    """The metrics of one app.
+
+    Each app has its own registry, so that the numbers of two apps in one process stay separate.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

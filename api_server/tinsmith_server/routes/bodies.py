@@ -1,4 +1,4 @@
-"""Dependencies that read bodies: JSON objects, requests, samples, training data. The key is checked first."""
+"""Dependencies that read bodies with JSON objects, requests, samples or training data. They check the key first."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tinsmith_server.wire.json_bodies import GRAPH, PLAIN, PROMPT, BadJson, Shap
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
-# The beginning of a training body over the limit that is read: its head names the model.
+# The number of bytes that are read of a training body over the limit. They contain the head, which names the model.
 HEAD_BYTES = 64 * 1024
-# The allowed shapes of the bodies of routes, other than `PLAIN`.
+# The limits on the content of bodies, for routes that do not use `PLAIN`.
 SHAPES = {"/retrieve_futures": Shape(values=64 * 1024)}
 
 
@@ -63,7 +63,7 @@ JsonObject = Annotated[dict[str, Any], Depends(read_json_object)]
 def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
     """Return a dependency that validates the body.
 
-    It suits requests without a future: its errors are 422s.
+    It answers errors with 422, so it suits requests without a future.
     """
 
     def validate(content: dict[str, Any]) -> M:
@@ -73,7 +73,7 @@ def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
             raise Unprocessable(sentence(error)) from error
 
     async def validated(content: JsonObject) -> M:
-        # A coroutine, since FastAPI would run each call of a plain function in a thread.
+        # This is a coroutine, because FastAPI would run each call of a plain function in a thread.
         return validate(content)
 
     return validated  # type: ignore[return-value]
@@ -103,7 +103,7 @@ PlainSample = Annotated[sample_requests.PlainSample, Depends(sample_as(sample_re
 async def read_custom_loss(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
 ) -> CustomLossId:
-    """Return the id of a custom loss, which contains the loss. Raises Unprocessable for an invalid loss."""
+    """Return the id of a custom loss. The id contains the loss. Raises Unprocessable for an invalid loss."""
     body = await whole_body(request, services, account)
 
     def packed() -> CustomLossId:
@@ -134,7 +134,10 @@ async def read_forward_backward(
 async def read_forward(
     request: Request, response: Response, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
 ) -> worker_pb2.SubmitRequest:
-    """Return the operation of a call without gradients: SDKs from 0.22.3 send a forward_backward without a loss."""
+    """Return the operation of a call without gradients.
+
+    SDKs from 0.22.3 on send it as a forward_backward without a loss.
+    """
     return await _from_json("forward_input", request, response, services, account, key)
 
 
@@ -145,7 +148,10 @@ Forward = Annotated[worker_pb2.SubmitRequest, Depends(read_forward)]
 async def _from_json(
     call: CallKey, request: Request, response: Response, services: Services, account: Account, key: str | None
 ) -> worker_pb2.SubmitRequest:
-    """Return the operation of a JSON body. Raises BodyTooLarge: the model's name is at the end of the body."""
+    """Return the operation of a JSON body.
+
+    Raises BodyTooLarge, because a cut body lacks the model's name at its end.
+    """
     body = await whole_body(request, services, account, grows=True)
     return _operation(await services.operation_bodies.from_json(body, call, account, key), response)
 
@@ -157,7 +163,7 @@ def _operation(read: TrainingOperation, response: Response) -> worker_pb2.Submit
 
 
 async def read_telemetry_body(request: Request, services: ServicesDep) -> bytes:
-    """Return the body, or nothing if it is over the limit: telemetry is not worth an error.
+    """Return the body, or nothing if it is over the limit, because telemetry must not cause errors.
 
     Senders without a key share a budget.
     """

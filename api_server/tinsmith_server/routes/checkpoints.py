@@ -140,7 +140,7 @@ async def external_weights_urls(
     responses={200: {"content": {"application/octet-stream": {}}}},
 )
 async def download(token: str, path: str, services: ServicesDep) -> StreamingResponse:
-    """Send a file of a checkpoint. The link is the permission: no key is needed, and it expires."""
+    """Send a file of a checkpoint. Access needs only the link, which expires, and no key."""
     found = await services.exports.download(token, path)
     return StreamingResponse(
         found.parts, media_type="application/octet-stream", headers={"content-length": str(found.size_bytes)}
@@ -149,7 +149,7 @@ async def download(token: str, path: str, services: ServicesDep) -> StreamingRes
 
 @router.get(CHECKPOINT + "/archive", status_code=302, response_class=RedirectResponse)
 async def archive_link(path: Path, request: Request, tenant: Tenant, services: ServicesDep) -> RedirectResponse:
-    """Redirect to all files of a checkpoint. SDKs up to 0.35 read the address, and do not follow it."""
+    """Redirect to an archive of all files of a checkpoint. SDKs up to 0.35 read the address without following it."""
     base_url = services.settings.public_url or str(request.base_url)
     link = await services.exports.archive_link(tenant, path, base_url)
     return RedirectResponse(link.url, 302, {"expires": format_datetime(link.expires, usegmt=True)})
@@ -159,7 +159,7 @@ async def archive_link(path: Path, request: Request, tenant: Tenant, services: S
     "/archives/{token}", response_class=StreamingResponse, responses={200: {"content": {"application/gzip": {}}}}
 )
 async def archive(token: str, services: ServicesDep) -> StreamingResponse:
-    """Send a gzipped tar. The link is the permission: no key is needed, and it expires."""
+    """Send a gzipped tar. Access needs only the link, which expires, and no key."""
     return StreamingResponse(await services.exports.archive(token), media_type="application/gzip")
 
 
@@ -240,7 +240,7 @@ async def start_upload(
 
 @router.put("/uploads/{token}/{name}", openapi_extra=FILE_BODY)
 async def upload_file(token: str, name: str, request: Request, services: ServicesDep) -> Empty:
-    """Receive a file. The URL is the permission: no key is needed, and it expires."""
+    """Receive a file. Access needs only the URL, which expires, and no key."""
     upload = await services.imports.upload_of(token)
     limit = services.imports.limit_of(name)
     declared = request.headers.get("content-length", "")

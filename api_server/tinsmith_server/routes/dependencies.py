@@ -29,7 +29,10 @@ MOST_KEY_CHARACTERS = 200
 
 
 class KeyHeader(APIKeyHeader):
-    """The key's header of Tinker's clients, or of others, in one step, since every call needs it."""
+    """The header with the key, as Tinker's clients or other clients send it.
+
+    Both are read in one step, because every call needs a key.
+    """
 
     @override
     async def __call__(self, request: HTTPConnection) -> str | None:
@@ -46,13 +49,13 @@ ApiKey = Annotated[str | None, Security(_api_key)]
 
 
 async def get_services(request: Request) -> Services:
-    # A coroutine, since FastAPI would run each call of a plain function in a thread.
+    # This is a coroutine, because FastAPI would run each call of a plain function in a thread.
     services: Services = request.app.state.services
     return services
 
 
 async def authenticate(request: Request, services: Annotated[Services, Depends(get_services)], key: ApiKey) -> str:
-    """Return the tenant. Raises AuthenticationFailed, and TooBusy for a key over its rate of requests."""
+    """Return the key's tenant. Raises AuthenticationFailed, and TooBusy for a key over its rate of requests."""
     tenant = await services.keys.authenticate(key)
     if path_of(request) not in UNCOUNTED:
         services.admission.admit_request(key)
@@ -65,7 +68,7 @@ def path_of(request: Request) -> str:
 
 
 async def read_idempotency_key(request: Request) -> str | None:
-    """Return the idempotency key, which is valid for one call. Raises Unprocessable for a key that is too long."""
+    """Return the idempotency key. Raises Unprocessable for a key that is too long."""
     key = request.headers.get("idempotency-key") or request.headers.get("x-idempotency-key")
     if not key:
         return None
@@ -78,5 +81,5 @@ IdempotencyKey = Annotated[str | None, Depends(read_idempotency_key)]
 ServicesDep = Annotated[Services, Depends(get_services)]
 Tenant = Annotated[str, Depends(authenticate)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-# The store counts in 64 bits, including the rows after the offset.
+# The store counts rows in 64 bits. The sum of offset and limit must fit.
 Offset = Annotated[int, Query(ge=0, lt=2**62)]

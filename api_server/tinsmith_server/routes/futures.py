@@ -1,4 +1,4 @@
-"""Polls. They are held until there is an answer, and never answer 5xx."""
+"""The routes of polls, which are held until there is an answer, and never answer 5xx."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ RESULTS: dict[int | str, dict[str, Any]] = {
 }
 """`responses` of a poll."""
 
-# A server copies what the socket has not taken yet: a piece instead of the whole result.
+# uvicorn copies all bytes that the socket has not taken yet. With pieces, it copies one piece instead of the whole
+# result.
 PIECE_BYTES = 256 * 2**10
-# A slower client is disconnected, and may poll again: others wait for the memory.
+# A slower client is disconnected, because other results wait for the memory. The client may poll again.
 GRACE_SECONDS = 15.0
 LEAST_BYTES_PER_SECOND = 256 * 2**10
 
@@ -110,7 +111,7 @@ async def retrieve_future_by_path(
 async def delete_model(
     body: Annotated[DeleteModelRequest, Depends(body_as(DeleteModelRequest))], tenant: Tenant, services: ServicesDep
 ) -> Response:
-    """End a model; its checkpoints stay. 408: earlier operations of the model are still running, ask again."""
+    """End a model; its checkpoints stay. 408 means: earlier operations of the model are still running, so ask again."""
     answer = await services.results.delete_model(tenant, body.model_id)
     if not isinstance(answer, Ready):
         return _response(answer)
@@ -118,16 +119,16 @@ async def delete_model(
 
 
 def reads_protobuf(request: Request) -> bool:
-    """Return whether the client reads protobuf.
+    """Return whether the client reads protobuf. SDKs from 0.18 on request it.
 
-    SDKs from 0.18 on say so; a client that says nothing accepts anything.
+    A client without the header accepts any format.
     """
     accepted = request.headers.get("accept", ANYTHING)
     return PROTOBUF in accepted or ANYTHING in accepted
 
 
 class SentInPieces(Response):
-    """A response sent in pieces. It frees its memory when the last piece is sent, or sending fails."""
+    """A response sent in pieces. It frees its memory when the last piece is sent or an error occurs."""
 
     def __init__(self, content: bytes, media_type: str, room: ExitStack) -> None:
         super().__init__(content, media_type=media_type)
@@ -143,7 +144,7 @@ class SentInPieces(Response):
     async def _send_pieces(self, send: Send) -> None:
         """Send the pieces.
 
-        Each `send` waits until the socket has taken the piece before it, and so does the empty last one.
+        Each `send`, including the last empty one, waits until the socket has taken the previous piece.
         """
         whole = memoryview(self.body)
         for start in range(0, len(whole), PIECE_BYTES):

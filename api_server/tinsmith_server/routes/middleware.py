@@ -10,7 +10,7 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 import structlog
-from starlette._utils import get_route_path  # the path below a root path, as the router uses it
+from starlette._utils import get_route_path  # the path without the root path, as the router uses it
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,7 +35,8 @@ class _HeadIsComplete(Exception):
 class HeadRequests:
     """Middleware that answers HEAD as GET without its body, on every route: monitors and load balancers use HEAD.
 
-    A streamed body is stopped before its first part: an archive of gigabytes would be read and compressed for nothing.
+    A streamed body is stopped before its first part. Otherwise gigabytes of an archive would be read and compressed for
+    nothing.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -54,17 +55,17 @@ class HeadRequests:
             if message.get("more_body", False):
                 raise _HeadIsComplete
 
-        asked = {**scope, "method": "GET"}  # a copy: the server drops the body by the scope's own method
+        asked = {**scope, "method": "GET"}  # copied, because the server needs the original method to drop the body
         try:
             await self._app(asked, receive, without_body)
         except _HeadIsComplete:
             pass
         finally:
-            scope.update(asked, method="HEAD")  # the route, by which requests are counted
+            scope.update(asked, method="HEAD")  # the route, which request metrics need
 
 
 class Observing:
-    """Middleware for logs and metrics, in plain ASGI: thousands of held polls pay only for what they use."""
+    """Middleware for logs and metrics, in plain ASGI, so that it costs little for thousands of held polls."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, pages: frozenset[str]) -> None:
         """Wrap the application.
@@ -110,7 +111,7 @@ class Observing:
             )
 
     def _route(self, scope: Scope) -> str:
-        """Return the route's template: paths contain ids, and would make too many time series."""
+        """Return the route's template, because paths contain ids and would create too many time series."""
         path = get_route_path(scope)
         if path in self._pages:
             return path
@@ -123,7 +124,7 @@ def without_links(path: str) -> str:
 
 METRICS_PATH = "/metrics"
 POLL_PATHS = frozenset({"/api/v1/retrieve_future", "/api/v1/retrieve_futures"})
-# Headers that begin with `x-forwarded` count as well.
+# Headers that begin with `x-forwarded` are checked as well.
 FORWARDING_HEADERS = frozenset(
     {"cdn-loop", "cf-connecting-ip", "forwarded", "true-client-ip", "via", "x-client-ip", "x-real-ip"}
 )
@@ -131,9 +132,9 @@ POLL_BY_PATH = "/api/v1/retrieve_future/"
 
 
 class LoopbackOnly:
-    """Middleware of a server without keys: it refuses every request that does not come from this machine.
+    """Middleware of a server without keys, which refuses every request that does not come from this machine.
 
-    The server may listen on another address than the settings say, so the connection and the headers of each request
+    The settings may not show the address on which the server listens. So the connection and the headers of each request
     are checked.
     """
 
@@ -150,7 +151,7 @@ class LoopbackOnly:
 
 
 def foreign_request_reason(scope: Scope) -> str | None:
-    """Return why a request does not come straight from a program on this machine; None if it does.
+    """Return why a request does not come directly from a program on this machine; None if it does.
 
     A proxy on this machine may forward anyone's request, and a web page may make a local browser send one, across sites
     or by a host name that resolves to this machine.
@@ -248,9 +249,10 @@ class AddressLimit:
 
 
 class ConcurrencyLimit:
-    """Middleware that limits the requests of one tenant in the event loop, or of one address without a known key.
+    """Middleware that limits how many requests of one tenant run in the event loop.
 
-    A poll holds its slot only for its first step: thousands may wait.
+    Requests without a known key are limited by their address. A poll holds its slot only for its first step, because
+    thousands of polls may wait.
     """
 
     def __init__(self, app: ASGIApp) -> None:

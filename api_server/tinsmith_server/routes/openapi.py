@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own, with the bodies that routes read themselves, and the form of errors."""
+"""The OpenAPI document: FastAPI's own document, with the bodies that routes read themselves, and the errors' format."""
 
 from __future__ import annotations
 

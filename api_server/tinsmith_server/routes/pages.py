@@ -79,7 +79,7 @@ router = APIRouter()
 
 @router.get("/", tags=["service"], summary="What this is", response_class=JSONResponse)
 async def front_page(request: Request) -> Response:
-    """Describe the server: as a page to a browser, and as JSON to other clients."""
+    """Describe the server, as a page for a browser and as JSON for other clients."""
     headers = {"Vary": "Accept"}
     if prefers_html(request.headers.get("accept", "")):
         policy = {"Content-Security-Policy": _FRONT_POLICY}
@@ -92,7 +92,7 @@ async def front_page(request: Request) -> Response:
 
 
 def prefers_html(accept: str) -> bool:
-    """Return whether `text/html` is named, and `application/json` does not have the same or a higher weight."""
+    """Return whether the client accepts `text/html`, with a higher weight than `application/json`."""
     weights: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))

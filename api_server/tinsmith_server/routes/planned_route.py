@@ -36,9 +36,9 @@ class _Step:
 class PlannedRoute(APIRoute):
     """A route that resolves its dependencies once, at start.
 
-    It plans endpoints that return a response or their response model. Endpoints with parameters of their own, another
-    status or another result are FastAPI's, and so is a route that a router includes: there FastAPI adds the
-    dependencies of that router. A generator dependency is closed before the answer is sent.
+    It plans endpoints that return a response or their response model. FastAPI itself runs endpoints with parameters of
+    their own, another status or another result. It also runs the routes of an included router, because it adds that
+    router's dependencies. A generator dependency is closed before the answer is sent.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -51,7 +51,7 @@ class PlannedRoute(APIRoute):
         return self.status_code is None and _is_model(self.response_model) and _is_plain(self.dependant)
 
     def around(self, handle: Handler) -> Handler:
-        """Return `handle` with what a subclass adds to it, such as another form of errors."""
+        """Return `handle`, extended by a subclass, for example with another format of errors."""
         return handle
 
     @override
@@ -75,7 +75,7 @@ class PlannedRoute(APIRoute):
 
 
 def plan(endpoint: Dependant) -> Sequence[_Step]:
-    """Return each dependency once, after those that it needs; the endpoint is last."""
+    """Return each dependency once, after the dependencies that it needs. The endpoint is last."""
     steps: list[_Step] = []
     numbers: dict[Callable[..., Any], int] = {}
 
@@ -123,7 +123,7 @@ async def _run(steps: Sequence[_Step], request: Request, extra: Response | None)
 
 
 async def _run_closing(steps: Sequence[_Step], request: Request, extra: Response | None) -> Response | BaseModel:
-    """Run the steps if some of them are generators."""
+    """Run steps that include generators, and close these at the end."""
     made: list[Any] = []
     async with AsyncExitStack() as opened:
         for step in steps:

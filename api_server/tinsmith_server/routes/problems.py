@@ -1,4 +1,4 @@
-"""The table that maps errors to HTTP statuses, its handlers, and the header that the SDK shows its user."""
+"""The table that maps errors to HTTP statuses, the error handlers, and the header that the SDK shows its user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.StorageFull: 507,
     TinsmithError: 500,
 }
-"""The statuses of errors. 409 is missing on purpose: the SDK repeats it for minutes."""
+"""The statuses of errors. 409 is missing on purpose, because the SDK retries after it for minutes."""
 NOT_FOUND = "Not Found"
 """Starlette's answer for a path without a route."""
 UNKNOWN_CALL = (
@@ -74,7 +74,7 @@ async def _tinsmith_error(_request: Request, error: Exception) -> JSONResponse:
         response.headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
     if isinstance(error, errors.StorageFull):
         set_user_notice(response, str(error))
-        # The SDK's inner retries would hide the message for a minute and a half; its outer ones continue for 300 s.
+        # The SDK's inner retries would hide the message for a minute and a half. Its outer retries continue for 300 s.
         response.headers["x-should-retry"] = "false"
     return response
 
@@ -85,7 +85,7 @@ async def _validation_error(_request: Request, error: Exception) -> JSONResponse
 
 
 def faults_of(error: RequestValidationError) -> str:
-    """Return what is wrong with each parameter, in one sentence."""
+    """Return one sentence that lists the error of each parameter."""
     return "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
 
 

@@ -40,9 +40,9 @@ async def promote(
 async def roll_back(
     name: str, tenant: Tenant, services: ServicesDep, expected_number: Annotated[int | None, Query(ge=1)] = None
 ) -> PromotionResponse:
-    """Roll a name back.
+    """Roll a name back. `expected_number` is the number of the change to undo.
 
-    `expected_number` is the number of the change to undo; if it was undone just now, nothing changes.
+    If it is already undone, nothing changes.
     """
     return _one(await services.promotions.roll_back(tenant, name, expected_number))
 

@@ -77,7 +77,10 @@ async def get_server_capabilities(_tenant: Tenant, services: ServicesDep) -> Cap
 
 @router.post("/telemetry", summary="Take the SDK's telemetry")
 async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)], services: ServicesDep) -> TelemetryResponse:
-    """Log the SDK's telemetry. No key is needed: each refusal would cost the user half a minute."""
+    """Log the SDK's telemetry.
+
+    No key is needed, because each refusal would delay the user's program by half a minute.
+    """
     await services.admission.off_the_loop("", len(body), lambda: note_telemetry(body))
     return TelemetryResponse()
 
@@ -118,7 +121,7 @@ ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}
     responses=ZIP,
 )
 async def tokenizer(base_model: str, _tenant: Tenant, services: ServicesDep) -> Response:
-    """Send a base model's tokenizer. Every key may train and sample every base model, and so get its tokenizer."""
+    """Send a base model's tokenizer. Every key may use every base model, so every key may get the tokenizer."""
     archive = await services.tokenizers.archive(base_model)
     return Response(archive.content, media_type="application/zip")
 

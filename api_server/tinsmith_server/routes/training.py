@@ -73,7 +73,7 @@ async def get_info(
 async def get_tokenizer(
     model_id: Annotated[str, Query(min_length=1)], tenant: Tenant, services: ServicesDep
 ) -> TokenizerResponse:
-    """Name a model's tokenizer, which clients look up by its name, as the SDK does."""
+    """Return the name of a model's tokenizer. Clients load the tokenizer by this name, as the SDK does."""
     model = await services.models.owned(tenant, model_id)
     longest = services.inspection.max_sequence_length(model.base_model)
     return TokenizerResponse(

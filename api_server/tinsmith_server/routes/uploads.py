@@ -1,4 +1,4 @@
-"""Limits of bodies by route, their least rate, and their wait for memory."""
+"""The reception of bodies: the limit of each route, the minimum rate, and the wait for memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tinsmith_server.settings import Settings
 KIB = 2**10
 MIB = 2**20
 
-# Bodies with little more than names.
+# The limit for bodies with little more than names.
 SMALL_BYTES = 64 * KIB
-# Bodies that may contain metadata, and names.
+# The limit for bodies with names and metadata.
 LARGER_BYTES = 256 * KIB
 
 BODY_BYTES: Mapping[str, int | str] = {
@@ -50,7 +50,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/asample": "max_sample_bytes",
     "/sample": "max_sample_bytes",
     "/retrieve_future": SMALL_BYTES,
-    # The body may name every sample that was fetched since the last poll.
+    # The body may name all samples that were fetched since the last poll.
     "/retrieve_futures": 4 * MIB,
     "/cancel_future": SMALL_BYTES,
     "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
@@ -65,9 +65,9 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/anthropic/api/v1/messages": "max_sample_bytes",
     "/anthropic/api/v1/messages/count_tokens": "max_sample_bytes",
 }
-"""The limit of each route, or the setting that contains it. Other routes read no body."""
+"""The limit of each route, or the name of the setting with the limit. Other routes read no body."""
 
-# A small body may take this long; a longer one must come at this rate on average, and end within the limit. The SDK
+# A small body may take this long. A larger body must arrive at this rate on average, and end within the limit. The SDK
 # itself gives up after 120 s.
 GRACE_SECONDS = 15.0
 LEAST_BYTES_PER_SECOND = 16 * KIB
@@ -100,7 +100,7 @@ def over(path: str, limit: int) -> str:
 
 
 async def body_account(tenant: Tenant, services: ServicesDep) -> AsyncIterator[Account]:
-    """Return an account that is open until the answer is sent: what was made of the body has the same size."""
+    """Return an account that stays open until the answer is sent, because the parsed body needs as much memory."""
     with services.admission.bodies.account(tenant) as account:
         yield account
 
@@ -111,11 +111,11 @@ AccountDep = Annotated[Account, Depends(body_account)]
 async def receive(request: Request, limit: int, account: Account, beginning: int = 0, *, grows: bool = False) -> Body:
     """Return the body, or the first `beginning` bytes of a body over the limit.
 
-    A body that `grows` is unpacked next, and keeps its position in the budget's order until the caller calls
-    `account.received()`: bodies that wait for memory to be unpacked into could otherwise wait for each other.
+    A body that `grows` is unpacked next. It keeps its position in the budget's order until the caller calls
+    `account.received()`. Otherwise bodies that need memory for unpacking could wait for each other.
 
-    The connection reads and drops the rest of a body over the limit: a client that is disconnected while it sends would
-    not see the answer. Raises TooBusy after a long wait for memory, and 408 for a sender that is too slow.
+    The connection reads and drops the rest of a body over the limit, because a client that is disconnected while it
+    sends would not see the answer. Raises TooBusy after a long wait for memory, and 408 for a sender that is too slow.
     """
     declared = request.headers.get("content-length", "")
     wanted = beginning if declared.isdecimal() and int(declared) > limit else limit
@@ -134,11 +134,11 @@ async def receive(request: Request, limit: int, account: Account, beginning: int
 
 
 async def parts(request: Request, limit: int, account: Account) -> AsyncIterator[bytes]:
-    """Yield a file's body part by part; a part leaves the account when the next one is requested.
+    """Yield a file's body part by part. The memory of a part is released when the next part is requested.
 
-    The body may take any time at the least rate. Raises BodyTooLarge, TooBusy, and 408 for a slower sender.
+    The body may take any time at the minimum rate. Raises BodyTooLarge, TooBusy, and 408 for a slower sender.
     """
-    # This body does not hold up whole bodies: it holds one part at most, and may take hours.
+    # This body may take hours, but does not delay other bodies, because it holds the memory of one part at most.
     account.received()
     size = 0
     async for part in _in_time(request, account, longest_seconds=math.inf):
@@ -152,7 +152,7 @@ async def parts(request: Request, limit: int, account: Account) -> AsyncIterator
 class _Content:
     """The first `most` bytes received, in pieces of one size.
 
-    Many buffers that grow at the same time are moved again and again; the gaps took half as much memory again.
+    Many buffers that grow at the same time are moved repeatedly. The gaps between them increased memory use by half.
     """
 
     def __init__(self, most: int) -> None:
@@ -175,7 +175,7 @@ class _Content:
 async def _in_time(
     request: Request, account: Account, longest_seconds: float = LONGEST_SECONDS
 ) -> AsyncIterator[bytes]:
-    """Yield the parts as they come, after a wait for memory. A small body is one part."""
+    """Wait for memory, and yield the parts as they arrive. A small body is one part."""
     loop = asyncio.get_running_loop()
     more, received, seconds = True, 0, 0.0
     while more:

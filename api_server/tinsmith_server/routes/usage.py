@@ -42,7 +42,7 @@ async def usage_events(
     starting_on: datetime, ending_before: datetime, tenant: Tenant, services: ServicesDep
 ) -> Response:
     report = await services.usage.between(tenant, starting_on, ending_before)
-    # A report may have thousands of rows.
+    # The report may have thousands of rows.
     content = await asyncio.to_thread(lambda: _report(report).model_dump_json(exclude_none=True))
     return Response(content, media_type="application/json")
 
@@ -81,7 +81,7 @@ async def export_trace(session_id: str, request: Request, tenant: Tenant, servic
 
 @router.get("/traces/{token}", response_class=Response, responses={200: {"content": {"application/json": {}}}})
 async def trace(token: str, services: ServicesDep) -> Response:
-    """Send a trace. The link is the permission: no key is needed, and it expires."""
+    """Send a trace. Access needs only the link, which expires, and no key."""
     return Response(await services.traces.trace(token), media_type="application/json")
 
 

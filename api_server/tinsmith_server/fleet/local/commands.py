@@ -15,12 +15,13 @@ from tinsmith_server.logs import chosen_format
 from tinsmith_server.settings import Settings
 
 PROGRAM = (sys.executable, "-m", "tinsmith_trainer")
-# An engine without flags needs no check.
+# Without flags of the user, an engine needs no check.
 DEFAULT_ENGINE = "peft"
 BUILTIN = "builtin"
-# The number of characters of a worker's id in a socket's name: its end, which tells it from others.
+# The number of final characters of a worker's id in a socket's name. They distinguish the workers.
 DIGEST_CHARACTERS = 10
-# Flags of the worker about the base model that also apply to its sampler; else it would sample another model.
+# The worker's flags that define the base model. They also apply to its sampler, which would otherwise sample another
+# model.
 OF_BOTH = frozenset({"dtype", "max-sequence-length"})
 
 
@@ -42,7 +43,7 @@ class WorkerCommand:
         return [*PROGRAM, *self.own_flags(socket, parent_fd), *self._settings.engine_flags]
 
     def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
-        """Return the flags that the server sets itself, without the engine's."""
+        """Return the flags that the server sets itself, without the engine's flags."""
         settings = self._settings
         places = () if settings.model_places is None else ("--model-places", str(settings.model_places))
         return [
@@ -86,7 +87,7 @@ class SamplerCommand:
 
 
 def check_commands(settings: Settings, directory: ModelDirectory) -> None:
-    """Raise StartupError for flags that the worker's parser refuses or the server sets, or a missing sampler."""
+    """Raise StartupError for a missing sampler, and for flags that the worker's parser refuses or the server sets."""
     socket, parent_fd = Path("socket"), 0
     if (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
         worker = WorkerCommand(settings, directory).own_flags(socket, parent_fd)
@@ -129,7 +130,7 @@ def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, 
 
 
 def _saves_socket(worker_id: str, socket: Path) -> list[str]:
-    """Return the flags of the socket for saves: constant for a worker, and short, as a socket's path must be."""
+    """Return the flags of the socket for saves. Its path is constant for a worker, and short enough for a socket."""
     return ["--saves-socket", str(socket.with_name(f"{worker_id[-DIGEST_CHARACTERS:]}.saves"))]
 
 
@@ -145,7 +146,7 @@ def _of_the_base_model(settings: Settings) -> list[str]:
 
 
 def _check_not_given_twice(setting: str, more: Sequence[str], others: Sequence[str]) -> None:
-    """Raise StartupError for flags that are set twice: the process would silently use one of them."""
+    """Raise StartupError for flags that are set twice, because the process would silently use one of the two values."""
     if twice := [name for name in _names(more) if name in _names(others)]:
         raise StartupError(f"{setting}: --{twice[0]} is set by the server itself; remove it")
 
@@ -157,6 +158,6 @@ def _names(flags: Sequence[str]) -> list[str]:
 
 
 def _sentence(stderr: str) -> str:
-    """Return the parser's message, or the last line of a Python without the worker's package."""
+    """Return the parser's message. Without the worker's package it is the last line of Python's error."""
     last = (stderr.strip().splitlines() or ["the worker's program cannot run, and printed no reason"])[-1]
     return last.removeprefix(SENTENCE_PREFIX)

@@ -17,8 +17,8 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 class Place:
     """The device of one worker, among the workers of a model.
 
-    The first place has the id, and so the volume, of the only worker of a server without `devices`. Without a device
-    the worker uses what it finds. `cpu_workers` share this machine's processors.
+    The first place has the same id as the only worker of a server without `devices`, and therefore the same volume.
+    Without a device the worker uses any device that it finds. `cpu_workers` share this machine's processors.
     """
 
     number: int = 0
@@ -27,7 +27,7 @@ class Place:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags that require the device: without them a worker that sees no GPU would silently use the CPU."""
+        """The flags that require the device. Without them, a worker that sees no GPU would silently use the CPU."""
         if self.device is None:
             return ()
         return ("--device", "cpu" if self.device == CPU else "cuda")
@@ -61,7 +61,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 def worker_threads() -> int:
     """Return a worker's number of threads, at least one.
 
-    If the system does not say which processors share a core, each counts as a core.
+    If the system does not report which processors share a core, each processor counts as a core.
     """
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return threads_beside_others(cores_of(usable), _read(QUOTA))

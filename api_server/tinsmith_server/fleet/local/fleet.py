@@ -1,6 +1,6 @@
 """Workers as child processes of this server: one for each model directory and device.
 
-If a worker does not sample itself, a sampler runs on the same device.
+For a worker that cannot sample, a separate sampler runs on the same device.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LocalFleet(Fleet):
             self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
 
     def _supervise(self, directory: ModelDirectory, place: Place, sockets: Path) -> None:
-        """Add a supervisor for the directory's weights at the place, whatever names they have."""
+        """Add a supervisor for the directory's weights at the place. All names of the weights share it."""
         worker_id, index = place.worker_id(directory.served.weights), len(self._supervisors)
         if worker_id in self._supervisors:
             return
@@ -120,7 +120,7 @@ class LocalFleet(Fleet):
     @property
     @override
     def changes(self) -> Changes:
-        """A counter that never changes: models are named at the start."""
+        """A counter that never changes, because the models are fixed at the start."""
         return self._changes
 
     @property
@@ -149,12 +149,12 @@ class LocalFleet(Fleet):
 
     @override
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
-        """Return the workers of the directory, which refuse ranks themselves."""
+        """Return the workers of the directory, whatever the rank. They refuse unsupported ranks themselves."""
         return [self._supervisors[worker_id] for worker_id in self._worker_ids(base_model)]
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        """Return the workers or their samplers, which refuse ranks themselves."""
+        """Return the workers or their samplers, whatever the rank. They refuse unsupported ranks themselves."""
         if not self._samplers:
             return self.trainers(base_model, rank)
         return [self._samplers[worker_id] for worker_id in self._worker_ids(base_model)]
@@ -176,13 +176,13 @@ class LocalFleet(Fleet):
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
         if self.model(base_model) is None:
             return f"this server was started without {base_model}; add it with --model"
-        # A worker says how many models it takes once it has loaded its base model.
+        # A worker reports how many models it takes after it has loaded its base model.
         reasons = [worker.unavailable_reason for worker in self.trainers(base_model, rank) if worker.unavailable_reason]
         return reasons[0] if reasons else "wait for a session to end, or restart the server with more model_places"
 
     @override
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """Return None: the next start may name the model's directory again."""
+        """Return None, because the next start may name the model's directory again."""
         return None
 
     @property
@@ -192,7 +192,7 @@ class LocalFleet(Fleet):
 
 
 def _lock_data(data: Path) -> IO[bytes]:
-    """Lock the data directory: two servers on it would fence off each other's workers without end."""
+    """Lock the data directory. Two servers with one directory would fence off each other's workers endlessly."""
     make_data_directory(data)
     lock = (data / "server.lock").open("wb")
     try:
@@ -206,8 +206,8 @@ def _lock_data(data: Path) -> IO[bytes]:
 def _socket_directory(data: Path) -> Path:
     """Return a private directory whose path leaves room for a socket's name.
 
-    Its name is derived from the data directory, which this server has locked: an existing directory of that name is
-    left from a server that was killed, and is removed.
+    Its name is derived from the data directory, which this server has locked. An existing directory of that name is
+    therefore left over from a killed server, and is removed.
     """
     prefix = f"tinsmith-{hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:8]}-"
     for parent in (Path(tempfile.gettempdir()), Path("/tmp")):

@@ -25,7 +25,7 @@ class ModelDirectory:
 
 
 def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
-    """Return the directory of every NAME[=PATH]; hub ids are downloaded. Raises StartupError naming what is missing."""
+    """Return the directory of every NAME[=PATH]. Hub ids are downloaded. Raises StartupError with the missing file."""
     directories = [_locate(spec) for spec in specs]
     names = [directory.served.name for directory in directories]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -73,7 +73,7 @@ def _served(name: str, path: Path, config: dict[str, Any]) -> ServedModel:
 
 
 def worker_id_of(path: Path) -> str:
-    """Return the worker id of a directory: the same for every name of it, and after a restart."""
+    """Return the worker id of a directory. It is the same for every name of the directory, and after a restart."""
     readable = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")[:32] or "model"
     return f"{readable}-{hashlib.sha256(str(path).encode()).hexdigest()[:10]}"
 

@@ -1,4 +1,4 @@
-"""A worker process: started, watched until its first answer, stopped, and asked for its last message."""
+"""A worker process: its start, its first answer, its end, and its last message."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SENTENCE_PREFIX = "tinsmith-trainer: "
 SOCKET_POLL_SECONDS = 0.05
 # A worker snapshots every model on SIGTERM.
 STOP_TIMEOUT_SECONDS = 60.0
-# The output is in the pipe already, but a busy host may read it late.
+# The output is already in the pipe, but this server may read it late on a busy host.
 LAST_WORDS_SECONDS = 10.0
-# The worker needs no key of the server, and its environment is visible in /proc.
+# The worker does not need the server's key. Its environment is visible in /proc.
 SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
 
 
@@ -40,7 +40,7 @@ class WorkerDied(WorkerUnavailable):
 
 
 class WorkerProcess:
-    """A child that exits when the pipe that it inherits is closed, so that it never outlives the server."""
+    """A child process that never outlives the server: it exits when the pipe that it inherits is closed."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int, socket: Path) -> None:
         self._process = process
@@ -64,7 +64,7 @@ class WorkerProcess:
                 *command(socket, reading),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                stdout=STDERR,  # the server's own standard output contains its URL and nothing else
+                stdout=STDERR,  # the server prints only its URL on standard output
                 pass_fds=(reading,),
                 env=worker_environment(device),
                 start_new_session=True,  # Ctrl-C must reach only the server, which then stops its workers
@@ -109,18 +109,18 @@ class WorkerProcess:
             death.cancel()
 
     async def wait(self) -> int:
-        """Return the exit status, once all output of the process has been read."""
+        """Return the exit status after all output of the process has been read."""
         status = await self._process.wait()
         await asyncio.wait({self._reading}, timeout=LAST_WORDS_SECONDS)
         return status
 
     @property
     def needs_mending(self) -> bool:
-        """True if a restart would fail too, until a person fixes the model's directory or the worker's flags."""
+        """True if a restart would also fail until a person fixes the model's directory or the worker's flags."""
         return self._process.returncode in EXITS_UNTIL_MENDED
 
     def cause_of_death(self) -> str:
-        """Return the process's own message if it left one, else how it ended."""
+        """Return the process's own last message, or else a description of its exit."""
         return self._sentence or f"the worker process ended with status {self._process.returncode}"
 
     async def stop(self) -> None:
@@ -133,7 +133,7 @@ class WorkerProcess:
         await self.discard()
 
     async def discard(self) -> None:
-        """Kill what is left of the process, and free its resources."""
+        """Kill the process and its children, and free their resources."""
         if self._process.returncode is None:
             self._process.kill()
         os.close(self._lifeline)
@@ -158,6 +158,7 @@ class WorkerProcess:
         if text.startswith(SENTENCE_PREFIX):
             self._sentence = text.removeprefix(SENTENCE_PREFIX)
         else:
-            # An unwritable line is dropped: a worker whose output is not read would soon block at its own log.
+            # A line that cannot be written is dropped. If reading stopped, the worker would soon block when it writes
+            # its log.
             with contextlib.suppress(OSError, ValueError):
                 print(text, file=sys.stderr, flush=True)

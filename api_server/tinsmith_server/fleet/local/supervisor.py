@@ -1,4 +1,4 @@
-"""A supervisor of one process: start, greet, watch, and restart with back-off.
+"""A supervisor of one process, which starts, prepares and watches it, and restarts it with back-off.
 
 Each start of a worker gets a new epoch.
 """
@@ -30,16 +30,16 @@ log = get_logger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 30.0
-# A start that needs a person's fix is not repeated sooner, whatever requests come.
+# After a start that needs a person's fix, no request causes another start sooner.
 MENDING_BACKOFF_SECONDS = 10.0
-# A process that ran this long did not fail because of its start.
+# The exit of a process that ran this long is not a failed start.
 HEALTHY_SECONDS = 60.0
 # The interval of progress messages while a model is being loaded.
 WORD_EACH_SECONDS = 10.0
 
 
 class ProcessSupervisor:
-    """The lives of one process in this server. It is started by the first request for its connection."""
+    """The supervisor of one process. The first request for a connection starts the process."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class ProcessSupervisor:
     ) -> None:
         """Prepare the process.
 
-        Each life gets a socket whose path begins with `sockets`. `role` names the process in messages. `device` sets
-        the variables of its environment.
+        Each start gets a new socket whose path begins with `sockets`. `role` names the process in messages. `device`
+        determines variables of the process's environment.
         """
         self._called = name
         self._base_model = base_model
@@ -68,7 +68,7 @@ class ProcessSupervisor:
         self._needs_mending = False
         self._lives = itertools.count(1)
         self._start_not_before = 0.0
-        # Set while the process is ready, or needs a person's fix.
+        # This event is set while the process is ready, or needs a person's fix.
         self._settled = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
 
@@ -82,23 +82,23 @@ class ProcessSupervisor:
 
     @property
     def _task(self) -> str:
-        """The activity of the process until it is ready, for messages."""
+        """The activity of the process before it is ready, for messages."""
         return f"loading base model {self._base_model}"
 
     @property
     def _subject(self) -> str:
-        """The thing that is ready then, for messages."""
+        """The name of the process's service, for messages."""
         return self._base_model
 
     async def _until_it_may_start(self) -> None:
-        """Wait before each life until the process may start."""
+        """Wait until the process may start. Called before each start."""
 
     async def _greet(self, process: WorkerProcess) -> None:
-        """Prepare the process once it answers."""
+        """Prepare the process. Called after its first answer."""
 
     @property
     def unavailable_reason(self) -> str | None:
-        """The reason why it is not ready, for waiting clients; None while it is."""
+        """The reason why the process is not ready, for waiting clients; None while it is ready."""
         if self._running is not None:
             return None
         seconds = asyncio.get_running_loop().time() - self._loading_since
@@ -108,9 +108,9 @@ class ProcessSupervisor:
         return self._lost_for if self._needs_mending else f"{self._lost_for}; {loading}"
 
     async def preload(self, on_progress: Callable[[str], None]) -> None:
-        """Start the process before the first request; `on_progress` is called with its progress.
+        """Start the process before the first request, and call `on_progress` with its progress.
 
-        Returns when it is ready, or needs a person's fix: then the first request tries again.
+        Returns when the process is ready or needs a person's fix. In the second case the first request starts it again.
         """
         started = asyncio.get_running_loop().time()
         on_progress(self._task)
@@ -128,7 +128,7 @@ class ProcessSupervisor:
                 return
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
-        """Return a client of the ready process, which is started at first use.
+        """Return a client of the ready process. The first call starts the process.
 
         Raises WorkerUnavailable with the reason if it is not ready in time, and WorkerUnstartable at once if its model
         directory or its flags are the cause.
@@ -138,7 +138,7 @@ class ProcessSupervisor:
         self._see_that_it_lives()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                # The process can be lost again before a waiter runs.
+                # The process can end before a waiting task runs.
                 while self._running is None and not self._needs_mending:
                     await self._settled.wait()
         if self._running is not None:
@@ -147,27 +147,27 @@ class ProcessSupervisor:
         raise WorkerUnstartable(reason) if self._needs_mending else WorkerUnavailable(reason)
 
     def running(self) -> GrpcWorkerClient | None:
-        """Return its client if it is ready now; never start it."""
+        """Return a client if the process is ready now. Does not start the process."""
         return self._running.client if self._running else None
 
     @property
     def outlives_connections(self) -> bool:
-        """Return False: it ends with this server, and each life begins without samples."""
+        """Return False, because the process ends with this server, and each start begins without samples."""
         return False
 
     async def loaded(self) -> None:
-        """Return when it is ready or needs a person's fix; at once if it is not starting."""
+        """Return when the process is ready or needs a person's fix; at once if it is not starting."""
         if self._life is not None and not self._life.done():
             await self._settled.wait()
 
     async def close(self) -> None:
-        """Stop the process; a worker snapshots its models first."""
+        """Stop the process. A worker first snapshots its models."""
         if self._life is not None:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
 
     def _see_that_it_lives(self) -> None:
-        """Start the first life, and another one after a person's fix."""
+        """Start the process for the first time, and again after a person's fix."""
         over = self._life is None or self._life.done()
         if over and asyncio.get_running_loop().time() >= self._start_not_before:
             self._lost(None, needs_mending=False)
@@ -177,7 +177,10 @@ class ProcessSupervisor:
             )
 
     async def _live(self) -> None:
-        """Run lives until the server stops, or a person's fix is needed: then the next request tries again."""
+        """Restart the process until the server stops or a person's fix is needed.
+
+        After a fix, the next request starts it again.
+        """
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             started = self._loading_since = asyncio.get_running_loop().time()
@@ -239,14 +242,14 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
         slots: int,
         device: Mapping[str, str] = {},
     ) -> None:
-        """Prepare the worker. It has `slots` until it reports its own number."""
+        """Prepare the worker. It counts as having `slots` slots until it reports its own number."""
         ProcessSupervisor.__init__(self, worker_id, base_model, command, sockets, role="worker", device=device)
         ActivatedHandle.__init__(self, worker_id)
         self._has_epochs = asyncio.Event()
         self._slots = slots
 
     def open(self, epochs: Store) -> None:
-        """Set the store. A worker that is ready earlier waits for its epoch."""
+        """Set the store, from which a worker gets its epoch. A worker that is ready earlier waits for it."""
         self._epochs = epochs
         self._has_epochs.set()
 
@@ -269,8 +272,8 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
 class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
     """The supervisor of the sampler process next to `worker`; `engine` names its kind.
 
-    It starts after the worker has loaded its model: a server of this kind takes the GPU memory in use by others at its
-    start for its own.
+    It starts after the worker has loaded its model. At its start, such a sampler counts all GPU memory in use as its
+    own.
     """
 
     def __init__(
@@ -303,7 +306,7 @@ class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
     @property
     @override
     def accepting(self) -> bool:
-        """Return True: a sampler that is not running is started by its first sample."""
+        """Return True, because its first sample starts a sampler that is not running."""
         return True
 
     @property

@@ -38,7 +38,7 @@ class EventWriter(Protocol):
 
 
 class TextGeneration:
-    """The samples of one request. Its owner must call `end`."""
+    """The samples of one request. The owner of this object must call `end`."""
 
     def __init__(self, services: Services, key: str | None, request: TextRequest) -> None:
         self._services = services
@@ -47,7 +47,7 @@ class TextGeneration:
         self._generations: Sequence[Generation] = ()
 
     async def begin(self, tenant: str) -> None:
-        """Submit the samples. Raises as `Texts.begin`."""
+        """Submit the samples. Raises the errors of `Texts.begin`."""
         self._generations = await self._services.texts.begin(tenant, self._request)
 
     @property
@@ -58,9 +58,9 @@ class TextGeneration:
         )
 
     async def pieces(self) -> AsyncIterator[IndexedPiece]:
-        """Yield pieces with the number of their choice.
+        """Yield pieces, each with the number of its choice. Choices are numbered across all prompts.
 
-        Choices are numbered through all prompts, and come prompt by prompt; they are sampled at the same time.
+        They are sampled at the same time, but the pieces come prompt by prompt.
         """
         for number, generation in enumerate(self._generations):
             async for pieces in generation.pieces():
@@ -99,7 +99,10 @@ async def whole_answer(
 
 
 async def streamed_answer(request: Request, drawing: TextGeneration, tenant: str, writer: EventWriter) -> Response:
-    """Return a stream that begins with the first piece. Raises the error of a sample that fails before it."""
+    """Return a stream that begins with the first piece.
+
+    Raises the error of a sample that fails before its first piece.
+    """
     pieces = drawing.pieces()
 
     async def begun() -> IndexedPiece:
@@ -157,7 +160,10 @@ class EventStream(Response):
 
 
 async def while_connected(receive: Callable[[], Awaitable[AsgiMessage]], work: Coroutine[Any, Any, T]) -> T:
-    """Return the work's result. Raises ClientDisconnect, after the work was cancelled and has ended."""
+    """Return the work's result.
+
+    If the client disconnects, cancel the work, wait for its end, and raise ClientDisconnect.
+    """
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":

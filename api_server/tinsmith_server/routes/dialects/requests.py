@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
-from starlette._utils import get_route_path  # the path below a root path, as the router uses it
+from starlette._utils import get_route_path  # the path without the root path, as the router uses it
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
@@ -34,7 +34,7 @@ M = TypeVar("M", bound=Body)
 Problem = Callable[[int, str], dict[str, Any]]
 """A function from a status and a message to an error body of the dialect."""
 
-# Other clients take 422 for their own validation error, and do not show its message.
+# Other clients take a 422 for an error of their own validation, and do not show its message.
 BAD_REQUEST = 400
 
 
@@ -120,7 +120,8 @@ _SENT_PATH = "tinsmith.sent_path"
 def full_path(path: str, *, by_anthropic: bool = False) -> str:
     """Return the route's path for a path below `/v1`, or `path` itself.
 
-    Clients of OpenAI and of Anthropic both call `/v1`, and share no call but `models`, which `by_anthropic` decides.
+    Clients of OpenAI and of Anthropic both call `/v1`. The only path they share is `models`; for it, `by_anthropic`
+    selects the dialect.
     """
     if path != SHORT and not path.startswith(f"{SHORT}/"):
         return path
