@@ -43,7 +43,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is a loopback address, also as IPv6 writes those of IPv4, or a name of one."""
+    """Return whether the host is a loopback address, its name, or an IPv4 loopback address in IPv6 notation."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -66,7 +66,10 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave out files of variables and of secrets: none is named, and to look for each setting there takes time."""
+        """Leave out pydantic's files of variables and of secrets.
+
+        None is configured, and each lookup would take time.
+        """
         return init_settings, env_settings
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
@@ -288,7 +291,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _belongs_to_the_fleet(self) -> Settings:
-        """Refuse settings that the chosen fleet does not read, and which would silently have no effect."""
+        """Refuse settings that the chosen fleet does not read, because they would silently have no effect."""
         if self.fleet == "kubernetes":
             for name in OF_LOCAL_WORKERS:
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -315,7 +318,7 @@ class Settings(BaseSettings):
     @field_validator("devices")
     @classmethod
     def _are_devices(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        # CUDA would take "00" for GPU 0 as well, so a device has one spelling.
+        # CUDA also accepts "00" for GPU 0. Only one spelling is allowed, so that repeated devices are found.
         if wrong := [device for device in value if device != CPU and not re.fullmatch(GPU_PATTERN, device)]:
             raise ValueError(f"{wrong[0]!r} is not a device; give GPUs by index or UUID, as in `0,1`, or `cpu`")
         if twice := [device for device in value if device != CPU and value.count(device) > 1]:

@@ -50,9 +50,9 @@ from tinsmith_server.store.store import Store
 
 
 class Services:
-    """The services that routes call; those with an underscore are used by other services only.
+    """The services of a server. Routes use the services without an underscore; the others are internal.
 
-    Raises StartupError: the checkpoint root cannot be opened.
+    Raises StartupError if the checkpoint root cannot be opened.
     """
 
     def __init__(self, settings: Settings, store: Store, fleet: Fleet, clock: Clock) -> None:
@@ -186,7 +186,7 @@ class Services:
     def tokenizers(self) -> Tokenizers:
         return Tokenizers(self._fleet)
 
-    # ---- sampling, and whatever is polled for
+    # ---- sampling, and the results of polls
 
     @cached_property
     def _hints(self) -> AdapterHints:

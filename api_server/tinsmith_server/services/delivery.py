@@ -12,7 +12,7 @@ from tinsmith_server.fleet.base import Fleet, WorkerClient, WorkerHandle
 from tinsmith_server.store.store import Store
 
 RETRY_PAUSE_SECONDS = 0.1
-# The SDK gives a submission 60 s, and retries it for 300 s: waiting here is better than a 503 at once.
+# The SDK waits 60 s for a submission's answer, and retries for 300 s. So waiting here is better than a 503 at once.
 PATIENCE_SECONDS = 25.0
 STALE = (
     "the worker takes operations under an epoch that the store does not confirm; send the operation again, and an "
@@ -21,15 +21,15 @@ STALE = (
 
 
 class _EpochReads:
-    """Shared reads of a worker's epoch: the journal acknowledges many operations at once, and these share a read."""
+    """Shared reads of a worker's epoch. The journal acknowledges many operations at once, and these share one read."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Reads that have not begun.
+        # The reads that have not begun.
         self._next: dict[str, asyncio.Task[int]] = {}
 
     async def epoch_now(self, worker_id: str) -> int:
-        """Return the epoch at a moment after the call."""
+        """Return the worker's epoch, read after this call."""
         read = self._next.get(worker_id)
         if read is None:
             read = asyncio.create_task(self._read(worker_id), context=contextvars.Context())
@@ -37,13 +37,16 @@ class _EpochReads:
         return await asyncio.shield(read)
 
     async def _read(self, worker_id: str) -> int:
-        # Later callers may have been acknowledged after this read.
+        # Later callers need another read, because their acknowledgement may come after this read.
         del self._next[worker_id]
         return await self._store.epoch_of(worker_id)
 
 
 class Delivery:
-    """Delivers operations. `submit` returns when the operation is on the worker's disk under the current epoch."""
+    """The delivery of operations.
+
+    `submit` returns when the operation is on the worker's disk under the current epoch.
+    """
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -56,14 +59,14 @@ class Delivery:
         tenant: str,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> int:
-        """Return the operation's number. Without one, the worker assigns it by the idempotency key.
+        """Return the operation's number. The worker assigns a missing number by the idempotency key.
 
         Raises WorkerUnavailable when patience ends, WorkerUnstartable, ModelNotAtWorker, StorageFull or Unprocessable.
         """
         deadline = asyncio.get_running_loop().time() + patience_seconds
         while True:
             remaining = deadline - asyncio.get_running_loop().time()
-            # Looked up each time: a worker that goes and comes back has another handle.
+            # The handle is looked up each time, because a worker that disappears and returns has a new handle.
             handle = self._fleet.worker(worker_id)
             failure: WorkerUnavailable | None = None
             try:

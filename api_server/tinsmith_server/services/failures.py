@@ -39,19 +39,16 @@ class Failure:
 
 
 def rejection(message: str) -> worker_pb2.Failure:
-    """Return a user's failure for an operation that keeps its position in the order, and fails there."""
+    """Return a failure caused by the user. The operation keeps its position in the order, and fails there."""
     return worker_pb2.Failure(category=worker_pb2.USER, message=message)
 
 
 AUTOSAVE_NAME = "autosave"
-"""The name of the checkpoint made of a model when its client or worker goes."""
+"""The name of the checkpoint that is saved when a model's client or worker disappears."""
 
 
 def why_evacuated(model_id: str, leaving: str) -> str:
-    """Return the reason of an evacuated model.
-
-    `leaving` is why its worker is removed, as a clause.
-    """
+    """Return the reason why a model was evacuated. `leaving` is the reason of its worker's removal, as a clause."""
     autosave = TinkerPath(model_id, "weights", AUTOSAVE_NAME)
     return f"{model_id} was released because {leaving}. It was saved before: resume from {autosave}."
 

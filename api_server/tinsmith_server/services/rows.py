@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 
 class RowCache(Generic[K, V]):
-    """A cache whose entries live for seconds. Another replica's change is visible after that time."""
+    """A cache whose entries live for some seconds. A change by another replica is visible after this time."""
 
     def __init__(self, seconds: float, entries: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -63,7 +63,8 @@ ROWS_AT_ONCE = 100
 async def in_steps(read: Callable[[int, int], Awaitable[Page[R]]], limit: int, offset: int) -> Page[R]:
     """Return a page of `limit` rows from `offset`, read in steps, so that other requests run in between.
 
-    `read` takes the same two parameters. Rows created meanwhile shift the later ones, as between two pages.
+    `read` takes the same two parameters. Rows created between two steps shift the later rows, as they do between two
+    pages.
     """
     rows: list[R] = []
     while True:

@@ -1,4 +1,4 @@
-"""Tokenizers of the base models, from the workers that have the models' files."""
+"""The base models' tokenizers, which workers read from the models' files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith_server.fleet.base import Fleet, SamplerClient
 
 CONNECT_SECONDS = 5.0
 CACHE_BYTES = 64 * 2**20
-# A constant time gives the same archive on every server.
+# The files' time is constant, so that every server makes the same archive.
 _WRITTEN = (1980, 1, 1, 0, 0, 0)
 
 
@@ -27,14 +27,14 @@ class Archive:
 
 
 class Tokenizers:
-    """A cache of the latest archives, up to `CACHE_BYTES` in all, and at least the newest."""
+    """A cache of the latest archives, up to `CACHE_BYTES` in total, but at least the newest archive."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._archives: OrderedDict[str, Archive] = OrderedDict()
         self._digests: dict[str, str] = {}
-        # Many programs that start together would each read the files into memory. One lock for each base model: a
-        # worker that does not answer delays no other model's programs.
+        # Without a lock, each of many programs that start together would read the files into memory. Each base model
+        # has its own lock, so that a worker that does not answer delays only this model's programs.
         self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def archive(self, base_model: str) -> Archive:
@@ -68,7 +68,10 @@ class Tokenizers:
             held -= len(oldest.content)
 
     async def _worker(self, base_model: str) -> SamplerClient:
-        """Return a running worker, or else any that can be started; every worker of a base model has its files."""
+        """Return a running worker, or else a worker that can be started.
+
+        Every worker of a base model has the model's files.
+        """
         model = self._fleet.model(base_model)
         places = [*self._fleet.trainers(base_model, rank=1), *self._fleet.samplers(base_model)]
         for place in places:

@@ -42,7 +42,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class PlainText(TypeDecorator[str]):
-    """Text without NUL and lone surrogates: PostgreSQL can store neither, SQLite would store the first."""
+    """Text without NUL and lone surrogates. PostgreSQL can store neither, and SQLite would store NUL."""
 
     impl = Text
     cache_ok = True

@@ -47,18 +47,18 @@ T = TypeVar("T")
 Isolation: TypeAlias = Literal["READ COMMITTED", "AUTOCOMMIT"]
 Work: TypeAlias = Callable[[AsyncConnection], Coroutine[Any, Any, T]]
 
-# Longer than any burst of small transactions, shorter than the time after which a request has lost its client.
+# This time is longer than any burst of small transactions, and shorter than the time for which a client waits.
 SQLITE_BUSY_TIMEOUT_MILLISECONDS = 30_000
 
 # The longest wait for other transactions of this process.
 QUEUE_SECONDS = 30.0
 
 SQLITE_READERS = 4
-# Each connection is also a process of the database.
+# The number is small, because each connection needs a process of the database.
 POSTGRESQL_READERS = 10
 POSTGRESQL_WRITERS = 6
 
-# More than the store's queries have; a query that grows with its arguments must not fill the memory.
+# The store has fewer queries than this. The limit keeps queries that grow with their arguments from filling the memory.
 COMPILED_STATEMENTS = 500
 
 # The name of the one parameter in a statement of `look_up_value`.
@@ -67,11 +67,12 @@ KEY = "key"
 # sqlite3 must not open transactions by itself: `prepare_sqlite` does.
 SQLITE_CONNECT_ARGS: dict[str, Any] = {"isolation_level": None}
 
-# The statements require this level, whatever the database's default: after waiting for a lock or for another insert,
-# the next statement sees what the other transaction committed.
+# The statements require this level, whatever the database's default is. With it, after a wait for a lock or for another
+# insert, the next statement sees the other transaction's changes.
 POSTGRESQL_ISOLATION: Isolation = "READ COMMITTED"
 
-# A database that restarts is back within seconds. Clients that got an error at once would all retry at once.
+# A restarted database is available within seconds. Clients that got an error immediately would all retry at the same
+# time.
 PATIENCE_SECONDS = 10.0
 RETRY_SECONDS = 0.3
 
@@ -105,17 +106,18 @@ _LIMITS = {
 }
 
 
-# An event whose rows are committed is acknowledged to its worker, which then deletes it. Some databases are configured
-# with commits that are durable later; other values concern standbys, and stay the administrator's choice.
+# After the commit of its rows, an event is acknowledged to its worker, which then deletes it. So a commit must be
+# durable, although some databases are configured otherwise. Other values concern standbys, and remain the
+# administrator's choice.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 
 class Database:
     """Runs transactions. Readers and writers have separate connections; SQLite has a single writer.
 
-    A transaction without a free connection waits, QUEUE_SECONDS at most. A PostgreSQL server that accepts no
-    connections is waited for, PATIENCE_SECONDS at most; after a lost connection only reads are repeated. A write runs
-    to its end even if its caller is cancelled.
+    A transaction without a free connection waits, QUEUE_SECONDS at most. If a PostgreSQL server accepts no connections,
+    transactions wait for PATIENCE_SECONDS at most. After a lost connection only reads are repeated. A write runs to its
+    end even if its caller is cancelled.
     """
 
     def __init__(self, url: URL) -> None:
@@ -126,7 +128,7 @@ class Database:
         self._writer: ThreadedEngine
         self._inline: Engine | None = None
         self._driver: PoolProxiedConnection | None = None
-        # A missing file does not come back by itself.
+        # A missing file does not reappear by itself, so a retry has no use.
         self._patience_seconds = 0.0 if url.drivername == "sqlite" else PATIENCE_SECONDS
         if url.drivername == "sqlite":
             self._reader = ThreadedEngine(_sqlite_engine(url, SQLITE_READERS), SQLITE_READERS, QUEUE_SECONDS)
@@ -138,12 +140,15 @@ class Database:
             self._writer = ThreadedEngine(_postgresql_writer(url), POSTGRESQL_WRITERS, QUEUE_SECONDS)
 
     async def read(self, work: Work[T]) -> T:
-        """Run `work`, which only reads, possibly several times. Each statement sees what is committed by then."""
+        """Run `work`, which only reads, possibly several times.
+
+        Each statement sees all transactions committed before it.
+        """
         self._check_open()
         return await self._patiently(self._reader, work, StoreUnavailable)
 
     async def look_up(self, work: Work[T]) -> T:
-        """Run `work` as `read` does, for one row by its key: on SQLite without a thread, which would take longer.
+        """Run `work` as `read` does, for one row by its key. On SQLite no thread is used, because it would take longer.
 
         If another process repairs or locks the file, the read is repeated in a thread.
         """
@@ -156,8 +161,8 @@ class Database:
     async def look_up_value(self, statement: Select[tuple[T]], key: str) -> T | None:
         """Return the one column of the row with this key, or None.
 
-        `statement` has the parameter KEY. On SQLite this calls the driver itself, 20 times as fast as SQLAlchemy: for
-        values that are read hundreds of times a second.
+        `statement` has the parameter KEY. This is for values that are read hundreds of times a second. On SQLite it
+        calls the driver directly, which is 20 times as fast as SQLAlchemy.
         """
         self._check_open()
         if self._inline is not None:
@@ -168,7 +173,7 @@ class Database:
     def _value_inline(self, inline: Engine, statement: Select[tuple[T]], key: str) -> T | None:
         self._driver = self._driver or inline.raw_connection()
         with closing(self._driver.cursor()) as cursor:
-            # All rows: an unfinished statement would hold up its old snapshot.
+            # All rows are fetched, because an unfinished statement would keep its old snapshot open.
             rows = cursor.execute(_text_for(statement), (key,)).fetchall()
         return rows[0][0] if rows else None
 
@@ -187,9 +192,9 @@ class Database:
             raise StoreUnavailable(_unavailable(self._where, READ_ONLY))
 
     def _drop_idle_connections(self) -> None:
-        """Close idle connections to a server that accepts no writes; busy ones are closed when they are done.
+        """Close idle connections to a server that accepts no writes. Busy connections are closed when they become idle.
 
-        Behind a proxy they would lead to the old server for as long as the proxy keeps them.
+        Behind a proxy, such connections would lead to the old server for as long as the proxy keeps them open.
         """
         self._reader.drop_idle_connections()
         self._writer.drop_idle_connections()
@@ -222,7 +227,7 @@ class Database:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            # The caller may be gone; then the failure needs no reader, and must not be logged as unread.
+            # The caller may have ended. Its failure must then not be logged as an exception that was never retrieved.
             task.exception()
 
     async def _patiently(self, engine: ThreadedEngine, work: Work[T], repeated: type[StoreUnavailable]) -> T:
@@ -246,13 +251,13 @@ class Database:
 
 @cache
 def _text_for(statement: Select[Any]) -> str:
-    """Return SQLite's text of the statement, made once: that takes longer than the database."""
+    """Return SQLite's text of the statement. It is compiled once, because compiling takes longer than the query."""
     return str(statement.compile(dialect=sqlite.dialect()))
 
 
 @contextmanager
 def translate_errors(where: str) -> Iterator[None]:
-    """Translate the driver's errors. Wrong SQL is not translated: it is a bug."""
+    """Translate the driver's errors. Wrong SQL is not translated, because it is a bug."""
     try:
         yield
     except IntegrityError as error:
@@ -285,17 +290,16 @@ async def _is_read_only(connection: AsyncConnection) -> bool:
 def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patient: bool = True) -> None:
     """Set pragmas on each connection, and `begin` as the statement that opens a transaction, if any.
 
-    A connection that is not `patient` waits for no lock.
-
-    BEGIN IMMEDIATE takes the write lock at once: a transaction that reads first and writes later would fail with
-    "database is locked", without waiting, if another one wrote in between.
+    A connection that is not `patient` does not wait for locks. BEGIN IMMEDIATE takes the write lock at once. Without
+    it, a transaction that reads first and writes later would fail immediately with "database is locked" if another
+    transaction wrote in between.
     """
 
     pragmas = (
         # This comes first, since the others read the file.
         f"busy_timeout={SQLITE_BUSY_TIMEOUT_MILLISECONDS if patient else 0}",
         "foreign_keys=ON",
-        "synchronous=FULL",  # not WAL's usual NORMAL: an acknowledged create_model must survive a power loss
+        "synchronous=FULL",  # not NORMAL: an acknowledged create_model must survive a power loss
         *more_pragmas,
     )
 
@@ -338,7 +342,8 @@ def _sqlite_engine(url: URL, pool_size: int, begin: str | None = None, *, patien
 def _sqlite_dialect() -> tuple[Dialect, LRUCache[Any, Any]]:
     """Return SQLite's dialect and its compiled statements, which all engines of the process share.
 
-    `create_engine` creates a dialect for each, and each would compile every statement again, at 2 to 10 ms of CPU.
+    `create_engine` creates a dialect for each engine, and each dialect would compile every statement again. A statement
+    takes 2 to 10 ms of CPU.
     """
     engine = create_engine(driver_url(URL.create("sqlite")), json_serializer=to_json)
     engine.connect().close()  # the dialect asks the library for its version
@@ -355,7 +360,7 @@ def _postgresql_reader(url: URL) -> Engine:
 
 
 def _postgresql_writer(url: URL) -> Engine:
-    """Return an engine that replaces a connection which died with a restarted database."""
+    """Return an engine that replaces connections that were lost when the database restarted."""
     engine = _postgresql_engine(url, POSTGRESQL_ISOLATION, pool_size=POSTGRESQL_WRITERS, pool_pre_ping=True)
     event.listen(engine, "connect", _prepare_writer)
     return engine
@@ -387,8 +392,8 @@ class NotConnected(Exception):
 class ThreadedEngine:
     """An engine with as many threads as its pool has connections.
 
-    A transaction that waits longer than `patience_seconds` for a thread fails: if something blocks the database, each
-    waiting transaction would otherwise block as long again, also those of clients that are gone.
+    A transaction that waits longer than `patience_seconds` for a thread fails. Otherwise, if something blocks the
+    database, the waiting transactions would block one after the other, including those of clients that have given up.
     """
 
     def __init__(self, engine: Engine, threads: int, patience_seconds: float) -> None:

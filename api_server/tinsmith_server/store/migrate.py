@@ -22,10 +22,10 @@ from tinsmith_server.store.database import (
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 
-# Alembic's `op` and `context` are global to the process: two stores opened at once would share them.
+# Alembic's `op` and `context` are global to the process. Without the lock, two stores opened at once would share them.
 _ONE_ALEMBIC_AT_A_TIME = threading.Lock()
 
-# Any number that all replicas know, and that nothing else in the database uses.
+# This is an arbitrary number that all replicas know, and that nothing else in the database uses.
 _POSTGRESQL_ADVISORY_LOCK = 0x74696E736D697468
 
 _log = structlog.get_logger()
@@ -43,8 +43,8 @@ def migrate(url: URL) -> None:
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Run the missing steps up to `revision` in the connection's open transaction.
 
-    A schema unknown to this version was made by a newer one. It is left as it is: steps only expand until every replica
-    is new (`migrations/README.md`), so this version still works on it.
+    A schema that this version does not know was made by a newer version, and stays unchanged. This version can still
+    use it, because steps only expand the schema until every replica is new (`migrations/README.md`).
     """
     present, known = _revision_of(connection), known_revisions()
     if present == known[-1]:
@@ -52,7 +52,8 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     if present is not None and present not in known:
         _log.warning("store_schema_is_newer", schema=present)
         return
-    # Deferred: the import and the load of the steps take longer than the rest of a start, and few starts need them.
+    # The import is deferred. Importing and loading the steps takes longer than the rest of a start, and few starts need
+    # them.
     from alembic import command
     from alembic.config import Config
 
@@ -105,7 +106,7 @@ def _upgrade_in_one_transaction(engine: Engine) -> None:
 
 @contextmanager
 def _locked_file(path: Path) -> Iterator[None]:
-    """Hold a lock file next to the database file, which is created for its owner only: it contains secrets.
+    """Hold a lock file next to the database file. Make the database file private, because it contains secrets.
 
     SQLite gives its write-ahead log the mode of the database file.
     """

@@ -1,4 +1,4 @@
-"""Limits on what requests may take of the server: memory for bodies, the reading of them, the event loop, and rates."""
+"""Limits on the server's resources for requests: memory for bodies, their parsing, the event loop, and rates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 # Telemetry needs no key, so anyone may send it.
 TELEMETRY_BYTES = 16 * 2**20
 TELEMETRY_WAIT_SECONDS = 1.0
-# A smaller body is read in about a millisecond, whatever it is; a thread costs a fifth of that.
+# A smaller body of any content is read in about a millisecond. A thread would cost another fifth of that.
 INLINE_BYTES = 16 * 1024
 
 
@@ -64,9 +64,10 @@ class Admission:
     async def off_the_loop(
         self, tenant: str, size: int, work: Callable[[], T], during: AbstractContextManager[None] | None = None
     ) -> T:
-        """Run `work` on a body of `size` bytes in a thread, so that only its sender waits; `during` is open meanwhile.
+        """Run `work` on a body of `size` bytes in a thread, so that only its sender waits.
 
-        One body is read at a time, and tenants take turns: Python lets one thread run at a time anyway.
+        The context `during` is open while `work` runs. One body is read at a time, and tenants take turns, because
+        Python runs only one thread at a time.
         """
         if size <= INLINE_BYTES:
             return work()

@@ -1,4 +1,4 @@
-"""The audit log of a tenant's checkpoints: an entry is written with each change, and read day by day."""
+"""The audit log of a tenant's checkpoints. Each change writes an entry. Entries are read by day."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def entry(checkpoint: Checkpoint, event: CheckpointEvent, at: datetime, **detail
 
 
 def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry | Usage, ...]:
-    """Return what is written along with a new named checkpoint: an entry and its usage. Unnamed ones have neither."""
+    """Return the rows to write with a new named checkpoint: an audit entry and usage.
+
+    Unnamed checkpoints have neither.
+    """
     if checkpoint.type == "ephemeral":
         return ()
     made = checkpoint.created_at

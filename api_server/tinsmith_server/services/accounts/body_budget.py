@@ -1,7 +1,7 @@
 """Memory for request bodies and large results: a limit for each tenant, and one for all.
 
-A body counts as far as it has arrived, so a slow sender holds no memory that others could use. A body without room
-waits, and is not read meanwhile: TCP holds the sender back.
+Only the received bytes of a body count, so a slow sender holds no memory that others could use. A body without room
+waits without being read, so TCP slows its sender down.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tinsmith_server.errors import TooBusy
 
-# The SDK gives a submission 60 s, and retries it for 300 s: waiting is better than refusing.
+# The SDK waits 60 s for a submission's answer, and retries for 300 s. So waiting is better than refusing.
 WAIT_SECONDS = 20.0
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Wait:
-    """A wait for so many more bytes."""
+    """A request's wait for more bytes."""
 
     size: int
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -32,8 +32,8 @@ class Wait:
 class BodyBudget:
     """A budget of bytes.
 
-    The request that has been receiving longest always gets room, beyond its tenant's limit and that of all: otherwise
-    bodies that have half arrived could wait for each other.
+    The request that has been receiving longest always gets room, even beyond its tenant's limit and the common limit.
+    Otherwise partly received bodies could wait for each other.
     """
 
     def __init__(self, bytes_per_tenant: int, bytes_in_all: int, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -42,13 +42,13 @@ class BodyBudget:
         self._wait_seconds = wait_seconds
         self.held_bytes = 0
         self._held: Counter[str] = Counter()
-        # By tenant, in the order of their start.
+        # The accounts by tenant, in the order of their start.
         self._receiving: defaultdict[str, dict[Account, None]] = defaultdict(dict)
         self._waiting: defaultdict[str, dict[Account, Wait]] = defaultdict(dict)
 
     @contextmanager
     def account(self, tenant: str) -> Iterator[Account]:
-        """Open an account, whose bytes are returned at the end."""
+        """Open an account. Its bytes are returned at the end of the context."""
         account = Account(self, tenant)
         self._receiving[tenant][account] = None
         try:
@@ -80,7 +80,7 @@ class BodyBudget:
         self._wake_all()
 
     def received(self, account: Account) -> None:
-        """Mark the whole body as received: the next request has been receiving longest now."""
+        """Mark the body as completely received. The next request is then the one that has been receiving longest."""
         _remove(self._receiving, account)
         self._wake_all()
 
@@ -150,7 +150,7 @@ class Account:
         self.number = Account._last
 
     def has_room(self, size: int) -> bool:
-        """Return whether `take` would return at once."""
+        """Return whether `take` would not wait."""
         return self._budget.fits(self, size)
 
     async def take(self, size: int) -> None:
@@ -162,7 +162,7 @@ class Account:
 
     @contextmanager
     def overdrawn(self, size: int) -> Iterator[None]:
-        """Hold these bytes without waiting: for work that runs one at a time, which bounds the memory."""
+        """Hold these bytes without waiting. Only for work that runs one at a time, so that its memory is limited."""
         self._budget.overdraw(self, size)
         try:
             yield

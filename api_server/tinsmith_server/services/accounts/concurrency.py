@@ -1,7 +1,7 @@
 """Fair sharing of the server between tenants: slots of the event loop, and a lock.
 
-An event loop runs what is ready in the order of arrival. With hundreds of requests of one tenant in it, each step of
-another tenant's request would wait for a step of all of them.
+An event loop runs what is ready in the order of arrival. With hundreds of one tenant's requests in the loop, each step
+of another tenant's request would wait for a step of every one of these.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 
 # Enough to keep the processor, the store and the workers busy at the same time.
 SLOTS_ALONE = 16
-# Another tenant's request waits for at most this many in each of its steps.
+# In each of its steps, a request waits for at most this many requests of another tenant.
 SLOTS_WHILE_SHARED = 2
 # A tenant counts as active for this long after its latest request.
 SHARED_SECONDS = 1.0
-# A request that takes longer waits for something else: a body, a worker, or a lock.
+# A request that takes longer does not use the event loop: it waits for a body, a worker, or a lock.
 LONGEST_SECONDS = 0.1
 
 
@@ -41,8 +41,8 @@ class RequestSlots:
     async def slot(self, tenant: str, *, is_other: bool = True, may_wait: bool = True) -> AsyncIterator[None]:
         """Hold a slot of the tenant until the end, or for the longest time that a request may hold one.
 
-        With `may_wait` False the slot is freed as soon as the request waits for anything. `is_other` False does not
-        reduce other tenants' slots, as for health probes.
+        With `may_wait` False the slot is freed as soon as the request waits. With `is_other` False, as for health
+        probes, the request does not reduce other tenants' slots.
         """
         if is_other:
             self._note(tenant)
@@ -50,8 +50,8 @@ class RequestSlots:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._longest_seconds if may_wait else 0, self._leave, tenant)
         try:
-            # Without this step, requests that wait for nothing would all run in one step, each before its slot is
-            # missed.
+            # This step returns to the event loop. Without it, requests that never wait would all run in one step, and
+            # no slot would ever be missing.
             await asyncio.sleep(0)
             yield
         finally:
@@ -69,7 +69,7 @@ class RequestSlots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # The slot was granted at the moment of the cancellation.
+                # The slot was granted just before the cancellation.
                 self._leave(tenant)
             raise
 
@@ -93,14 +93,17 @@ class RequestSlots:
         self._latest, self._latest_at = tenant, now
 
     def _places(self, tenant: str) -> int:
-        """Return the tenant's number of slots. Addresses without a key are no tenants, but have to share with them."""
+        """Return the tenant's number of slots.
+
+        Addresses without a key are not tenants, but share the slots with tenants.
+        """
         now = self._clock()
         beside_the_latest = tenant != self._latest and now < self._latest_at + SHARED_SECONDS
         return SLOTS_WHILE_SHARED if beside_the_latest or now < self._beside_until else SLOTS_ALONE
 
 
 class FairLock:
-    """A lock that goes from tenant to tenant, for work that must not run twice at once."""
+    """A lock that tenants get in turn, for work of which only one call may run at a time."""
 
     def __init__(self) -> None:
         self._busy = False
@@ -125,12 +128,12 @@ class FairLock:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # The lock was granted at the moment of the cancellation.
+                # The lock was granted just before the cancellation.
                 self._next()
             raise
 
     def _next(self) -> None:
-        """Pass the lock on, without a moment in which it looks free."""
+        """Pass the lock to the next tenant. The lock never looks free in between."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             turns = self._waiting.pop(tenant)

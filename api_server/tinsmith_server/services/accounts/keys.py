@@ -20,7 +20,7 @@ from tinsmith_server.store.store import Store
 DEFAULT_TENANT = "default"
 KEY_PREFIX = "tml-"
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
-# A revoked key may still work this long on a replica that has just seen it.
+# A replica that has just checked a key accepts it for this long after its revocation.
 CACHE_SECONDS = 5.0
 # The tenant of a key never changes.
 OWNER_SECONDS = 3600.0
@@ -35,10 +35,7 @@ class NewKey:
 
 
 def hash_key(secret: str) -> str:
-    """Return the digest of a key.
-
-    Keys have 256 random bits, so a plain digest cannot be searched, and needs no salt.
-    """
+    """Return the digest of a key. A key has 256 random bits and cannot be guessed, so the digest needs no salt."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -57,7 +54,7 @@ class Keys:
         self._clock = clock
         self._seen: RowCache[str, str] = RowCache(CACHE_SECONDS)
         self._owners: RowCache[str, str] = RowCache(OWNER_SECONDS)
-        # By the digests of tokens.
+        # The credentials by the digests of their tokens.
         self._read: RowCache[str, Credential] = RowCache(OWNER_SECONDS)
 
     async def authenticate(self, secret: str | None) -> str:
@@ -81,7 +78,10 @@ class Keys:
         return self._seen.get(digest) or await self._look_up(digest)
 
     def owner(self, secret: str) -> str | None:
-        """Return the tenant of a recently used key, which may have been revoked since: for counting only."""
+        """Return the tenant of a recently used key.
+
+        The key may be revoked by now, so the result is only for counting.
+        """
         digest = self.counted_as(secret)
         return DEFAULT_TENANT if self._is_static(digest) else self._owners.get(digest)
 
@@ -148,7 +148,7 @@ class Keys:
         return await self._store.list_keys(tenant)
 
     async def revoke(self, key_id: int) -> bool:
-        """Revoke a key. False: it does not exist. Other replicas notice within CACHE_SECONDS."""
+        """Revoke a key. Returns False if it does not exist. Other replicas notice within CACHE_SECONDS."""
         return await self._store.revoke_key(key_id, self._clock())
 
     async def revoke_own(self, secret: str | None) -> None:
@@ -181,7 +181,7 @@ ISSUER = "tinsmith"
 ALGORITHM = "HS256"
 LIFE_SECONDS = 3600.0
 TOKEN_PREFIX = "eyJ"
-"""The beginning of every JSON object in base64, by which the SDK tells tokens from keys."""
+"""The beginning of every JSON object in base64. By this prefix the SDK distinguishes tokens from keys."""
 CLAIMS = ("iss", "sub", "key", "iat", "exp")
 
 
@@ -198,12 +198,12 @@ class Credential:
 
 
 def tenant_urn(tenant: str) -> str:
-    """Return the tenant's name in the place of the vendor's user."""
+    """Return the tenant as a URN, in the field where the vendor's server names the user."""
     return f"{ISSUER}:tenant:{tenant}"
 
 
 class Tokens:
-    """Tokens signed with a secret of the store, so that every replica reads them."""
+    """Tokens signed with a secret from the store, so that every replica can check them."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store
@@ -211,7 +211,7 @@ class Tokens:
         self._drawn: bytes | None = None
 
     async def issue(self, credential: Credential, tenant: str) -> str:
-        """Return a token for an hour, but not longer than its credential: a stolen token must not outlive its key.
+        """Return a token for an hour, at most for its credential's lifetime: a stolen token must not outlive its key.
 
         The SDK's `whoami` shows `sub`, `org_id` and `email`, which are all the tenant here.
         """

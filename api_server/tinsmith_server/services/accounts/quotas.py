@@ -31,7 +31,10 @@ class AdapterQuota:
 
     @asynccontextmanager
     async def one_more(self, tenant: str) -> AsyncIterator[str | None]:
-        """Yield why the tenant may have no further model, or None; its other creations wait meanwhile."""
+        """Yield why the tenant may have no further model, or None.
+
+        The tenant's other creations wait until the context ends.
+        """
         async with self._creating[tenant]:
             held = await self._store.count_live_models(tenant)
             yield None if held < self._most else self._refusal(held)
@@ -48,7 +51,7 @@ class QueueQuota:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # By model: its tenant, and the highest number submitted.
+        # The tenant and the highest submitted number of each model.
         self._known: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._described: Counter[str] = Counter()
         self._submitted: Counter[str] = Counter()
@@ -57,8 +60,8 @@ class QueueQuota:
     async def admit(self, tenant: str, model_id: str, seq_id: int) -> None:
         """Wait until the tenant is below its quota. Raises TooBusy.
 
-        `seq_id` is 0 if the worker assigns the number. An operation that fills a gap is admitted at once: all later
-        ones wait for it.
+        `seq_id` is 0 if the worker assigns the number. An operation that fills a gap is admitted at once, because all
+        later operations wait for it.
         """
         if self._waiting(tenant) < self._most or 0 < seq_id < self._known.get(model_id, ("", 0))[1]:
             return
@@ -81,7 +84,7 @@ class QueueQuota:
             self._known.popitem(last=False)
 
     async def refresh(self, replies: Iterable[worker_pb2.DescribeReply]) -> None:
-        """Replace the counts by the workers' descriptions. Models unknown here count at the replicas that use them."""
+        """Replace the counts by the workers' descriptions. Other replicas count the models that only they use."""
         described: Counter[str] = Counter()
         for reply in replies:
             for model in reply.models:
@@ -119,7 +122,7 @@ class SamplesInFlight:
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
-        # The time of the last poll of each; the oldest first.
+        # The time of each sample's last poll, oldest first.
         self._polled_at: defaultdict[str, OrderedDict[str, float]] = defaultdict(OrderedDict)
 
     def admit(self, tenant: str) -> None:

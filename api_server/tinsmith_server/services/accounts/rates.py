@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tinsmith_server.errors import TooBusy
 
 MINUTE_SECONDS = 60.0
-# The SDK retries a training call for 300 s: a larger debt of one large call is forgiven.
+# The SDK retries a training call for 300 s. Of a large call's debt, the part beyond this time is dropped.
 LONGEST_DEBT_SECONDS = 240.0
-# A training call waits before it is refused, since the SDK counts its refusals.
+# A training call waits before it is refused, because the SDK counts the refusals of a call.
 PATIENCE_SECONDS = 20.0
 REMEMBERED = 4096
 
@@ -27,7 +27,8 @@ class _Account:
 class Rate:
     """A token bucket for each key, refilled evenly.
 
-    The last call may take more than is left: its size is known only afterwards, so later calls wait for the debt.
+    A call may use more tokens than are left, because its size is known only afterwards. Later calls then wait until the
+    debt is paid.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Rates:
         self.requests = Rate("requests", "requests_per_minute", requests)
         self.trained = Rate("trained tokens", "trained_tokens_per_minute", trained_tokens)
         self.sampled = Rate("sampled tokens", "sampled_tokens_per_minute", sampled_tokens)
-        # Samples that were charged: a result can be fetched any number of times.
+        # The samples that were charged already, because a result can be fetched several times.
         self._counted: OrderedDict[str, None] = OrderedDict()
 
     def admit_request(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Sessions: one run of a client program each, kept alive by its calls and heartbeats."""
+"""Sessions. A session is one run of a client program, kept alive by the program's calls and heartbeats."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from tinsmith_server.wire.session_search import ClientFinishedQuery, SessionSear
 
 log = get_logger(__name__)
 
-# Work may still be accepted here for this long after another replica has ended the session.
+# After another replica ends a session, this replica may accept work for the session for this long.
 ACTIVE_SECONDS = 1.0
-# A second call within this time is not written to the store, as long as several such times fit into the timeout: each
-# write costs, and a thousand clients make a hundred calls a second.
+# A second call within this time is not written to the store, if the timeout is several times longer. Each write has a
+# cost, and a thousand clients make a hundred calls a second.
 SIGN_OF_LIFE_SECONDS = 30.0
 SIGNS_IN_A_TIMEOUT = 4
-# The retention of sessions made for samples: they hold only an idempotency key, and each sample with a key leaves one.
+# The retention of sessions made for samples. Each sample with an idempotency key leaves such a session, which holds
+# only the key.
 OWN_SESSION_RETENTION = timedelta(days=1)
 
 
@@ -55,9 +56,9 @@ class Sessions:
         return await self._create(f"sess-{uuid.uuid4().hex}", tenant, request, keyed)
 
     async def create_for_one(self, tenant: str, keyed: KeyedRequest | None) -> Session:
-        """Create a session for one model or sampling client of a program without sessions: its calls keep it alive.
+        """Create a session for one model or sampling client of a program without sessions.
 
-        Raises as `create` does.
+        The calls of the model or client keep the session alive. Raises the errors of `create`.
         """
         return await self._create(own_session_id(), tenant, CreateSessionRequest(), keyed)
 
@@ -134,7 +135,7 @@ class Sessions:
             self._announce(session_id, "reaped")
 
     async def sweep(self) -> None:
-        """Delete sessions of samples a day after their end. Those of models stay, with their checkpoints."""
+        """Delete sessions of samples a day after their end. Sessions of models stay, with the models' checkpoints."""
         finished_before = self._clock() - OWN_SESSION_RETENTION
         forgotten = await self._store.delete_sessions_without_models(OWN_SESSION, finished_before)
         if forgotten:
@@ -149,7 +150,7 @@ class Sessions:
         return [session.session_id for session in page.rows]
 
     async def contents(self, session_id: str) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the ids of its models and of its sampling sessions, in the order of their numbers."""
+        """Return the ids of the session's models and sampling sessions, in the order of their numbers."""
         models = await self._store.model_ids_of_session(session_id)
         return models, await self._store.sampler_ids_of_session(session_id)
 
@@ -173,7 +174,7 @@ class KeyedRequest:
 
 
 def keyed_request(key: str | None, content: object) -> KeyedRequest | None:
-    """Return the request's identity; `content` is all that the request says, as JSON. None without a key."""
+    """Return the key with the request's digest, or None without a key. `content` is the complete request as JSON."""
     if key is None:
         return None
     return KeyedRequest(key, hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
@@ -189,7 +190,10 @@ def check_repeats(made: Session, request: KeyedRequest) -> None:
 
 
 LOOKED_THROUGH = 1000
-"""The number of sessions that one request reads: what it has found by then is its page, and the next one continues."""
+"""The number of sessions that one request reads.
+
+The matches among these are a page, and the next request continues there.
+"""
 AT_ONCE = 100
 
 
@@ -247,7 +251,7 @@ class SessionSearch:
 
 
 def matches(session: Session, request: SessionSearchRequest) -> bool:
-    """Return whether the session meets all conditions; of an id and a name, either suffices."""
+    """Return whether the session meets all conditions. If an id and a name are given, one of the two must match."""
     metadata = session.user_metadata
     return (
         _is_named(session, request)
@@ -267,9 +271,9 @@ def _is_named(session: Session, request: SessionSearchRequest) -> bool:
 
 
 def _has_status(session: Session, status: StatusQuery | ClientFinishedQuery) -> bool:
-    """Return whether the session has the status.
+    """Return whether the session has the status. A session that ended without a heartbeat counts as cancelled.
 
-    A session ended for its silence counts as cancelled. Sessions never fail here: models do.
+    A session never fails; only models fail.
     """
     if isinstance(status, StatusQuery):
         holds = {"active": session.finished_at is None, "cancelled": session.finish_type == "reaped", "failed": False}

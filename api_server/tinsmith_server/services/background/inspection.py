@@ -23,7 +23,10 @@ STORE_SECONDS = 2.0
 
 
 class Inspection:
-    """The descriptions of the latest refresh. Reading them never waits for a worker, and never starts one."""
+    """The descriptions of the latest refresh.
+
+    Reading the descriptions never waits for a worker, and never starts one.
+    """
 
     def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads, queued: QueueQuota) -> None:
         self._store = store
@@ -35,11 +38,11 @@ class Inspection:
 
     @property
     def handles(self) -> Sequence[SamplerHandle]:
-        """The handles of everything that describes itself."""
+        """The handles of all workers and samplers."""
         return describable_handles(self._fleet)
 
     async def refresh(self) -> None:
-        """Ask all workers; `workers` then has the description of each, by its id."""
+        """Ask all workers, and store their descriptions in `workers` by id."""
         handles = self.handles
         asked = {handle.sampler_id for handle in handles if handle.running() is not None}
         descriptions = await asyncio.gather(*(_describe(handle) for handle in handles))
@@ -60,7 +63,7 @@ class Inspection:
         return all(seen) if seen else None
 
     def runs_custom_losses(self) -> bool:
-        """Return whether all described workers run custom losses: a program asks before it names its model."""
+        """Return whether all described workers run custom losses. A program asks this before it names its model."""
         seen = [self.workers[one.sampler_id] for one in self._fleet.workers if one.sampler_id in self.workers]
         return all(CUSTOM_LOSS in reply.capabilities.losses for reply in seen)
 
@@ -98,7 +101,10 @@ async def _describe(handle: SamplerHandle) -> worker_pb2.DescribeReply | None:
 
 
 class Capabilities:
-    """The served models. A running worker knows the longest sequence better than the model's configuration."""
+    """The served models.
+
+    The longest sequence is the running worker's limit, which may differ from the model's configuration.
+    """
 
     def __init__(self, fleet: Fleet, inspection: Inspection) -> None:
         self._fleet = fleet
@@ -122,10 +128,9 @@ class Capabilities:
 class Readiness:
     """The readiness of this replica for requests.
 
-    The store must answer; and the fleet must know its workers, if another replica's does.
-
-    Running workers are not required. If no replica is better, requests come here all the same: most need only existing
-    connections, and clients that find no server give up.
+    The store must answer. The fleet must know its workers, unless no replica's fleet knows them. In that case this
+    replica stays ready: most requests need only existing connections, and clients without any server give up. Running
+    workers are not required.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str) -> None:
@@ -136,7 +141,7 @@ class Readiness:
         self._store = store
         self._fleet = fleet
         self._replica = replica
-        # The last reason in the log: this is asked every few seconds.
+        # The last logged reason, because probes ask every few seconds.
         self._logged: str | None = None
 
     async def problem(self) -> str | None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 log = get_logger(__name__)
 
-# A task has a new owner this long after its last one died, plus RENEW_SECONDS at most.
+# After its owner dies, a task gets a new owner within this time plus RENEW_SECONDS.
 LEASE_SECONDS = 12.0
 # Two renewals may fail before a lease is lost.
 RENEW_SECONDS = 4.0
@@ -30,8 +30,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class Leases:
     """The leases of this replica, renewed independently of the tasks, so that a long task keeps its lease.
 
-    A paused replica wakes up without its leases. Its interrupted work is safe: every task either changes rows by
-    comparison, or repeats what may be repeated.
+    A replica that was paused has lost its leases. Its interrupted work is safe, because every task is idempotent, or
+    changes a row only if nothing else has changed it.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str = "") -> None:
@@ -68,7 +68,7 @@ class Leases:
             except StoreError as error:
                 log.warning("leases not renewed", reason=str(error))
             except Exception:
-                # Without this task the replica would never do its share again.
+                # If this task ended, the replica would never again do its share of the work.
                 log.exception("leases not renewed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_SECONDS):
@@ -77,7 +77,7 @@ class Leases:
     async def renew(self) -> None:
         """Renew once: announce this replica, and take its share of the tasks."""
         if self._fleet.problem is not None:
-            # This replica does not know its workers, so others must not count on it.
+            # This replica does not know its workers, so the other replicas must not leave tasks to it.
             await self.leave()
             return
         asked_at = time.clock_gettime(_CLOCK)
@@ -101,7 +101,7 @@ class Leases:
 
 
 async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
-    """Run the transaction to its end, also when cancelled, since the store continues it.
+    """Run the transaction to its end even if cancelled, because the store continues it.
 
     A transaction that ended after `leave` would announce a replica that is gone, and hold its leases.
     """
@@ -114,5 +114,8 @@ async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
 
 
 def preferred(task: str, replicas: Sequence[str]) -> str:
-    """Return the preferred owner: the same at every replica; when one comes or goes, only its own share moves."""
+    """Return the preferred owner of a task.
+
+    Every replica computes the same owner. When a replica appears or disappears, only its own share moves.
+    """
     return max(replicas, key=lambda replica: hashlib.sha256(f"{replica}\0{task}".encode()).digest())

@@ -1,4 +1,4 @@
-"""The reaper: it ends silent sessions, and models whose worker is lost permanently."""
+"""The reaper, which ends silent sessions, and models whose worker is permanently lost."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ log = get_logger(__name__)
 REACH_SECONDS = 5.0
 # A release waits for everything that the client has submitted; the next round asks again.
 RELEASE_WAIT_SECONDS = 2.0
-# Rounds come every 15 s. After three missed rounds no server was running: the host slept, or the database was away.
+# Rounds run every 15 s. Three missed rounds mean that no server was running: the host slept, or the database was
+# unreachable.
 ABSENCE = timedelta(seconds=45)
 
 CURE = "its checkpoints are kept: list them with `tinker checkpoint list`, and resume from the last one"
 
 
 class Reaper:
-    """Ends silent sessions and releases their models. Each round reads the store, and repeats what is not done yet."""
+    """Ends silent sessions and releases their models. Each round reads the store, and repeats unfinished work."""
 
     def __init__(
         self,
@@ -57,19 +58,20 @@ class Reaper:
         self._timeout = timedelta(seconds=settings.session_timeout_seconds)
         self._autosave_ttl_seconds = int(settings.autosave_ttl_seconds)
         self._clock = clock
-        # The last reason in the log of each worker, which may stay away for days.
+        # The last logged reason for each worker, because a worker may be absent for days.
         self._logged: dict[str, str] = {}
 
     async def listen(self) -> None:
-        """Start to count clients' silence from now on."""
+        """Start to measure the clients' silence."""
         await self._store.record_round("reaper", self._clock(), ABSENCE)
 
     async def reap(self) -> None:
         """End silent sessions.
 
-        Silence counts only while a server was running: not before a start, or in a host's sleep.
+        Silence counts only while a server is running. The time before a start, or while the host sleeps, does not
+        count.
         """
-        # Read once: a host that sleeps between two readings would count its sleep as silence.
+        # The clock is read once. If the host slept between two readings, its sleep would count as silence.
         now = self._clock()
         listening_since = await self._store.record_round("reaper", now, ABSENCE)
         if now - listening_since < self._timeout:
@@ -80,7 +82,7 @@ class Reaper:
 
     async def release(self) -> None:
         sessions = await self._store.finished_sessions_with_live_models()
-        # Only a client that died silently gets its work saved.
+        # Work is saved only if the client died without ending its session.
         models = [
             (model, session.finish_type == "reaped")
             for session in sessions
@@ -109,7 +111,7 @@ class Reaper:
 
     async def _release(self, model: Model, *, save: bool, reason: str) -> None:
         if not model.worker_id:
-            # If another replica has placed the model meanwhile, the next round releases it at its worker.
+            # If another replica has just placed the model, the next round releases the model at its worker.
             await self._end(model, only_unplaced=True)
             return
         model = await self._binding.until_bound(model, REACH_SECONDS)
@@ -125,7 +127,7 @@ class Reaper:
         except ModelNotAtWorker:
             reply = worker_pb2.AwaitReply(gone=worker_pb2.Gone())
         if reply.WhichOneof("state") != "pending":
-            # The autosave's record and the reason are events, which must be in the store before the model ends.
+            # The autosave's record and the reason arrive as events. They must be in the store before the model ends.
             await self._events.drain(model.worker_id)
             await self._end(model)
 
@@ -148,7 +150,7 @@ class LostWorkers:
         self._fleet = fleet
 
     async def write_off(self) -> None:
-        """End the bound models of lost workers. Accepted ones are placed again by `Binding`."""
+        """End the bound models of lost workers. `Binding` places accepted models again."""
         for worker in await self._store.workers_with_live_models():
             reason = await self._fleet.permanently_lost_reason(worker)
             if reason is not None:

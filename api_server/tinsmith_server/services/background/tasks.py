@@ -72,7 +72,7 @@ class Background:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the tasks. Returns when clients' silence counts."""
+        """Start the tasks. Returns when the reaper has begun to measure clients' silence."""
         await self._reaper.listen()
         tasks = [
             self._leases.keep(),
@@ -97,7 +97,7 @@ class Background:
             await self._usage.close(take=self._leases.holds(USAGE))
             await self._leases.leave()
 
-    # ---- one round each: after a change of the lease's owner a round may run twice
+    # ---- Each method is one round. After a change of the lease's owner, a round may run twice.
 
     async def reap_now(self) -> None:
         """End sessions, and free what they held."""
@@ -128,7 +128,7 @@ class Background:
         await self._reaper.evacuate()
 
     async def _release_finished_here(self) -> None:
-        """Release models of sessions that ended here at once, without waiting for the lease owner's next round."""
+        """Release the models of sessions that end at this server, without waiting for the lease owner's next round."""
         while True:
             await self._sessions.finished.wait()
             self._sessions.finished.clear()
@@ -156,7 +156,7 @@ class Background:
             await asyncio.gather(*following.values(), return_exceptions=True)
 
     async def _follow(self, worker_id: str) -> None:
-        """Apply the worker's events while it runs. If a model is bound to it, this starts the worker."""
+        """Apply the worker's events while it runs. Start the worker if a model is bound to it."""
         await self._guarded(lambda: self._wake(worker_id))
         async with self._share(f"events of {worker_id}") as held:
             while True:
@@ -170,7 +170,7 @@ class Background:
             await asyncio.sleep(1)
 
     def _runs(self, worker_id: str) -> bool:
-        # Looked up each time: a worker that goes and comes back meanwhile has another handle.
+        # The handle is looked up each time, because a worker that disappears and returns has a new handle.
         return any(worker.worker_id == worker_id and worker.running() for worker in self._fleet.workers)
 
     async def _wake(self, worker_id: str) -> None:
@@ -183,7 +183,7 @@ class Background:
             await asyncio.sleep(seconds)
 
     async def _by_one(self, seconds: float, name: str, task: MaintenanceTask) -> None:
-        """Run rounds while this replica holds the lease, the first one at once."""
+        """Run rounds while this replica holds the lease. The first round starts at once."""
         async with self._share(name) as held:
             while True:
                 await held()
@@ -192,7 +192,7 @@ class Background:
 
     @contextlib.asynccontextmanager
     async def _share(self, name: str) -> AsyncIterator[MaintenanceTask]:
-        """Request the task's lease while the context is open; the yielded task waits for it."""
+        """Request the task's lease while the context is open, and yield a task that waits for the lease."""
         self._leases.want(name)
         try:
             yield lambda: self._leases.until_held(name)

@@ -88,7 +88,7 @@ class Checkpoints:
     async def publish(self, tenant: str, path: TinkerPath, public: bool) -> None:
         """Publish or unpublish a checkpoint.
 
-        Raises Unprocessable if nothing changes: the SDK would repeat a 409 for minutes.
+        Raises Unprocessable if nothing changes; after a 409 the SDK would retry for minutes.
         """
         checkpoint = await self._owned(tenant, path)
         if checkpoint.public is public:
@@ -115,8 +115,9 @@ class Checkpoints:
     async def _unless_promoted(self, path: TinkerPath, promoted: PromotedPath, change: Callable[[], Awaitable[R]]) -> R:
         """Make a change unless a promoted name refers to the checkpoint.
 
-        The store checks the names in the change's own transaction, since a name that is promoted in between would refer
-        to nothing. Returns the change's result, also if the checkpoint is gone. Raises Unprocessable with the names.
+        The store checks the names in the transaction of the change. Otherwise a name that is promoted in between would
+        refer to nothing. Returns the change's result, also if the checkpoint no longer exists. Raises Unprocessable
+        with the names.
         """
         while not (changed := await change()):
             await refuse_to_end(self._store, promoted)

@@ -1,4 +1,7 @@
-"""Copies of checkpoints, of one's own and of other tenants' readable ones: each copy is in a run of its own."""
+"""Copies of the tenant's own checkpoints, and of other tenants' readable checkpoints.
+
+Each copy has a run of its own.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ TAG = "copied"
 class Copies:
     """Copies of checkpoints. An idempotency key makes one copy; another request with that key is refused.
 
-    Each attempt writes to a random directory: no text that a tenant chooses becomes a path. Of several attempts at one
-    copy, at any servers, the first record stays, and the others remove their own directories.
+    Each attempt writes to a random directory, so that no text from a tenant becomes a path. If several attempts at one
+    copy run, at any servers, the first record stays. The other attempts remove their own directories.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Copies:
         self._retention = retention
         self._checkpoints = checkpoints
         self._clock = clock
-        # Files are copied in threads that also read all bodies.
+        # The threads that copy files are also needed to read request bodies.
         self._copying = FairLock()
 
     async def copy(
@@ -73,7 +76,10 @@ class Copies:
     async def _make(
         self, tenant: str, source: Checkpoint, request: CopyWeightsRequest, keyed: KeyedRequest | None
     ) -> str:
-        """Check quota and key, and make the copy, under the tenant's lock: otherwise all waiting copies would pass."""
+        """Check the quota and the key, and make the copy, under the tenant's lock.
+
+        Without the lock, concurrent copies would all pass the check.
+        """
         if (path := await self._made_before(tenant, request, keyed)) is not None:
             return path
         if (refusal := await self._checkpoints.refusal(tenant)) is not None:
@@ -85,14 +91,14 @@ class Copies:
         except Exception:
             await self._retention.remove_files(directory)
             raise
-        # After another error the record may exist all the same, as when the store stops answering after its commit. The
-        # reservation ends in a day; then the files are removed, unless a record names them.
+        # After another error the record may still exist, for example if the store stops answering after its commit. The
+        # reservation ends after a day. Then the files are removed unless a record names them.
         try:
             copy = await self._record(tenant, source, directory, request, keyed)
         except (NotFound, Unprocessable):
             await self._retention.remove_files(directory)
             raise
-        if copy.directory != directory:  # the same request was faster at another server
+        if copy.directory != directory:  # another server has completed the same request first
             await self._retention.remove_files(directory)
         log.info("checkpoint copied", model_id=copy.run_id, tenant=tenant, source=request.source_path)
         return str(_path(copy))
@@ -106,7 +112,10 @@ class Copies:
         return None if made is None else str(_path(made))
 
     async def _copy_files(self, source: Checkpoint, directory: str) -> None:
-        """Copy the files that the manifest names, the manifest last. Contents are checked whenever they are read."""
+        """Copy the files that the manifest names, then the manifest.
+
+        Contents are not checked here, but at each read.
+        """
 
         def copy() -> None:
             names = saved_files(self._files, source.directory, source.manifest_digest)
@@ -125,7 +134,7 @@ class Copies:
         request: CopyWeightsRequest,
         keyed: KeyedRequest | None,
     ) -> Checkpoint:
-        """Return the record in the store: of this copy, or of the one that the same request made at another server."""
+        """Return the record in the store, of this copy or of another server's copy for the same request."""
         now = self._clock()
         session = await self._store.create_session(
             _session(tenant, now, request, keyed), None if keyed is None else keyed.key
@@ -135,7 +144,7 @@ class Copies:
         copy = _copy_of(source, tenant, model_id_of(session.session_id, 0), directory, now, request.ttl_seconds)
         await add_ended_run(self._store, session.session_id, copy, event="checkpoint_copied")
         standing = await self._store.get_checkpoint(copy.run_id, copy.type, copy.name)
-        if standing is None:  # the same request's copy was deleted, and does not come back
+        if standing is None:  # the copy of the same request was deleted, and is not restored
             raise NotFound(f"{_path(copy)} was deleted; request another copy with a new idempotency key")
         return standing
 

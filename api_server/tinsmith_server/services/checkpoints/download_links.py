@@ -30,7 +30,7 @@ SECRET_NAME = "external-urls"
 DOWNLOAD_PATH = "/api/v1/downloads"
 ARCHIVE_PATH = "/api/v1/archives"
 ARCHIVE, FILES = "archive", "download"
-"""The kind of a link is signed: a link to an archive gives no access to single files."""
+"""The kinds of links. The signature covers the kind, so a link to an archive gives no access to single files."""
 
 # Weights hardly compress: level 1 takes a sixth of the time of level 6, and saves as much.
 LEVEL = 1
@@ -63,8 +63,8 @@ class Download:
 class DownloadLinks:
     """Signs and checks links.
 
-    A link contains the directory, its manifest's digest and the expiry under an HMAC that every replica checks. The
-    files are compared with that manifest while they are sent.
+    A link contains the directory, its manifest's digest and the expiry, signed with an HMAC that every replica can
+    check. The files are compared with that manifest while they are sent.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DownloadLinks:
         return expires if checkpoint.expires_at is None else min(expires, checkpoint.expires_at)
 
     async def download(self, token: str, path: str) -> Download:
-        """Return a file. Raises as `archive` does, and NotFound for a name that the checkpoint does not have."""
+        """Return a file. Raises the errors of `archive`, and NotFound for a name that the checkpoint does not have."""
         directory, digest = await self._linked(FILES, token)
         try:
             saved = (await self._saved_files(directory, digest))[path]
@@ -137,12 +137,12 @@ class DownloadLinks:
 
 
 def _claim(kind: str, checkpoint: Checkpoint) -> list[str]:
-    """Return the content that is signed. The manifest's digest makes a link serve only the files as they were saved."""
+    """Return the content to sign. It includes the manifest's digest, so that the link serves only unchanged files."""
     return [kind, checkpoint.directory, checkpoint.manifest_digest]
 
 
 def _begun(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Read the first part now: an altered small file is then an error response, and not a broken one."""
+    """Read the first part now. A small altered file then causes an error response instead of a broken response."""
     return chain([next(parts, b"")], parts)
 
 
@@ -165,7 +165,7 @@ def _plain_parts(files: CheckpointFiles, directory: str, saved: Mapping[str, Sav
 
 
 def sign(secret: bytes, what: object, expires: datetime) -> str:
-    """Return `what` with its expiry and signature, as one URL segment."""
+    """Return the content `what` with its expiry and signature, as one URL segment."""
     claim = orjson.dumps([what, int(expires.timestamp())])
     return f"{_encode(claim)}.{_encode(_mac(secret, claim))}"
 

@@ -1,6 +1,6 @@
 """The files of the checkpoint root, on any fsspec URL: listed, read, copied, removed and uploaded.
 
-A file with its final name is never written to: a disk may have it under a second name, in another tenant's checkpoint.
+A file with its final name is never changed, because it may be a hard link to a file of another tenant's checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tinsmith_server.errors import CheckpointRootUnavailable, StartupError
 
 READ_BYTES = 2**20
 FETCH_BYTES = 8 * READ_BYTES
-"""The size of one request to an object store, and so of a download in memory; s3fs would take 50 MiB."""
+"""The size of one request to an object store, which a download holds in memory. The default of s3fs is 50 MiB."""
 # The worker's own description of a checkpoint, which is not exported.
 MANIFEST = "manifest.json"
 
@@ -31,8 +31,8 @@ MANIFEST = "manifest.json"
 class CheckpointFiles:
     """The checkpoint root. All paths are relative to it. Calls block: run them in a thread.
 
-    The constructor raises StartupError if there is no file system for the URL; calls raise CheckpointRootUnavailable if
-    it refuses or cannot be reached after a retry.
+    The constructor raises StartupError if there is no file system for the URL. Calls raise CheckpointRootUnavailable if
+    the file system refuses them, or cannot be reached after a retry.
     """
 
     def __init__(self, url: str) -> None:
@@ -63,8 +63,8 @@ class CheckpointFiles:
     def copy(self, source: str, target: str, names: Iterable[str]) -> None:
         """Copy files of a checkpoint into a new directory; durable on return. Raises FileNotFoundError.
 
-        A disk that supports it gives the same files second names; an object store copies internally. A name that exists
-        in `target` is refused.
+        A local file system makes hard links if it supports them. An object store copies internally. Refuses a name that
+        exists in `target`.
         """
         with self.reaching():
             for name in names:
@@ -73,7 +73,7 @@ class CheckpointFiles:
                 _sync_upwards(self._path(target), self._root)
 
     def _copy_file(self, path: str, target: str) -> None:
-        if self._filesystem.async_impl:  # an object store has no folders, and s3fs would create the bucket
+        if self._filesystem.async_impl:  # an object store has no folders, and s3fs would create a bucket
             self._filesystem.cp_file(path, target)
             return
         self._filesystem.makedirs(posixpath.dirname(target), exist_ok=True)
@@ -83,14 +83,14 @@ class CheckpointFiles:
             _copy_durably(path, target)
 
     def remove(self, directory: str) -> None:
-        """Remove a directory. It may be gone already, or be removed by another server meanwhile."""
+        """Remove a directory, if it exists. Another server may remove it at the same time."""
         path = self._path(directory)
         with contextlib.suppress(FileNotFoundError), self.reaching():
             self._filesystem.rm(path, recursive=True)
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
-        """Translate the drivers' own errors: botocore's are not OSErrors."""
+        """Translate the drivers' errors. Those of botocore are not OSErrors."""
         try:
             yield
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class CheckpointFiles:
 
 
 def _link(path: str, target: str) -> bool:
-    """Give the file a second name. False: the file system does not support it, as some network ones."""
+    """Make a hard link to the file. Returns False if the file system does not support this."""
     try:
         os.link(path, target)
     except OSError as error:
@@ -159,18 +159,18 @@ def _sync(path: str) -> None:
 
 
 def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options that a driver does not find itself: botocore ignores AWS_REGION."""
+    """Return the options that a driver does not read from the environment. For example, botocore ignores AWS_REGION."""
     region = environment.get("AWS_REGION")
     return {"client_kwargs": {"region_name": region}} if region and url.startswith("s3://") else {}
 
 
 AREA = "uploads"
-# A name that is read as one part, and that no worker looks for.
+# A name that counts as one path segment, and that no worker uses.
 UNFINISHED = ".part-"
 
 
 class UploadFiles(CheckpointFiles):
-    """The uploaded files. Calls block, and raise as those of `CheckpointFiles` do."""
+    """The uploaded files. Calls block, and raise the errors of `CheckpointFiles`."""
 
     @staticmethod
     def new_directory(tenant: str, expires: datetime) -> str:
@@ -201,13 +201,13 @@ class UploadFiles(CheckpointFiles):
 
 
 class UploadedFile:
-    """A file being written. It exists only once it is finished. Calls block, likewise."""
+    """A file that is being written. It exists only once it is finished. Calls block."""
 
     def __init__(self, files: UploadFiles, filesystem: Any, path: str) -> None:
         self._files = files
         self._filesystem = filesystem
         self._path = path
-        # An object exists when its upload has ended, and has no folder.
+        # An object needs no folder, and exists only after its upload has ended.
         self._is_object = filesystem.async_impl
         self._written = path if self._is_object else f"{path}{UNFINISHED}{uuid.uuid4().hex}"
         with files.reaching():
@@ -232,12 +232,12 @@ class UploadedFile:
         with contextlib.suppress(Exception):
             if self._is_object:
                 self._file.discard()
-                # Otherwise the garbage collector would write it once more.
+                # Without this, the garbage collector would close the file, and so write it again.
                 self._file.closed = True
             else:
                 self._file.close()
                 self._filesystem.rm_file(self._written)
-                # Only if it was the only file; a folder with others stays.
+                # Remove the folder if it is empty. A folder with other files stays.
                 self._filesystem.rmdir(posixpath.dirname(self._written))
 
 

@@ -17,7 +17,7 @@ class CheckpointRefused(TinsmithError):
 
 
 class CheckpointLookup:
-    """Finds own and public checkpoints; a path that is too new for the store is looked up at its worker."""
+    """A finder of own and public checkpoints. It asks the worker for a checkpoint that is not in the store yet."""
 
     def __init__(self, store: Store, events: Events, keys: Keys, clock: Clock = utc_now) -> None:
         self._store = store
@@ -59,14 +59,14 @@ class CheckpointLookup:
         if run is None or not run.worker_id:
             return None
         try:
-            # An absent worker is not waited for: a save is shown to its client only after its record is here.
+            # Do not wait for an absent worker. A client learns of a save only after the save's record is in the store.
             await self._events.drain(run.worker_id, connect_seconds=0)
         except WorkerError:
             return None
         return await self.live(run_id, type, name)
 
     async def live(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
-        """Return the record, unless it has expired and is only waiting for removal."""
+        """Return the record, or None if it has expired and waits for its removal."""
         checkpoint = await self._store.get_checkpoint(run_id, type, name)
         if checkpoint is None or (checkpoint.expires_at is not None and checkpoint.expires_at <= self._clock()):
             return None

@@ -1,6 +1,6 @@
-"""A checkpoint's files as its manifest describes them: copies and downloads are compared with it.
+"""A checkpoint's files, checked against its manifest when they are copied or downloaded.
 
-The store has the manifest's digest, and the manifest the size and the digest of each file.
+The store has the manifest's digest. The manifest has the size and the digest of each file.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ MOST_MANIFEST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file as the worker wrote it."""
+    """The size and digest of a file, as the worker wrote it."""
 
     size_bytes: int
     sha256: str
 
 
 def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) -> dict[str, SavedFile]:
-    """Return the files of a checkpoint by name, all in their full size. Blocking: run it in a thread.
+    """Return the files of a checkpoint by name, after a check that all have their full size.
 
-    Raises FileNotFoundError without a manifest, CheckpointDamaged, and as `files` does.
+    Blocking: run it in a thread. Raises FileNotFoundError without a manifest, CheckpointDamaged, and as `files` does.
     """
     content = b"".join(_at_most(files.read(directory, MANIFEST), MOST_MANIFEST_BYTES))
     if hashlib.sha256(content).hexdigest() != manifest_digest:
@@ -42,11 +42,11 @@ def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) ->
 
 
 def checked(parts: Iterator[bytes], saved: SavedFile, name: str) -> Iterator[bytes]:
-    """Yield the parts of a file, the last one only if the digest of the whole is right. Raises CheckpointDamaged.
+    """Yield the parts of a file, but the last part only if the file's digest is correct. Raises CheckpointDamaged.
 
-    The sent bytes are the hashed bytes. Reading a file before sending it would double the traffic of a bucket and the
-    client's wait, and would not cover the second reading. An altered file never arrives whole: the response ends before
-    its announced length, which clients report as an error. One part is held back, so memory is bounded.
+    The digest is computed from the sent bytes. A check before sending would double the traffic of a bucket and the
+    client's wait, and would not cover the second read. An altered file never arrives completely: the response ends
+    before its announced length, and clients report this as an error. One part is held back, so memory is bounded.
     """
     digest, size_bytes, held = hashlib.sha256(), 0, b""
     for part in parts:
@@ -74,7 +74,7 @@ def _check_sizes(directory: str, saved: Mapping[str, SavedFile], found: Mapping[
 
 
 def _at_most(parts: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
-    """Yield the parts up to a limit: a replaced manifest must not fill the memory."""
+    """Yield the parts up to a limit, because a replaced manifest must not fill the memory."""
     size_bytes = 0
     for part in parts:
         yield part

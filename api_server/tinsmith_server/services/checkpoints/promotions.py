@@ -1,4 +1,4 @@
-"""Stable names for saved samplers, each of one tenant: moved atomically, and rolled back."""
+"""Stable names for a tenant's saved samplers. A name is moved atomically, and can be rolled back."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Promotions:
     ) -> Promotion:
         """Make the name refer to `path`. A name that refers to it already is unchanged.
 
-        `expected` is the path that the name must refer to at present, None for a new name. A repeated promotion so gets
-        its answer, and a rollback leads to another path.
+        `expected` is the path that the name must refer to at present, None for a new name. So a repeated promotion gets
+        the same answer, and a rollback always leads to another path.
 
         Raises Unprocessable for an invalid name, a checkpoint that expires or has the wrong kind, too many names, and
         another present path than `expected`; NotFound for a checkpoint that the tenant does not have.
@@ -74,10 +74,10 @@ class Promotions:
         return await _until_first(attempt)
 
     async def roll_back(self, tenant: str, name: str, expected_number: int | None = None) -> Promotion:
-        """Make the name refer to its previous path; repeated, to the one before. Raises NotFound and Unprocessable.
+        """Make the name refer to its previous path. A second rollback restores the path before that.
 
-        `expected_number` is the number of the change to undo. If it was undone already nothing changes, so a repeated
-        rollback gets its answer.
+        Raises NotFound and Unprocessable. `expected_number` is the number of the change to undo. If the change is
+        already undone, nothing changes, so a repeated request gets the same answer.
         """
 
         async def attempt() -> Promotion | None:
@@ -133,7 +133,7 @@ class Promotions:
     async def _add(self, promotion: Promotion, previous: Promotion | None, checkpoint: Checkpoint) -> Promotion | None:
         """Store the promotion.
 
-        None: the name has changed meanwhile, the limit is reached, or the checkpoint expires now.
+        Returns None if the name has changed in between, the limit is reached, or the checkpoint has an expiry now.
         """
         most = PromotionBounds(NAMES_PER_TENANT, KEPT_PER_NAME)
         extra_rows = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)

@@ -18,14 +18,15 @@ from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 
-# Kept for readers of a deleted checkpoint's state; the store itself prevents that an event restores it.
+# Tombstones are kept this long for readers of a deleted checkpoint's state. The store itself prevents that an event
+# restores a checkpoint.
 TOMBSTONE_RETENTION = timedelta(days=7)
-# Longer than any copy or import, and than the difference of servers' clocks.
+# A reservation lasts longer than any copy or import, and longer than the difference between the servers' clocks.
 RESERVED_FOR = timedelta(days=1)
 
 
 class Retention:
-    """Removes expired checkpoints, unnamed weights of ended sessions, and files without a record."""
+    """The removal of expired checkpoints, unnamed weights of ended sessions, and files without a record."""
 
     def __init__(self, store: Store, files: CheckpointFiles, settings: Settings, clock: Clock = utc_now) -> None:
         self._store = store
@@ -37,7 +38,7 @@ class Retention:
     async def sweep(self) -> None:
         now = self._clock()
         for one in await self._store.expired_checkpoints(now):
-            # Meanwhile the owner may have extended it, or saved again under its name.
+            # The owner may have extended the expiry in between, or saved again under the same name.
             self._note(await self._store.delete_expired_checkpoint(one.run_id, one.type, one.name, now))
         for checkpoint in await self._store.ephemeral_of_finished_sessions(now - self._ephemeral_retention):
             await self.forget(checkpoint)
@@ -47,7 +48,8 @@ class Retention:
     async def enforce_ephemeral_cap(self, tenant: str) -> None:
         """Remove the tenant's oldest unnamed weights over the limit; sampling from them answers 410.
 
-        The newest of each model stays: a program that saves often must not remove another's current weights.
+        The newest weights of each model stay, because a program that saves often must not remove another program's
+        current weights.
         """
         kept = await self._store.ephemeral_checkpoints(tenant)
         newest = {checkpoint.run_id: checkpoint for checkpoint in kept}
@@ -58,9 +60,9 @@ class Retention:
     async def forget(
         self, checkpoint: Checkpoint, extra_rows: ExtraRows = (), unless_promoted: PromotedPath | None = None
     ) -> Checkpoint | None:
-        """Delete the record; its files follow in the next collection.
+        """Delete the record. Its files are removed by the next collection.
 
-        None: it is gone, or a promoted name refers to it.
+        Returns None if the record no longer exists, or a promoted name refers to the checkpoint.
         """
         deleted = await self._store.delete_checkpoint(
             checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock(), extra_rows, unless_promoted
@@ -74,7 +76,7 @@ class Retention:
             log.info("checkpoint deleted", model_id=deleted.run_id, type=deleted.type, name=deleted.name)
 
     async def reserve(self, directory: str) -> None:
-        """Reserve a directory before it is written: after a crash it is collected in a day."""
+        """Reserve a directory before it is written. After a crash, the directory is removed within a day."""
         await self._store.reserve_directory(directory, self._clock() + RESERVED_FOR)
 
     async def collect_garbage(self) -> None:
@@ -100,7 +102,7 @@ def ended_session(
     project_id: str | None,
     request_digest: str | None = None,
 ) -> Session:
-    """Return a session that is finished when it begins."""
+    """Return a new session that is already finished."""
     return Session(
         session_id=session_id,
         tenant=tenant,
@@ -117,7 +119,7 @@ def ended_session(
 async def add_ended_run(
     store: Store, session_id: str, checkpoint: Checkpoint, *, event: CheckpointEvent, worker_id: str = ""
 ) -> None:
-    """Add a released model to a session in the store, with its checkpoint. Existing rows stay as they are."""
+    """Add a released model and its checkpoint to a session in the store. Existing rows stay unchanged."""
     await store.add_model(_model(session_id, checkpoint, worker_id))
     await store.put_checkpoint(checkpoint, of_new(checkpoint, event))
 

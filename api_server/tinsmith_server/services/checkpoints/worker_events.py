@@ -24,9 +24,9 @@ from tinsmith_server.wire.ids import parse_sampling_session_id
 
 log = get_logger(__name__)
 
-# As long as a submission may wait for a worker that restarts.
+# The time that a submission may wait for a worker that restarts.
 CONNECT_SECONDS = 20.0
-# The worker was connected a moment before.
+# This time is short, because the worker was connected a moment before.
 RECONNECT_SECONDS = 2.0
 
 _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
@@ -38,7 +38,10 @@ _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
 
 
 class Events:
-    """Applies workers' events. Applying one twice changes nothing, so any replica may drain at any time."""
+    """The application of workers' events.
+
+    An event applied twice changes nothing, so any replica may drain at any time.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Events:
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
         """Apply all events that the worker has reported; return the cursor. Raises WorkerUnavailable."""
-        # Outside of the lock: callers that wait for an absent worker one after the other would add up their waits.
+        # The wait is outside the lock. Inside it, callers would wait for an absent worker one after the other.
         await self._fleet.worker(worker_id).connection(connect_seconds)
         drain = self._next_drains.get(worker_id)
         if drain is None:
@@ -79,9 +82,9 @@ class Events:
         return await asyncio.shield(drain)
 
     async def _drain(self, worker_id: str) -> int:
-        """Drain under the worker's lock, for all callers that asked before it was acquired."""
+        """Drain under the worker's lock, for all callers that asked before the lock was acquired."""
         async with self._turns[worker_id]:
-            # A later caller may need events that this drain no longer sees.
+            # A later caller needs another drain, because this drain may miss newer events.
             del self._next_drains[worker_id]
             while await self._apply_next(worker_id, hold_seconds=0, connect_seconds=RECONNECT_SECONDS):
                 pass
@@ -125,18 +128,19 @@ class Events:
                 await self._end(worker_id, corrupted.model_id, "corrupted", failure)
             case "model_released":
                 released = event.model_released
-                # The reason for later requests. It is empty if the session has ended or the client released the model.
+                # The reason is the answer to later requests. It is empty if the session has ended or the client
+                # released the model.
                 why = Failure("user", released.reason).to_row() if released.reason else None
                 await self._end(worker_id, released.model_id, "released", why)
             case "model_created":
                 await self._model_created(worker_id, event.model_created.model_id)
 
     async def _model_created(self, worker_id: str, model_id: str) -> None:
-        """Bind a model whose acknowledgement was lost, or release it if it was bound elsewhere or has ended.
+        """Bind a model whose acknowledgement was lost, or release it if it is bound elsewhere or has ended.
 
-        An accepted model that no other worker has created is bound here, wherever it was placed: released here, it
-        could come back and find a model that has ended. The event comes only once, so the model must not be displaced
-        again.
+        An accepted model that no other worker has created is bound to this worker, wherever it was placed. If it were
+        released here, a later placement at this worker would find a model that has ended. The event comes only once, so
+        the model must not be displaced again.
         """
         slots = self._fleet.worker(worker_id).slots
         if await self._store.bind_to_creator(model_id, worker_id, slots):
@@ -171,7 +175,7 @@ class Events:
 
 
 def _checkpoint(event: worker_pb2.Event, model: Model, now: datetime) -> Checkpoint:
-    """Return the row of a save. Its expiry counts from `now`: a worker whose clock is behind would expire it early."""
+    """Return the row of a save. Its expiry counts from `now`, because a worker's slow clock would expire it early."""
     saved = event.checkpoint_saved
     return Checkpoint(
         run_id=saved.model_id,

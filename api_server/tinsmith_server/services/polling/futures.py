@@ -1,4 +1,7 @@
-"""The answers of `retrieve_future`: the state of an operation or a sample, held until it has ended."""
+"""The answers of `retrieve_future`: the state of an operation or a sample.
+
+A poll is held until the end of its subject.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ from tinsmith_server.services.training.models import Models
 from tinsmith_server.store.records import Model
 from tinsmith_server.wire.ids import CustomLossId, OperationId, SampleId, parse_request_id
 
-# Above this size a client that allows it gets the size first, and fetches the result when it has room.
+# Above this size a client that supports it gets only the size at first. It fetches the result when it has enough
+# memory.
 METADATA_THRESHOLD_BYTES = 64 * 1024
-# A worker that answers "pending" early must not turn a hold into a busy loop.
+# This pause prevents a busy loop if a worker answers "pending" too early.
 PAUSE_SECONDS = 0.2
 
 
@@ -68,7 +72,7 @@ class Futures:
         self._events = events
         self._long_polls = long_polls
         self._hold_seconds = hold_seconds
-        # By model and number.
+        # The calls by model and number.
         self._asks: SharedCalls[tuple[str, int], worker_pb2.AwaitReply] = SharedCalls()
 
     async def retrieve(self, tenant: str, request_id: str, *, allow_metadata_only: bool) -> Answer:
@@ -82,7 +86,7 @@ class Futures:
         return answer
 
     async def cancel(self, tenant: str, request_id: str) -> bool:
-        """Stop a sample. False: the future is a training operation, which cannot be cancelled."""
+        """Stop a sample. Returns False for a training operation, which cannot be cancelled."""
         match parse_request_id(request_id):
             case SampleId() as sample:
                 await self._sampling.cancel(tenant, sample)
@@ -110,12 +114,12 @@ class Futures:
         raise NotFound(f"there is no future {request_id}")
 
     async def _unloaded(self, model: Model, deadline: float) -> Answer:
-        """Return the answer of a release, once the worker no longer has the model, and the store knows it."""
+        """Return the answer of a release, after the worker has released the model and the store has recorded this."""
         if model.state == "bound" and not self._outlives_its_worker(model):
             reply = await self._ask_worker_of(model, RELEASE_SEQ_ID, deadline)
             if reply.WhichOneof("state") == "pending":
                 return Pending.from_worker(reply.pending)
-            # Its saves must be in the store before the model ends.
+            # The model's saves must be in the store before the model ends.
             await self._events.drain(model.worker_id)
             await self._models.end(model)
         return Ready(orjson.dumps({"model_id": model.model_id, "type": "unload_model"}), protobuf=False)
@@ -146,7 +150,7 @@ class Futures:
         return Pending.from_worker(reply.pending)
 
     async def _finished(self, model: Model, result: worker_pb2.Result, deadline: float) -> Answer:
-        """Return the result once its record is in the store, so that the client can list and load a save."""
+        """Return the result once the store has its record, so that the client can list and load a saved checkpoint."""
         try:
             await self._events.drain_for(model.worker_id, result, _remaining(deadline))
         except WorkerUnavailable as error:
@@ -155,7 +159,7 @@ class Futures:
         return Ready(result.payload, result.protobuf)
 
     async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
-        """Return the answer of an operation that the worker does not know, or whose model it does not know."""
+        """Return the answer if the worker does not know the operation or its model."""
         model = await self._models.owned(model.tenant, model.model_id)
         if model.state in ENDED:
             return _ended(model)
@@ -176,12 +180,12 @@ class Futures:
             case "failure":
                 return Failure.from_worker(reply.failure)
             case "gone" | "not_found":
-                # Samples are only in their sampler's memory; after a 410 the SDK submits the sample again.
+                # Samples exist only in their sampler's memory. After a 410 the SDK submits the sample again.
                 raise Gone(f"the sampler has been restarted since {sample} was submitted, or its result is too old")
         return Pending.from_worker(reply.pending)
 
     def _outlives_its_worker(self, model: Model) -> bool:
-        """Return whether the model has ended, and its results are gone with its worker."""
+        """Return whether the model has ended, and its results were lost with its worker."""
         if model.state not in ENDED:
             return False
         try:
@@ -196,7 +200,7 @@ class Futures:
             return await worker.await_result(model.model_id, seq_id, _remaining(deadline))
 
         async def ask() -> worker_pb2.AwaitReply:
-            """Ask once for all callers. The deadline is that of the first one, which is the earliest."""
+            """Ask once for all callers. The first caller's deadline applies, because it is the earliest."""
             return await self._asks.result((model.model_id, seq_id), await_result)
 
         return await self._ask(ask, deadline)

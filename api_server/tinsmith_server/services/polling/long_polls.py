@@ -1,4 +1,4 @@
-"""Long polls that can all be released when the server stops, and calls shared by several polls."""
+"""Long polls, which the server releases when it stops, and calls that several polls share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 class Pending:
     """An answer that is not final. `paused` marks a reason that the user should know.
 
-    `show_now` shows it at once: the SDK says nothing about paused futures for a quarter of an hour.
+    `show_now` shows the reason at once. Otherwise the SDK does not mention a paused future for a quarter of an hour.
     """
 
     reason: str | None = None
@@ -50,7 +50,7 @@ class LongPolls:
         return len(self._held)
 
     async def hold(self, work: Coroutine[Any, Any, T], released: T) -> T:
-        """Return the work's result, or `released` once `release` was called."""
+        """Return the work's result, or `released` after a call of `release`."""
         if self._closed:
             work.close()
             return released
@@ -123,6 +123,6 @@ class SharedCalls(Generic[K, T]):
                 shared.task.cancel()
 
     def _forget(self, key: K, shared: _Shared[T]) -> None:
-        """Later callers make a new call."""
+        """Forget the call, so that later callers make a new call."""
         if self._running.get(key) is shared:
             del self._running[key]

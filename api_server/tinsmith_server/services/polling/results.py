@@ -19,9 +19,9 @@ from tinsmith_server.wire.json_results import result_as_json
 
 COMES_LATER = Pending("your other results are being sent; this one follows when they are finished")
 
-# A small result does not wait for memory; there may be thousands.
+# A small result does not wait for memory, because thousands of small results may be in progress.
 SMALL_BYTES = 64 * 2**10
-# The size in decimal digits, together with the protobuf, for each byte of the protobuf.
+# The bytes of JSON and protobuf together, for each byte of the protobuf.
 TIMES_IN_JSON = 7
 
 Translate = Callable[[bytes], bytes]
@@ -29,7 +29,7 @@ Translate = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class LargeResult:
-    """A result that holds room until it is sent: close `room` then."""
+    """A result that holds memory of the budget. Close `room` when the result is sent."""
 
     result: Ready
     room: ExitStack
@@ -49,7 +49,7 @@ class Results:
     ) -> Answer | LargeResult:
         """Return the future's answer, held until there is one; `in_json` translates a protobuf result.
 
-        Raises NotFound and Gone as `Futures.retrieve` does.
+        Raises the errors of `Futures.retrieve`.
         """
         retrieve = partial(self._futures.retrieve, tenant, request_id, allow_metadata_only=allow_metadata_only)
         answer = await retrieve()
@@ -65,7 +65,7 @@ class Results:
             account = room.enter_context(self._admission.results.account(tenant))
             taken = size if translate is None else TIMES_IN_JSON * size
             kept = answer if account.has_room(taken) else None
-            del answer  # no result is held in memory while it waits for room
+            del answer  # the result is dropped while it waits for memory
             try:
                 await account.take(taken)
             except TooBusy:

@@ -1,7 +1,7 @@
-"""The answers of `retrieve_futures`: the ended samples of a sampling client, held until there is one.
+"""The answers of `retrieve_futures`: the ended samples of a sampling client.
 
-The samplers record what they have reported to which client, so any server may answer the next poll. A server keeps only
-the time of its last search for lost samples.
+A poll is held until a sample ends. The samplers record the samples that they have reported to each client, so any
+server may answer the next poll. A server keeps only the time of its last search for lost samples.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ REPORT_SECONDS = 5.0
 CLIENTS_REMEMBERED = 4096
 
 Wanted = dict[str, list[str]]
-"""Request ids of samples that were not fetched here, by the token of their sampler."""
+"""The request ids of samples that were not fetched at this server, by their sampler's token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleClient:
-    """A client of a sampling session; the first one has the number 0."""
+    """A client of a sampling session. The first client has the number 0."""
 
     tenant: str
     sampling_session_id: str
@@ -99,7 +99,7 @@ class SamplePolls:
             expected = wanted.get(sampler_token(sampler.sampler_id), ())
             return _request(client, cursor, round=round, expected=expected)
 
-        # `_until_any` waits for samplers that do not answer; here they would delay the others.
+        # Skip samplers that do not answer, because they would delay the others. `_until_any` waits for them.
         samplers = [one for one in self._samplers(base_model) if self._dispatch.answers(one)]
         replies = await asyncio.gather(*(self._ask(sampler, request(sampler), REPORT_SECONDS) for sampler in samplers))
         ended = [one for reply in replies for one in reply.ended] + await self._lost(wanted)
@@ -108,7 +108,7 @@ class SamplePolls:
         return EndedSamples(ended, max(round, *(reply.round for reply in replies)) if replies else round)
 
     async def _until_any(self, client: SampleClient, base_model: str, cursor: int, seconds: float) -> None:
-        """Return when a sampler has a report, when there is another sampler, or after the given time."""
+        """Return when a sampler has a report, when a new sampler appears, or after the given time."""
 
         async def any_of(sampler: SamplerHandle) -> None:
             request = _request(client, cursor, timeout_seconds=seconds)
@@ -128,7 +128,7 @@ class SamplePolls:
     async def _ask(
         self, sampler: SamplerHandle, request: worker_pb2.AwaitSamplesRequest, connect_seconds: float
     ) -> worker_pb2.AwaitSamplesReply:
-        """Ask one sampler. An unreachable one reports later."""
+        """Ask one sampler. An unreachable sampler reports later."""
         try:
             async with asyncio.timeout(request.timeout_seconds + REPORT_SECONDS):
                 reply = await (await sampler.connection(connect_seconds)).await_samples(request)
@@ -138,7 +138,7 @@ class SamplePolls:
             return worker_pb2.AwaitSamplesReply()
 
     async def _lost(self, wanted: Wanted) -> list[worker_pb2.EndedSample]:
-        """Return the samples of samplers that are gone; the SDK submits them again."""
+        """Return the samples whose sampler no longer exists. The SDK submits them again."""
         by_sampler = list(wanted.values())
         lost = await asyncio.gather(*(self._is_lost(request_ids[0]) for request_ids in by_sampler))
         gone = [one for request_ids, is_lost in zip(by_sampler, lost, strict=True) if is_lost for one in request_ids]
@@ -153,7 +153,7 @@ class SamplePolls:
         return False
 
     def _samplers(self, base_model: str) -> list[SamplerHandle]:
-        """Return the samplers that may have samples of the base model, including those that take no more."""
+        """Return the samplers that may have samples of the base model, including samplers that take no new samples."""
         return [one for one in self._fleet.all_samplers if share_weights(self._fleet, one.base_model, base_model)]
 
     def _wanted(self, client: SampleClient) -> Wanted:

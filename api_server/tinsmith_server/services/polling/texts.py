@@ -1,4 +1,4 @@
-"""Text requests outside of any session: prompts in words, answers in words.
+"""Text requests, which need no session. Prompts and answers are texts.
 
 The worker has the model's files, so it renders prompts and parses answers; the server knows no tokenizer.
 """
@@ -27,7 +27,7 @@ from tinsmith_server.wire.ids import KIND_OF_TYPE, SampleId, TinkerPath
 
 T = TypeVar("T")
 
-# The SDK retries without limit while a sampler is full; other clients give up after a few tries.
+# While samplers are full, the SDK retries without limit. Other clients give up after a few tries.
 PATIENCE_SECONDS = 20.0
 MOST_SAVED = 1000
 PAUSE_SECONDS = 1.0
@@ -66,7 +66,7 @@ class Texts:
         self._long_polls = long_polls
 
     async def models(self, tenant: str) -> list[NamedModel]:
-        """Return what can be sampled: base models, promoted names of the tenant, and its newest saved samplers."""
+        """Return all models for samples: base models, and the tenant's promoted names and newest saved samplers."""
         bases = [NamedModel(model.name, 0) for model in self._fleet.models if model.sampling]
         promoted = await self._promotions.list(tenant)
         names = [NamedModel(one.name, int(one.at.timestamp())) for one in promoted if not self._fleet.model(one.name)]
@@ -90,7 +90,7 @@ class Texts:
     async def begin(self, tenant: str, request: TextRequest) -> list[Generation]:
         """Submit one sample for each prompt.
 
-        Raises NotFound, Unprocessable, and TooManySamples after a wait; then the other samples are stopped.
+        Raises NotFound, Unprocessable, and TooManySamples after a wait. On an error the other samples are stopped.
         """
         sampler = await self._sampling.once(tenant, request.model)
         begun: list[Generation] = []

@@ -1,4 +1,7 @@
-"""The delivery of adapters to samplers: announced before the first sample, and streamed from their worker."""
+"""The delivery of adapters to samplers.
+
+An adapter is announced before its first sample, and streamed from its worker.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tinsmith_server.store.records import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint on the root that the tenant may sample, and the worker that made it, or "" if unknown."""
+    """A checkpoint that the tenant may sample, and the worker that made it, or "" if the worker is unknown."""
 
     directory: str
     manifest_digest: str
@@ -31,13 +34,10 @@ def save_of(checkpoint: Checkpoint, worker_id: str) -> Save:
 
 
 class SaveSources:
-    """Chooses the source of a save for a sampler."""
+    """The choice of a save's source: the checkpoint root, or the worker that made the save."""
 
     def __init__(self, fleet: Fleet, *, streams: bool) -> None:
-        """Start.
-
-        Without `streams` samplers read every save from the root.
-        """
+        """Create the object. If `streams` is False, samplers read every save from the checkpoint root."""
         self._fleet = fleet
         self._streams = streams
 
@@ -57,12 +57,16 @@ class SaveSources:
         return None
 
 
-# Prompts spread over a pool, so any replica may be chosen; but each announced adapter costs a read.
+# Prompts are spread over a pool, so any replica may need the adapter. But each announcement costs a read of the
+# adapter.
 HINTED_REPLICAS = 8
 
 
 class AdapterHints:
-    """Announces adapters to samplers. A sampler that missed a hint loads the weights with their first sample."""
+    """The announcement of adapters to samplers.
+
+    A sampler that missed a hint loads the weights with their first sample.
+    """
 
     def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
         self._fleet = fleet
@@ -73,7 +77,7 @@ class AdapterHints:
     def tell(self, checkpoint: Checkpoint, worker_id: str) -> None:
         """Announce a checkpoint that can be sampled now. Returns at once.
 
-        `worker_id` is the worker that made it, which has it in memory; "" if unknown.
+        `worker_id` is the worker that made the checkpoint and has it in memory; "" if unknown.
         """
         save = save_of(checkpoint, worker_id)
         samplers = self._fleet.samplers(checkpoint.base_model, checkpoint.lora_rank)

@@ -19,25 +19,26 @@ from tinsmith_server.services.sampling.adapter_delivery import Save, SaveSources
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
 from tinsmith_server.wire.ids import SampleId, sampler_token
 
-# Short: the SDK retries a 503 of a submission only for 300 s, but a 429 without limit.
+# The time is short, because after a 503 the SDK retries a submission only for 300 s, but after a 429 without limit.
 CONNECT_SECONDS = 20.0
-# A sampler that hangs leaves time for others. A worker that trains may be slow, and is asked last.
+# This limit leaves time for other samplers if one hangs. A worker that trains may be slow, and is asked last.
 POOL_SAMPLE_SECONDS = 5.0
 # A longer wait would delay a program that only wants to exit.
 CANCEL_SECONDS = 5.0
-# Another server may see a new replica a moment earlier, and give it a sample that is polled for here.
+# Another server may see a new replica earlier, and submit a sample there. This server may then get the sample's poll.
 UNSEEN_SECONDS = 2.0
-# The least time of a search, however short a poll's hold: the wait above, and a list of the fleet.
+# The minimum time of a search, even if the poll's hold is shorter. It covers the wait above and a list of the fleet.
 LOOK_SECONDS = 7.0
-# A sampler missing in a list of the fleet is not searched again for this long, unless it was seen meanwhile.
+# After a sampler was missing in a list of the fleet, it is not searched again for this long, unless it appears in
+# between.
 GONE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The weights of a sample, and its tenant.
+    """The weights of a sample, and its tenant. `save` is the adapter; None means the base model's own weights.
 
-    `save` is an adapter; None means the base model's own weights. `worker_id` is the worker that made them, if known.
+    `worker_id` is the worker that made the adapter, if known.
     """
 
     tenant: str
@@ -48,7 +49,7 @@ class Need:
 
 
 class Dispatch:
-    """Dispatches samples: pools first, then workers that also train."""
+    """The dispatch of samples: to pools first, then to workers that also train."""
 
     def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
         self._fleet = fleet
@@ -69,9 +70,9 @@ class Dispatch:
         return SamplingFigures(self._given, self._passed_on, accepting)
 
     async def give(self, need: Need, seq_id: int, request: worker_pb2.SampleRequest) -> SampleId:
-        """Submit a sample; return its id, which names its sampler.
+        """Submit a sample, and return its id, which names the sampler.
 
-        Raises TooManySamples while no sampler takes it; the SDK retries without limit.
+        Raises TooManySamples if no sampler accepts the sample; the SDK then retries without limit.
         """
         samplers = self._fleet.samplers(need.base_model, need.rank)
         deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
@@ -90,7 +91,7 @@ class Dispatch:
     async def await_result(self, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Return the sample's state.
 
-        Raises Gone if no sampler can have it, WorkerUnavailable while that is uncertain.
+        Raises Gone if the sample is lost, and WorkerUnavailable while this is uncertain.
         """
         holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
@@ -107,9 +108,9 @@ class Dispatch:
         self._loads.note_answer(sampler.sampler_id)
 
     async def is_lost(self, sample: SampleId, seconds: float) -> bool:
-        """Return whether no sampler has the sample any more.
+        """Return whether the sample is lost.
 
-        Raises WorkerUnavailable if that stays uncertain for so long.
+        Raises WorkerUnavailable if this is still uncertain after the given time.
         """
         try:
             await self._holder_by(sample, asyncio.get_running_loop().time() + seconds)
@@ -122,7 +123,7 @@ class Dispatch:
         return self._find(sample) is not None
 
     async def await_text(self, sample: SampleId, seen: int, deadline: float) -> worker_pb2.AwaitTextReply:
-        """Return the pieces after those that were seen. Raises as `await_result` does."""
+        """Return the pieces after the pieces already read. Raises the errors of `await_result`."""
         holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_text(str(sample), seen, _remaining(deadline))
@@ -133,7 +134,7 @@ class Dispatch:
     async def render(self, need: Need, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:
         """Render a prompt at any sampler of the base model.
 
-        Raises Unprocessable for an invalid prompt, and as `give` does.
+        Raises Unprocessable for an invalid prompt, and the errors of `give`.
         """
         samplers = sorted(self._fleet.samplers(need.base_model, need.rank), key=lambda one: one.running() is None)
         deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
@@ -147,10 +148,10 @@ class Dispatch:
         raise await self._refusal(need, failure)
 
     async def cancel(self, sample: SampleId) -> None:
-        """Cancel a sample; returns when its sampler has it. A sampler that is gone is not started.
+        """Cancel a sample. Returns when its sampler has received the cancellation.
 
-        Raises WorkerUnavailable if it cannot be reached: a server that has just started may not be connected yet, while
-        the sampler works on the sample.
+        A sampler that has ended is not started again. Raises WorkerUnavailable if the sampler cannot be reached. For
+        example, a server that has just started may not be connected yet, while the sampler works on the sample.
         """
         try:
             holder = await self._holder(sample)
@@ -163,7 +164,7 @@ class Dispatch:
     def _in_order(
         self, samplers: Sequence[SamplerHandle], need: Need, request: worker_pb2.SampleRequest
     ) -> list[SamplerHandle]:
-        """Return the samplers in order: answering ones first, of these the worker with the weights in memory."""
+        """Return the samplers in order: those that answer come first, led by the worker with the weights in memory."""
         if len(samplers) < 2:
             return list(samplers)
         key = cache_key(need.save.manifest_digest if need.save else "", request.prompt_tokens)
@@ -183,15 +184,15 @@ class Dispatch:
         request: worker_pb2.SampleRequest,
         deadline: float,
     ) -> SampleId | None:
-        """Offer the sample to one sampler after the other; None if there are none.
+        """Offer the sample to one sampler after the other. Returns None if there is no sampler.
 
-        Raises TooManySamples if all reachable ones are full, and WorkerUnavailable if none can be reached.
+        Raises TooManySamples if all reachable samplers are full, and WorkerUnavailable if no sampler can be reached.
         """
         full: TooManySamples | None = None
         failure: WorkerUnavailable | None = None
         for sampler in samplers:
             if failure is not None and _remaining(deadline) == 0:
-                break  # several samplers that do not answer must not hold one request for minutes
+                break  # otherwise several silent samplers would hold one request for minutes
             if full or failure:
                 self._passed_on[sampler.base_model] += 1
             try:
@@ -225,7 +226,7 @@ class Dispatch:
 
     async def _refusal(self, need: Need, failure: WorkerUnavailable | None) -> Exception:
         if isinstance(failure, WorkerUnstartable):
-            # Final, and so not a 5xx or 429, after which the SDK repeats a sample without limit.
+            # The error is final. After a 5xx or a 429 the SDK would retry the sample without limit.
             return Unprocessable(str(failure))
         if failure is not None:
             return TooManySamples(str(failure))
@@ -234,7 +235,7 @@ class Dispatch:
     async def _holder_by(self, sample: SampleId, deadline: float) -> SamplerHandle:
         """Return the sample's sampler.
 
-        Raises WorkerUnavailable if it is uncertain at the deadline, after LOOK_SECONDS.
+        Raises WorkerUnavailable if it is not known at the deadline, or after LOOK_SECONDS.
         """
         try:
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LOOK_SECONDS)):
@@ -259,7 +260,7 @@ class Dispatch:
                     await self._fleet.changes.beyond(seen)
 
     async def _look_for(self, sample: SampleId) -> SamplerHandle:
-        """Search the fleet before the sample counts as lost: another server may have used a newer sampler."""
+        """Search the fleet before the sample counts as lost, because another server may have used a newer sampler."""
         token = sample.sampler_token
         is_known_to_be_gone = self._gone.get(token)
         if not is_known_to_be_gone:

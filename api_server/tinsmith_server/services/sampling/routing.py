@@ -1,4 +1,7 @@
-"""The routing of samples: to the sampler with most of the sample in its caches, unless it is far busier than others."""
+"""The routing of samples.
+
+A sample goes to the sampler that probably has most of it cached, unless that is far busier.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from tinsmith_server.fleet.base import SamplerHandle
 # A sampler's prefix cache shares whole blocks of this many tokens.
 FIRST_BLOCK_TOKENS = 64
 TOKEN_BYTES = 4
-# A sampler with this many times the mean load is passed over, but not for a few samples: those of one prompt, submitted
-# one by one, should stay together.
+# A sampler with more than this many times the mean load comes last. A few samples are always allowed, so that samples
+# of one prompt, submitted one by one, stay together.
 BUSIER_FACTOR = 1.5
 FEW_SAMPLES = 32
 
@@ -35,9 +38,9 @@ def cache_key(manifest_digest: str, prompt_tokens: bytes) -> bytes:
 
 
 def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
-    """Return the samplers' ids in the order of preference; far busier ones come last.
+    """Return the samplers' ids in the order of preference. Far busier samplers come last.
 
-    Rendezvous hashing: a sampler that comes or goes moves only its own keys.
+    The order is by rendezvous hashing: a sampler that appears or disappears moves only its own keys.
     """
     bound = busy_bound([load.unfinished for load in loads])
     ranked = sorted(loads, key=lambda load: _weight(key, load.sampler_id), reverse=True)
@@ -45,7 +48,10 @@ def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
 
 
 def busy_bound(unfinished: Sequence[int]) -> int:
-    """Return the number of unfinished samples that is too many; at least one sampler always has fewer."""
+    """Return the number of unfinished samples from which a sampler is too busy.
+
+    At least one sampler always has fewer.
+    """
     if not unfinished:
         return FEW_SAMPLES
     return max(FEW_SAMPLES, math.ceil(BUSIER_FACTOR * (sum(unfinished) + 1) / len(unfinished)))
@@ -56,7 +62,10 @@ def _weight(key: bytes, sampler_id: str) -> bytes:
 
 
 class SamplerLoads:
-    """The loads of samplers. Samples of other servers, and unseen ends, are corrected by the next refresh."""
+    """The loads of samplers.
+
+    Other servers' samples, and ends that this server has not seen, count from the next refresh on.
+    """
 
     def __init__(self) -> None:
         self._described: dict[str, int] = {}
@@ -67,7 +76,7 @@ class SamplerLoads:
         return [Load(one.sampler_id, self._unfinished(one.sampler_id)) for one in samplers]
 
     def refresh(self, descriptions: Mapping[str, worker_pb2.DescribeReply], silent: Collection[str] = ()) -> None:
-        """Set the samplers' own numbers, by their ids; `silent` ones did not answer."""
+        """Set the numbers that samplers reported, by their ids. The samplers in `silent` did not answer."""
         self._described = {
             sampler_id: reply.metrics.samples_active + reply.metrics.samples_waiting
             for sampler_id, reply in descriptions.items()
@@ -76,7 +85,7 @@ class SamplerLoads:
         self._silent = set(silent)
 
     def answers(self, sampler_id: str) -> bool:
-        """Return whether the sampler answered its last call; True before the first one."""
+        """Return whether the sampler answered its last call; True before the first call."""
         return sampler_id not in self._silent
 
     def note_silent(self, sampler_id: str) -> None:
@@ -91,7 +100,7 @@ class SamplerLoads:
         self._silent.discard(sampler_id)
 
     def record_end(self, sampler_id: str, request_id: str) -> None:
-        """Record that a result was seen here. Repeated reads count once."""
+        """Record that this server has read a sample's result. Repeated reads count once."""
         if sampler_id in self._given:
             self._given[sampler_id].discard(request_id)
 

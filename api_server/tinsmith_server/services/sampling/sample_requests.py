@@ -53,7 +53,7 @@ def sample_submission(body: dict[str, Any]) -> SampleSubmission:
 
 @dataclass(frozen=True, slots=True)
 class PlainSample:
-    """A sample without an SDK: its source, which is a sampling session or the model to open one on, and its request."""
+    """A sample without an SDK: its request, and its source, which is a sampling session or a model."""
 
     sampling_session_id: str | None
     base_model: str | None
@@ -61,7 +61,7 @@ class PlainSample:
     request: worker_pb2.SampleRequest
 
     def content(self) -> list[str | None]:
-        """Return all that the client has asked for, as JSON; a prompt by its digest."""
+        """Return the complete request as JSON, with a digest instead of the prompt."""
         request = self.request.SerializeToString(deterministic=True)
         return [self.base_model, self.model_path, hashlib.sha256(request).hexdigest()]
 
@@ -80,7 +80,7 @@ def plain_sample(content: dict[str, Any]) -> PlainSample:
 
 
 def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2.SampleRequest:
-    """Return the request without its adapter, which the store knows, and its id, which depends on the sampler."""
+    """Return the request without its adapter and id. The store has the adapter. The id depends on the sampler."""
     try:
         request = SampleRequest.model_validate(body)
         return _request(sampling_session_id, request)
@@ -122,9 +122,9 @@ def _check_asks_for_something(request: SampleRequest) -> None:
 
 
 def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None:
-    """Set what stops a sequence.
+    """Set the stop conditions of a sequence.
 
-    An absent stop means the end-of-sequence tokens, which also apply with strings; an empty list means nothing.
+    Without a stop, or with strings, the end-of-sequence tokens end it. An empty list means no stop condition.
     """
     message.has_stop = params.stop is not None
     for stop in [params.stop] if isinstance(params.stop, str) else params.stop or []:
@@ -137,7 +137,7 @@ def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None
 
 
 def _set_prompt(message: worker_pb2.SampleRequest, prompt: ModelInput) -> None:
-    """Set the text's tokens as int32, all chunks in a row, and the images between them."""
+    """Set the tokens of all text chunks as one int32 sequence, and the images with their positions."""
     texts: list[bytes] = []
     for index, chunk in enumerate(prompt.chunks):
         match chunk.type:
@@ -158,7 +158,7 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
 
 
 def _image(where: str, chunk: Chunk, before_token: int) -> worker_pb2.PromptImage:
-    """Return the image with its data, or with the location where a sampler finds it."""
+    """Return the image with its data, or with the location from which a sampler loads it."""
     image = wire_pb2.ImageChunk(format=chunk.format, expected_tokens=chunk.expected_tokens)
     if chunk.type == "image_asset_pointer":
         if not chunk.location:
@@ -183,7 +183,7 @@ def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
 
 
 def _rejected(sampling_session_id: str, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:
-    """Return a rejection. It is answered with as many sequence ids as requested, up to a limit."""
+    """Return a rejection. Its answer has as many sequence ids as requested, up to a limit."""
     count: object = body.get("num_samples", 1)
     return worker_pb2.SampleRequest(
         sampling_session_id=sampling_session_id,

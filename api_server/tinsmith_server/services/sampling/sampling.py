@@ -1,4 +1,4 @@
-"""Sampling sessions and samples, and how long a missing model is waited for."""
+"""Sampling sessions and samples, and the wait for a missing model."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from tinsmith_server.wire.requests import CreateSamplingSessionRequest
 
 K = TypeVar("K", bound=Hashable)
 
-# Sampling sessions never change, and a burst names the same one hundreds of times a second.
+# Sampling sessions never change, and a burst of samples reads the same session hundreds of times a second.
 CACHED_SESSIONS = 4096
-# Whether the session is still open is checked each time.
+# Each call checks whether the client's session is still open.
 OF_SAMPLES_SECONDS = 3600.0
-# A model that is created again, with other settings or from another manifest, is missing for a moment.
+# A model is missing for a moment when its resource is created again, for example from another manifest.
 AWAY_LIMIT = timedelta(seconds=300)
 
 
@@ -50,7 +50,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A sampling session, and the worker that made its weights; empty for the base model's own."""
+    """A sampling session, and the worker that made its weights; empty for the base model's own weights."""
 
     session: SamplingSession
     worker_id: str
@@ -82,9 +82,9 @@ class Sampling:
         self._in_flight = in_flight
         self._clock = clock
         self._known: OrderedDict[str, Sampler] = OrderedDict()
-        # Of plain samples without a session: by tenant and source.
+        # The sampling sessions of plain samples, by tenant and source.
         self._of_samples: RowCache[tuple[str | None, ...], SamplingSession] = RowCache(OF_SAMPLES_SECONDS)
-        # By base model and the adapter's rank.
+        # The missing models, by base model and the adapter's rank.
         self._away: MissingTracker[tuple[str, int]] = MissingTracker(AWAY_LIMIT, clock)
 
     async def open(self, tenant: str, request: CreateSamplingSessionRequest) -> SamplingSession:
@@ -152,7 +152,7 @@ class Sampling:
             ) from error
 
     async def owned(self, tenant: str, sampling_session_id: str) -> SamplingSession:
-        """Return the sampling session. Raises NotFound, also for another tenant's."""
+        """Return the sampling session. Raises NotFound, also for another tenant's sampling session."""
         return (await self._sampler(tenant, sampling_session_id)).session
 
     async def join(self, tenant: str, sampling_session_id: str) -> int:
@@ -173,9 +173,9 @@ class Sampling:
     async def open_own(
         self, tenant: str, request: CreateSamplingClientRequest, key: str | None = None
     ) -> SamplingSession:
-        """Open a sampling session in a new session, the same one for the same idempotency key.
+        """Open a sampling session in a new session. The same idempotency key returns the same one.
 
-        Raises as `open` does.
+        Raises the errors of `open`.
         """
         keyed = keyed_request(key, [request.base_model, request.model_path])
         return await self._open_own(await self._source(tenant, request.base_model, request.model_path), keyed)
@@ -186,9 +186,9 @@ class Sampling:
         return await self._add(source, session.session_id, 0)
 
     async def submit_plain(self, tenant: str, sample: PlainSample, key: str | None = None) -> Submission:
-        """Submit a sample without a number, which is the same for the same idempotency key.
+        """Submit a sample without a number. The same idempotency key gives the same number.
 
-        Raises as `open` and `submit` do.
+        Raises the errors of `open` and `submit`.
         """
         sampling_session_id = sample.sampling_session_id
         if sampling_session_id is None:
@@ -198,9 +198,10 @@ class Sampling:
         return await self.submit(tenant, SampleSubmission(drawn_sample_number(key), sample.request))
 
     async def _open_for_sample(self, source: SamplingSession, keyed: KeyedRequest | None) -> str:
-        """Return a sampling session shared by the samples of one source: each would leave rows.
+        """Return a sampling session for a plain sample.
 
-        With an idempotency key it is the key's, at any server.
+        The samples of one source share a sampling session, because each sampling session leaves rows. A sample with an
+        idempotency key has a sampling session of its own, which is the same at any server.
         """
         if keyed is not None:
             return (await self._open_own(source, keyed)).sampling_session_id
@@ -217,7 +218,7 @@ class Sampling:
     async def once(self, tenant: str, model: str) -> Sampler:
         """Return the sampler of a request without a session: a base model, a checkpoint's path, or a promoted name.
 
-        The name is resolved once: the request ends with the weights it began with. Raises NotFound if this tenant
+        The name is resolved once, so that the whole request uses the same weights. Raises NotFound if this tenant
         cannot sample it.
         """
         sampling_session_id = sampling_session_id_of(f"once-{uuid.uuid4().hex}", 0)
@@ -237,7 +238,7 @@ class Sampling:
         return await self._with_worker(session)
 
     async def submit_once(self, sampler: Sampler, number: int, request: worker_pb2.SampleRequest) -> SampleId:
-        """Submit the numbered sample of that request. Raises as `submit` does."""
+        """Submit the numbered sample of a request without a session. Raises the errors of `submit`."""
         request.sampling_session_id = sampler.session.sampling_session_id
         return (await self._submit(sampler, SampleSubmission(number, request))).sample
 
@@ -264,7 +265,7 @@ class Sampling:
     async def await_result(self, tenant: str, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Return the sample's state.
 
-        Raises NotFound for another tenant's sample, and as `Dispatch.await_result` does.
+        Raises NotFound for another tenant's sample, and the errors of `Dispatch.await_result`.
         """
         await self._sampler(tenant, sample.sampling_session_id)
         self._in_flight.record_poll(tenant, str(sample))
@@ -278,7 +279,7 @@ class Sampling:
         return reply
 
     async def cancel(self, tenant: str, sample: SampleId) -> None:
-        """Cancel the sample, and free its place in the quota. Raises NotFound, and as `Dispatch.cancel` does."""
+        """Cancel the sample, and free its place in the quota. Raises NotFound, and the errors of `Dispatch.cancel`."""
         await self._sampler(tenant, sample.sampling_session_id)
         try:
             await self._dispatch.cancel(sample)
@@ -309,7 +310,10 @@ class Sampling:
         return Sampler(session, model.worker_id if model else "")
 
     def _check_still_served(self, need: Need) -> None:
-        """Check that an open sampling session is served. Raises TooManySamples for minutes, then Unprocessable."""
+        """Check that the model of an open sampling session is served.
+
+        Raises TooManySamples for some minutes, then Unprocessable.
+        """
         model = (need.base_model, need.rank)
         try:
             self._check_served(*model)
@@ -320,7 +324,7 @@ class Sampling:
         self._away.note_there(model)
 
     def _check_served(self, base_model: str, rank: int = 0) -> None:
-        """Raise Unprocessable if the sample would wait without end."""
+        """Raise Unprocessable if the sample would wait forever, because no model or sampler fits."""
         served = self._fleet.model(base_model)
         if served is None:
             names = ", ".join(model.name for model in self._fleet.models)
@@ -366,16 +370,19 @@ def _gone(session: SamplingSession) -> str:
 
 
 class MissingTracker(Generic[K]):
-    """A tracker of missing things. A thing that was not missed for the tracker's length starts again."""
+    """A tracker of missing models.
+
+    If a model is not reported missing for the tracker's length, its time starts again.
+    """
 
     def __init__(self, length: timedelta, clock: Callable[[], datetime]) -> None:
         self._length = length
         self._clock = clock
-        # The first and the last time it was missed.
+        # The first and the last time at which the model was reported missing.
         self._missed: dict[K, tuple[datetime, datetime]] = {}
 
     def is_over(self, thing: K) -> bool:
-        """Record that the thing is missing; return whether it has been for longer than the tracker's length."""
+        """Record that the model is missing. Return whether it has been missing for longer than the tracker's length."""
         now = self._clock()
         since, last = self._missed.get(thing, (now, now))
         if now - last > self._length:

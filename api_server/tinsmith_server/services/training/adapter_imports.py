@@ -1,7 +1,7 @@
-"""Imports of external adapters: started, sent file by file, and finished as a checkpoint.
+"""Imports of external adapters. A client starts an upload, sends each file, and finishes the upload as a checkpoint.
 
 The upload's signed id contains the request, so any replica can continue. A worker of the base model checks the files
-and writes the checkpoint; its training run has ended as soon as it exists.
+and writes the checkpoint. The checkpoint's training run is already ended when it is created.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_CONFIG_BYTES = 2**20
 NAME = "imported"
 CONNECT_SECONDS = 25.0
 WRITERS = 2
-"""The number of parts written at a time: the same few threads read all bodies."""
+"""The number of parts written at a time. It is small, because the same few threads read all bodies."""
 OVER = "you have no such upload, or it has expired; start another one"
 
 
@@ -140,7 +140,7 @@ class AdapterImports:
     async def receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
         """Receive one file, replacing an earlier one of the name.
 
-        Raises Unprocessable, NotFound if the upload has ended meanwhile, and as `parts` does.
+        Raises Unprocessable, NotFound if the upload has ended in between, and the errors of `parts`.
         """
         arriving = upload.directory, name
         if arriving in self._arriving:
@@ -156,7 +156,7 @@ class AdapterImports:
     async def _receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
         known = await asyncio.to_thread(self._files.others_of, upload.tenant, upload.directory)
         area = posixpath.dirname(upload.directory)
-        # Uploads whose first file is arriving: a bucket shows it only at its end.
+        # The uploads whose first file is arriving. A bucket shows a file only at the end of its upload.
         begun = {directory for directory, _ in self._arriving if posixpath.dirname(directory) == area}
         others = len((known | begun) - {upload.directory})
         if others >= self._most:
@@ -212,7 +212,7 @@ class AdapterImports:
             await self._retention.remove_files(upload.folder)
             await asyncio.to_thread(self._files.remove, upload.directory)
             raise NotFound(f"{upload.path} was deleted; start another upload to import the adapter again")
-        if found.directory != made.directory:  # other files were sent and finished meanwhile
+        if found.directory != made.directory:  # another request has finished the upload with other files
             await self._retention.remove_files(made.directory)
         await self._store.remove_garbage(upload.folder)
         log.info("adapter imported", model_id=upload.run_id, tenant=upload.tenant, base_model=upload.base_model)
@@ -238,7 +238,7 @@ class AdapterImports:
         return await self._store.get_checkpoint(upload.run_id, "external", NAME)
 
     async def _worker(self, upload: Upload) -> WorkerHandle:
-        """Return a running worker, or else any that takes a model of this base model."""
+        """Return a running worker, or else a worker that takes models of this base model."""
         rank = int(upload.lora["rank"])
         trainers = self._fleet.trainers(upload.base_model, rank)
         if trainers:

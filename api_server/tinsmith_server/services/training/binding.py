@@ -1,4 +1,4 @@
-"""Accepted models on their way to a worker: the store is their journal until the worker has them."""
+"""The binding of accepted models to workers. Until a worker has a model, only the store records it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tinsmith_server.store.store import Store
 log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
-# The time limit of one attempt at a worker, before another worker is chosen.
+# The time limit of an attempt at one worker. After it, another worker is chosen.
 ATTEMPT_SECONDS = 5.0
-# The first poll for a model returns the reason after this time; later polls at the end of their hold.
+# The first poll for a model returns the reason after this time. Later polls return it at the end of their hold.
 FIRST_WORD_SECONDS = 2.0
 
 
 class Binding:
-    """The tasks that bind accepted models, one for each until it is bound or has failed."""
+    """The tasks that bind accepted models. Each model has one task until it is bound or has failed."""
 
     def __init__(self, store: Store, fleet: Fleet, placement: Placement, delivery: Delivery) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class Binding:
         self._models: dict[str, Model] = {}
         self._told: set[str] = set()
         self._reasons: dict[str, TinsmithError] = {}
-        # Workers with full disks: logged once, while every waiting model asks each second.
+        # The workers whose full disk is already logged, because every waiting model tries again each second.
         self._refusing: set[str] = set()
 
     async def resume(self) -> None:
@@ -66,14 +66,14 @@ class Binding:
         self._told.discard(model_id)
 
     async def until_bound(self, model: Model, timeout_seconds: float) -> Model:
-        """Return the model when it is bound, or as it is after the timeout."""
+        """Return the model when it is bound, or in its current state after the timeout."""
         if model.state != "accepted":
             return model
         done, _ = await asyncio.wait({self._task(model)}, timeout=max(timeout_seconds, 0))
         return (await self._store.get_model(model.model_id) or model) if done else model
 
     async def wait_until_bound(self, model: Model, timeout_seconds: float) -> Model:
-        """Return the model as `until_bound` does, but soon at the first call if there is a reason to report."""
+        """Return the model as `until_bound` does. If there is a reason to report, the first call returns soon."""
         if model.state == "accepted" and model.model_id not in self._told and timeout_seconds > FIRST_WORD_SECONDS:
             model = await self.until_bound(model, FIRST_WORD_SECONDS)
             if model.state != "accepted" or self.reason(model) is not None:
@@ -87,7 +87,7 @@ class Binding:
         self._placement.note_free()
 
     def on_its_way(self, model_id: str) -> Model | None:
-        """Return an accepted model that this replica is binding."""
+        """Return the accepted model of this id if this replica is binding it."""
         return self._models.get(model_id)
 
     def reason(self, model: Model) -> str | None:
@@ -106,7 +106,7 @@ class Binding:
     def _why_not_brought(self, model: Model) -> str | None:
         """Return why the model is not at its worker.
 
-        A worker that is not ready has a newer reason than the last attempt.
+        If the worker is not ready, its reason is newer than the last attempt's.
         """
         try:
             reason = self._fleet.worker(model.worker_id).unavailable_reason if model.worker_id else None
@@ -128,7 +128,7 @@ class Binding:
             model = self._models[model.model_id] = await self._step(model, refused_by)
 
     async def _step(self, model: Model, refused_by: set[str]) -> Model:
-        """Do the model's next step; return its new state."""
+        """Perform the model's next step, and return its new state."""
         try:
             if not model.worker_id:
                 return await self._placement.wait_until_placed(model, refused_by)
@@ -138,7 +138,7 @@ class Binding:
         except TinsmithError as error:
             self._reasons[model.model_id] = error
             await asyncio.sleep(RETRY_SECONDS)
-            # The next step reads from the store whether the model still has its slot.
+            # The next step reads the store, which shows whether the model still has its slot.
             return replace(model, worker_id="")
 
     async def _bring(self, model: Model, refused_by: set[str]) -> Model:
@@ -171,7 +171,10 @@ class Binding:
             log.info("worker accepts new models again", worker_id=worker_id)
 
     async def _displace(self, model: Model) -> Model:
-        """Take the model from its worker. If the worker has accepted it all the same, it reports that as an event."""
+        """Take the model from its worker.
+
+        If the worker has accepted the model despite an error, it reports this as an event.
+        """
         reason = "its worker no longer accepts new models"
         log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id, reason=reason)
         await self._displaced(model)

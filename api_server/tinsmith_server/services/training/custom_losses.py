@@ -1,8 +1,8 @@
-"""Custom losses: checked here, so that their author gets an error at once, and stored nowhere.
+"""Custom losses, which are checked here so that their author gets an error at once, and are stored nowhere.
 
-A loss's id contains the loss (`tinsmith_rpc.custom_losses`), and comes with each call that uses it. So every replica
-and every worker knows it, also in a replay, and a repeated submission has the same id. The worker checks the content of
-an id again, since anyone can write one.
+A loss's id contains the loss (`tinsmith_rpc.custom_losses`), and each call that uses the loss sends the id. So every
+replica and every worker has the loss, also in a replay. A repeated submission has the same id. The worker checks the
+content of an id again, because anyone can write an id.
 """
 
 from __future__ import annotations
@@ -42,17 +42,20 @@ class CustomLosses:
         return loss
 
     async def owned(self, tenant: str, loss: CustomLossId) -> None:
-        """Check the loss's session. Raises NotFound, also for another tenant's."""
+        """Check the loss's session. Raises NotFound, also for another tenant's session."""
         await self._sessions.owned(tenant, loss.session_id)
 
     async def result(self, tenant: str, loss: CustomLossId) -> bytes:
-        """Return the future's result, which is the same at any server and time. Raises NotFound as `owned` does."""
+        """Return the future's result, which is always the same, at any server. Raises the errors of `owned`."""
         await self.owned(tenant, loss)
         return orjson.dumps({"loss_id": loss.loss_id, "type": "create_custom_loss"})
 
 
 def custom_loss_id(body: dict[str, Any]) -> CustomLossId:
-    """Return the id of a `create_custom_loss`. Raises Unprocessable: unlike a chunk of a call, it blocks nothing."""
+    """Return the id of a `create_custom_loss`.
+
+    Raises Unprocessable, because a refusal blocks no later calls, unlike the refusal of a chunk.
+    """
     try:
         request = CreateCustomLossRequest.model_validate(body)
         loss_id = loss_id_of({"name": request.name, "inputs": request.inputs, "graph": request.graph})

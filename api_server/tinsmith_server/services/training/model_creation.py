@@ -26,7 +26,7 @@ WHY_NOT = {
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """The row of a new model. With `failure` set, the row says why there is no model."""
+    """The row of a new model. If `failure` is set, the row contains the reason why there is no model."""
 
     kind: Literal["create", "load"]
     base_model: str
@@ -90,7 +90,7 @@ def load_payload(checkpoint: Checkpoint, request: LoadWeightsRequest, *, create:
 
 
 def find_served(fleet: Fleet, name: str) -> ServedModel:
-    """Return the served model of this name. Raises InvalidModelRequest naming the served ones."""
+    """Return the served model of this name. Raises InvalidModelRequest, which names the served models."""
     served = fleet.model(name)
     if served is None:
         names = ", ".join(model.name for model in fleet.models) or "no model at all"
@@ -116,7 +116,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
 
 
 def _compatible(fleet: Fleet, checkpoint: Checkpoint, wanted: str | None) -> ServedModel:
-    """Return the base model to load onto: that of the checkpoint, or another name of the same weights."""
+    """Return the base model for the load: the checkpoint's base model, or another name of the same weights."""
     served = find_served(fleet, wanted or checkpoint.base_model)
     if not share_weights(fleet, served.name, checkpoint.base_model):
         raise InvalidModelRequest(f"the checkpoint is of {checkpoint.base_model}; it cannot be loaded onto {wanted}")

@@ -26,7 +26,7 @@ from tinsmith_server.wire.responses import WaitingModel
 log = get_logger(__name__)
 
 TOUCH_SECONDS = 30.0
-# A worker that no longer holds a model says so itself, whatever this cache contains.
+# A worker itself reports that it no longer holds a model, even if this cache contains the model.
 BOUND_SECONDS = 1.0
 WAITING_SHOWN = 20
 
@@ -60,7 +60,7 @@ class Models:
     async def create(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
         """Create a model. Errors after the ids fail its future.
 
-        Without a session the model gets a new one, the same for the same idempotency key.
+        Without a session the model gets a new session, which is the same for the same idempotency key.
         """
         session_id, number = await self._place(tenant, body, key)
         creation = creation_from_scratch(body, self._fleet, self._lora_alpha)
@@ -77,7 +77,7 @@ class Models:
         return await owned_model(self._store, tenant, model_id)
 
     async def at_work(self, tenant: str, model_id: str) -> Model:
-        """Return the model as `owned` does, but possibly as it was a second ago."""
+        """Return the model as `owned` does, but possibly with its state of a second ago."""
         model = self._bound.get(model_id) or self._binding.on_its_way(model_id)
         if model is not None and model.tenant == tenant:
             bind_ids(session_id=model.session_id, model_id=model_id)
@@ -123,8 +123,8 @@ class Models:
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
         """End a bound model that its worker does not hold: its creation failed, or its volume is lost.
 
-        `creation` is the worker's answer for operation 0. Any other answer, and any other state than bound, changes
-        nothing. Returns the model as it is then.
+        `creation` is the worker's answer for operation 0. The model ends only if it is bound, and this answer is a
+        failure or "not found". Returns the current model.
         """
         model = await self._store.get_model(model.model_id) or model
         if model.state != "bound":

@@ -20,7 +20,7 @@ from tinsmith_server.wire.ids import operation_number
 from tinsmith_server.wire.json_bodies import BadJson, read_object
 from tinsmith_server.wire.json_training import training_shape
 
-# Bytes of the arrays for each byte of the text that they are read from.
+# The bytes of the arrays for each byte of the JSON text.
 TEXT_IN_MEMORY = 2
 
 STABLE_REINFORCE_NOTE = (
@@ -37,7 +37,7 @@ class TrainingBody:
     encoding: str
     complete: bool
     too_large: str
-    """The message of the rejection of a body over the limit."""
+    """The rejection's message for a body over the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TrainingOperation:
 
 
 class OperationBodies:
-    """Reads training bodies. A body that cannot be run becomes a rejected operation, and is not kept."""
+    """Reads training bodies. An invalid body becomes a rejected operation without its content."""
 
     def __init__(self, admission: Admission, settings: Settings) -> None:
         self._admission = admission
@@ -57,7 +57,7 @@ class OperationBodies:
         self._maps_stable_reinforce = settings.map_stable_reinforce
 
     async def from_protobuf(self, body: TrainingBody, account: Account, key: str | None) -> TrainingOperation:
-        """Return the operation, with the SDK's message as it came.
+        """Return the operation, with the SDK's message unchanged.
 
         Raises Unprocessable only when model_id or seq_id cannot be read.
         """
@@ -81,8 +81,8 @@ class OperationBodies:
         return await self._charged(operation, head.loss_fn, account, key)
 
     async def from_json(self, content: bytes, call: CallKey, account: Account, key: str | None) -> TrainingOperation:
-        """Return the operation that today's SDK would have sent. Raises Unprocessable."""
-        # Numbers of a few digits take more room than their text.
+        """Return the operation that the current SDK would have sent. Raises Unprocessable."""
+        # Numbers of a few digits take more memory than their text.
         room = min(TEXT_IN_MEMORY * len(content), self._limit)
         await account.take(room)
         account.received()
@@ -107,14 +107,15 @@ class OperationBodies:
         await self._admission.wait_to_train(key)
         unpacked = declared_bytes(operation.payload) if operation.zstd else None
         size, count = max(unpacked or 0, len(operation.payload)), partial(trained_tokens, operation.payload, unpacked)
-        # One body is counted at a time, so what it unpacks to needs no room of its own, for which bodies would wait.
+        # One body is counted at a time. So its unpacked content needs no budget of its own, which bodies would have to
+        # wait for.
         overdrawn = account.overdrawn(unpacked or 0)
         tokens = await self._admission.off_the_loop(account.tenant, size, count, overdrawn)
         self._admission.charge_trained(key, tokens)
         return TrainingOperation(operation, note)
 
     async def _head(self, tenant: str, body: TrainingBody) -> Head:
-        """Return the head. Raises Unprocessable. A compressed body is never read inline."""
+        """Return the head. Raises Unprocessable. A compressed body is read in a thread."""
         size = len(body.content) if body.encoding == "identity" else INLINE_BYTES + 1
         try:
             return await self._admission.off_the_loop(tenant, size, lambda: read_head(body.content, body.encoding))
@@ -122,9 +123,9 @@ class OperationBodies:
             raise Unprocessable(str(error)) from error
 
     async def _keep_zstd(self, operation: worker_pb2.SubmitRequest, frame: bytes, account: Account) -> None:
-        """Keep the frame as it came if it declares its size; else unpack it, since a worker does not know the limit.
+        """Keep the frame unchanged if it declares its size.
 
-        Raises BodyTooLarge, FrameInvalid.
+        Otherwise unpack it, because a worker does not know the limit. Raises BodyTooLarge, FrameInvalid.
         """
         declared = declared_bytes(frame)
         size = declared
@@ -140,7 +141,7 @@ class OperationBodies:
             operation.payload = await self._admission.off_the_loop(account.tenant, size, partial(unpack, frame, size))
 
     async def _keep_gzip(self, operation: worker_pb2.SubmitRequest, content: bytes, account: Account) -> None:
-        """Unpack the content: workers know zstd alone. Raises BodyTooLarge, FrameInvalid."""
+        """Unpack the content, because workers can only read zstd. Raises BodyTooLarge, FrameInvalid."""
         await account.take(self._limit)
         unpacked = partial(gunzipped, content, self._limit)
         operation.payload = await self._admission.off_the_loop(account.tenant, self._limit, unpacked)

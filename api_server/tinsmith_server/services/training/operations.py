@@ -1,7 +1,7 @@
-"""Training operations: acknowledged in the order of their numbers, also if they are invalid.
+"""Training operations, which are acknowledged in the order of their numbers, even if they are invalid.
 
-Once the operation is identified it has a future, and every error of the request fails that future: a 4xx for one chunk
-of a batch would block the SDK's training client permanently.
+An operation with a valid model and number has a future, and every error of the request fails that future. A 4xx for one
+chunk of a batch would block the SDK's training client permanently.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ CREATION_SECONDS = 5.0
 
 
 class Operations:
-    """Submits operations. Each method returns the request id, the same for the same number.
+    """The submission of operations.
 
-    An operation without a number gets one from its worker, the same for the same idempotency key.
+    Each method returns the request id, which depends only on the number. An operation without a number gets one from
+    its worker. The same idempotency key gets the same number.
     """
 
     def __init__(
@@ -79,16 +80,16 @@ class Operations:
         return await self._submit(model, await self._requests.save_weights_external(model, seq_id, body), key)
 
     async def load_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """Load weights into the model of the model_id, or without one into a new model."""
+        """Load weights into the model with this model_id. Without a model_id, load them into a new model."""
         if body.get("model_id") is None:
             return await self._models.create_by_load(tenant, body, key)
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.load_weights(model, seq_id, body), key)
 
     async def unload(self, tenant: str, model_id: str) -> OperationId:
-        """End the model after its earlier operations: weights that are in no checkpoint are dropped.
+        """End the model after its earlier operations. Weights that are in no checkpoint are lost.
 
-        A model that has ended already gets the same answer, also if its session is over.
+        For a model that has already ended, the answer is the same, even if its session has ended.
         """
         if (await self._models.owned(tenant, model_id)).state in FINAL_STATES:
             return OperationId(model_id, RELEASE_SEQ_ID)
@@ -111,7 +112,7 @@ class Operations:
         await self._models.touch(model_id)
         model = await self._binding.until_bound(model, PATIENCE_SECONDS)
         if model.state == "accepted":
-            # Another replica may have bound it, while the attempt here still waits for a worker.
+            # Another replica may have bound the model while this replica still waits for a worker.
             model = await self._models.owned(tenant, model_id)
         if model.state == "accepted":
             # Operations that arrive before the creation would be refused as operations of a lost model.
@@ -122,7 +123,7 @@ class Operations:
     async def _submit(self, model: Model, request: worker_pb2.SubmitRequest, key: str | None) -> OperationId:
         """Submit the operation unless the model has ended; then its future returns the reason."""
         if not request.seq_id:
-            # Without a client's key as well: the worker must recognise a repeated submission.
+            # A key is set even without a client's key, because the worker must recognise a repeated submission.
             request.idempotency_key = key or uuid.uuid4().hex
         number = request.seq_id
         if model.state not in FINAL_STATES:

@@ -16,11 +16,11 @@ from tinsmith_server.store.store import Store
 
 log = get_logger(__name__)
 
-# A slot that another replica frees is found only by reading the store again.
+# A slot that another replica frees becomes known only by another read of the store.
 RECHECK_SECONDS = 2.0
-# A thousand creations that arrive at once cause a few reads of the queue, instead of a thousand.
+# With this pause, a thousand creations that arrive at once cause a few reads of the queue instead of a thousand.
 BATCH_DELAY_SECONDS = 0.1
-# An assignment of another replica at the same moment is visible when its transaction ends.
+# An assignment that another replica makes at the same moment becomes visible when its transaction ends.
 CONFLICT_WAIT_SECONDS = 0.02
 
 
@@ -34,8 +34,8 @@ class _Waiter:
 class PlacementRounds:
     """The placement of waiting models on workers with the same weights, in rounds.
 
-    A round reads the store once for all waiters. It writes only if there is a slot to assign, or if there was one in
-    the last round: then it writes without reading first.
+    A round reads the store once for all waiters. It writes only if there is a slot to assign. If the last round had
+    such a slot, the round writes without a read before it.
     """
 
     def __init__(self, store: Store, fleet: Fleet, weights: str, freed: Changes, kept: int, clock: Clock) -> None:
@@ -72,7 +72,7 @@ class PlacementRounds:
                 del self._waiters[model.model_id]
 
     def reason(self, model: Model) -> str | None:
-        """Return what a model waits for that was in the queue at the last read."""
+        """Return what a model waits for. The model must have been in the queue at the last read."""
         if self._positions is None:
             self._positions = {one.model_id: number for number, one in enumerate(fair_order(self._queue), 1)}
         number = self._positions.get(model.model_id)
@@ -101,14 +101,17 @@ class PlacementRounds:
             except TinsmithError as error:
                 placed, self._failure = False, str(error)
             except Exception as error:
-                # After any error the waiters must not wait without end.
+                # The loop continues after any error. Otherwise the waiters would wait forever.
                 log.exception("models not placed", base_model=self._weights)
                 placed, self._failure = False, repr(error)
             if self._waiters and not placed:
                 await self._pause(*seen)
 
     async def _round(self) -> bool:
-        """Run one round. Return whether there were slots to assign, here or at another replica: there may be more."""
+        """Run one round.
+
+        Return whether a slot was assigned, by this or another replica, because there may be more slots.
+        """
         asked, capacity = dict(self._waiters), self._capacity()
         if self._there_was_room and await self._place(asked, capacity):
             return True
@@ -139,14 +142,17 @@ class PlacementRounds:
                 self._wake(waiter, model or replace(waiter.model, state="failed"))
 
     def _wake(self, waiter: _Waiter, model: Model) -> None:
-        """Wake the waiter, and remove it at once: a round for it would find nothing, and delay later waiters."""
+        """Wake the waiter, and remove it at once.
+
+        A further round for it would find nothing, and delay later waiters.
+        """
         if not waiter.placed.done():
             waiter.placed.set_result(model)
         if self._waiters.get(model.model_id) is waiter:
             del self._waiters[model.model_id]
 
     async def _ask_for_more(self) -> None:
-        """Request more capacity, once for each kind of model, and keep what happens next."""
+        """Request more capacity, once for each kind of model, and keep the returned messages."""
         kinds = {(waiter.model.base_model, waiter.model.lora_rank) for waiter in self._waiters.values()}
         for base_model, rank in sorted(kinds):
             self._next_steps[base_model, rank] = await self._fleet.provide(base_model, rank=rank)
@@ -164,7 +170,7 @@ class PlacementRounds:
                 one.cancel()
 
     async def _look(self, capacity: Capacity) -> tuple[Collection[str], Collection[str]]:
-        """Read the queue. Return the waiting models, and those that get a slot now, which have no position any more."""
+        """Read the queue. Return the waiting models, and the models that get a slot now and so leave the queue."""
         queue = await self._store.placement_queue(self._names(), capacity.slots)
         wanted = assign_slots(queue, capacity)
         left = tuple(one for one in queue.waiting if one.model_id not in wanted)
@@ -186,12 +192,12 @@ class PlacementRounds:
 
 
 class Placement:
-    """The placement of all models. Models for the same workers share a queue, whichever replica accepted them."""
+    """The placement of all models. Models for the same workers share a queue, no matter which replica accepted them."""
 
     def __init__(self, store: Store, fleet: Fleet, freed: Changes, kept: int, clock: Clock = utc_now) -> None:
         """Start without queues.
 
-        `freed` is notified when a slot may be free here; `kept` slots are reserved for tenants without any.
+        `freed` is notified when a slot at a worker may be free. `kept` slots are reserved for tenants without slots.
         """
         self._store = store
         self._fleet = fleet
@@ -207,12 +213,12 @@ class Placement:
         return await keeper.wait_until_placed(model, refused_by)
 
     def reason(self, model: Model) -> str | None:
-        """Return what a model waits for whose placement runs here."""
+        """Return what a model waits for. This replica must be placing the model."""
         keeper = self._keepers.get(self._weights(model.base_model))
         return keeper.reason(model) if keeper is not None else None
 
     async def reasons(self, models: Sequence[Model]) -> Mapping[str, str]:
-        """Return what each model without a slot waits for, at whichever replica."""
+        """Return what each model without a slot waits for, no matter which replica places it."""
         found: dict[str, str] = {}
         for weights in {self._weights(model.base_model) for model in models}:
             keeper = self._keepers.get(weights) or self._keeper(weights)
@@ -236,6 +242,9 @@ class Placement:
         return PlacementRounds(self._store, self._fleet, weights, self._freed, self._kept, self._clock)
 
     def _weights(self, base_model: str) -> str:
-        """Return the name of the queue: names of the same weights have the same workers."""
+        """Return the name of the queue.
+
+        Base models with the same weights share it, because they have the same workers.
+        """
         served = self._fleet.model(base_model)
         return served.weights if served is not None else base_model

@@ -1,7 +1,8 @@
 """The order of a placement queue, the assignment of slots, and the message for a waiting client.
 
-This module only decides; `placement.py` acts. The next slot goes to the tenant that holds the fewest slots, and of its
-models to the oldest: a tenant that wants a thousand slots delays no other. A model never loses its slot to another.
+This module only decides; `placement.py` acts. The next slot goes to the oldest model of the tenant that holds the
+fewest slots. So a tenant that wants a thousand slots does not delay other tenants. A model never loses its slot to
+another model.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Capacity:
 
 
 def fair_order(queue: PlacementQueue, place: Callable[[QueuedModel], bool] = lambda _: True) -> list[QueuedModel]:
-    """Return all waiting models in fair order. A model for which `place` returns False does not count as served."""
+    """Return all waiting models in fair order. A model does not count as served if `place` returns False for it."""
     waiting: defaultdict[str, deque[tuple[int, QueuedModel]]] = defaultdict(deque)
     for number, one in enumerate(queue.waiting):
         waiting[one.tenant].append((number, one))
@@ -87,13 +88,16 @@ def assign_slots(queue: PlacementQueue, capacity: Capacity) -> Mapping[str, str]
 
 
 def _kept_from(tenant: str, held: Mapping[str, int], queue: PlacementQueue, capacity: Capacity) -> int:
-    """Return the number of free slots that this tenant must leave to tenants without any."""
+    """Return the number of free slots that this tenant must leave to tenants without slots."""
     newcomers = [other for other in queue.tenants_at_work if other != tenant and not held.get(other)]
     return min(capacity.kept, capacity.total - 1) if held.get(tenant) and newcomers else 0
 
 
 def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Collection[str]) -> str:
-    """Return the fullest worker: full workers fill up and others run empty, so that whole GPUs become free."""
+    """Return the worker with the fewest free slots.
+
+    So some workers become full and others empty, which frees whole GPUs.
+    """
     return min(workers, key=lambda worker_id: (worker_id in refused_by, free[worker_id], worker_id))
 
 
@@ -108,7 +112,7 @@ class QueuePosition:
     tenant: str
 
     def sentence(self, holders: Sequence[SlotHolder], next_step: str, now: datetime) -> str:
-        """Return the message for the tenant. Of other tenants it says only how many slots they hold."""
+        """Return the message for the tenant. About other tenants it contains only the number of their slots."""
         turn = f"{_ordinal(self.number)} of {self.total} waiting" if self.total > 1 else "waiting"
         wanted = f"one of {self.slots} places" if self.slots else "a worker"
         return "; ".join(
@@ -123,7 +127,7 @@ class QueuePosition:
 
 
 def _sessions(own: Sequence[SlotHolder], now: datetime) -> str:
-    """Return the sessions, the longest idle first: these are the ones to end."""
+    """Return the sessions, the longest idle first, because the user should end these first."""
     last: dict[str, datetime] = {}
     for holder in own:
         last[holder.session_id] = max(holder.last_request_at, last.get(holder.session_id, holder.last_request_at))

@@ -1,7 +1,7 @@
 """The worker's requests for JSON bodies. An invalid body becomes a rejection.
 
-A `forward_backward` in protobuf is not decoded here. In JSON, as SDKs below 0.22.3 send it, it becomes the message that
-today's SDK would have sent.
+A `forward_backward` in protobuf is not decoded here. SDKs below 0.22.3 send it in JSON. It is then converted into the
+message of the current SDK.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
 
 
 class SubmitRequests:
-    """Builds requests. Saves contain the state of their name in the store; loads contain the files' location."""
+    """A builder of requests. A save contains the stored checkpoint of the same name.
+
+    A load contains the files' location.
+    """
 
     def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup, checkpoints: CheckpointQuota) -> None:
         self._fleet = fleet
@@ -131,7 +134,7 @@ class SubmitRequests:
         if served is not None and not served.sampling:
             # An unnamed save can only be sampled.
             return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, training_only(model.base_model))
-        assert request.sampling_session_seq_id is not None  # the request's validator checks it
+        assert request.sampling_session_seq_id is not None  # checked by the request's validator
         save.kind = worker_pb2.EPHEMERAL
         save.sampling_session_id = sampling_session_id_of(
             model.session_id, request.sampling_session_seq_id, inflight=request.kind == "inflight"
@@ -174,7 +177,7 @@ class SubmitRequests:
     async def _named(
         self, model: Model, seq_id: int, save: worker_pb2.SaveWeights, type: CheckpointType
     ) -> worker_pb2.SubmitRequest:
-        """Return a save with the state of its name. The worker itself knows the saves in its queue."""
+        """Return a save with the stored checkpoint of the same name. The worker knows the saves in its queue itself."""
         if (refusal := await self._checkpoints.refusal(model.tenant)) is not None:
             return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, refusal)
         save.seen_event_id = await self._events.drain(model.worker_id)

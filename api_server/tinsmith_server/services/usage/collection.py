@@ -1,4 +1,4 @@
-"""The collection of usage from workers and samplers, in rounds: requests write nothing for it."""
+"""The collection of usage from workers and samplers, in rounds, so that requests write no usage."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _KINDS: Mapping[worker_pb2.UsageKind.ValueType, UsageKind] = {
 class UsageCollection:
     """Collects usage. A worker reports each number once.
 
-    If the store does not take it, it is kept here, and nothing more is collected until it does: a kill of this server
-    loses at most the numbers in between.
+    If the store does not accept the numbers, this server keeps them and collects no more until the store does. If the
+    server is killed, only these numbers are lost.
     """
 
     def __init__(self, store: Store, fleet: Fleet, clock: Clock = utc_now) -> None:
         self._store = store
         self._fleet = fleet
         self._clock = clock
-        # By the row without its amount.
+        # The amounts by the row without its amount.
         self._unwritten: Counter[Usage] = Counter()
         self._one_at_a_time = asyncio.Lock()
         self._round: asyncio.Task[None] | None = None
@@ -54,7 +54,7 @@ class UsageCollection:
         await asyncio.shield(self._round)
 
     async def close(self, *, take: bool) -> None:
-        """Run the last round. Without `take` the workers' numbers are left to another server."""
+        """Run the last round. If `take` is False, the workers' numbers are left to another server."""
         await self._collect(take=take)
 
     async def sweep(self) -> None:
@@ -81,7 +81,7 @@ class UsageCollection:
         session_id, hour = session_of(used.used_by), datetime.fromtimestamp(used.hour, UTC)
         tenant = used.tenant
         if not tenant and (session := await self._store.get_session(session_id)) is not None:
-            tenant = session.tenant  # of a model that was made under a release that did not say
+            tenant = session.tenant  # the worker's number does not name the tenant
         return Usage(tenant, session_id, base_model, hour, _KINDS[used.kind], 0)
 
     async def _write(self) -> None:
@@ -91,7 +91,7 @@ class UsageCollection:
 
 
 async def _take(handle: SamplerHandle) -> worker_pb2.TakeUsageReply:
-    """Return the worker's numbers, or none if it does not answer or counts nothing."""
+    """Return the worker's numbers, or no numbers if it does not answer or does not count usage."""
     worker = handle.running()
     if worker is None:
         return worker_pb2.TakeUsageReply()

@@ -32,7 +32,7 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """The events by hour, the largest amounts first; `sessions` by id, of all events."""
+    """The events by hour, with the largest amounts first. `sessions` has the sessions of all events by id."""
 
     usage: Sequence[Usage]
     sessions: Mapping[str, SessionFacts]
@@ -92,7 +92,7 @@ def _utc_hour(name: str, time: datetime) -> datetime:
 
 
 def _metadata_of(session: Session) -> dict[str, str]:
-    """Return the metadata as text: the SDK accepts nothing else."""
+    """Return the metadata as text, because the SDK accepts only text values."""
     return {name: _text(value) for name, value in session.user_metadata.items()}
 
 

@@ -28,7 +28,7 @@ SECRET_NAME = "trace-urls"
 TRACE_PATH = "/api/v1/traces"
 ASK_SECONDS = 10.0
 MOST_SPANS = 20_000
-"""The newest spans of all workers together: some megabytes."""
+"""The maximum number of spans of all workers together. The newest are kept, which takes some megabytes."""
 AT_ONCE = 2
 MICROSECONDS = 10**6
 
@@ -82,8 +82,8 @@ async def _ask(handle: SamplerHandle, session_id: str) -> Spans:
 def trace_of(session_id: str, answers: Iterable[Spans], now: float) -> bytes:
     """Return the trace: a process for each model and sampling session.
 
-    A process has as many tracks as there were concurrent operations, so that the spans of a track do not overlap. Spans
-    that have not ended reach until `now`, in Unix seconds.
+    A process has one track for each concurrent operation, so that the spans of a track do not overlap. Spans that have
+    not ended reach until `now`, in Unix seconds.
     """
     found = [(one.base_model, span) for one in answers for span in one.spans if session_of(span.owner) == session_id]
     found.sort(key=lambda each: each[1].submitted)
@@ -104,7 +104,7 @@ def _named(process: int, name: str) -> dict[str, Any]:
 
 
 def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[worker_pb2.Span, int]]:
-    """Yield each span with its track: the one that has been free for longest, or a new one.
+    """Yield each span with its track: the track that has been free for longest, or a new track.
 
     `spans` are ordered by their begin.
     """
@@ -120,7 +120,7 @@ def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[w
 
 
 def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iterator[dict[str, Any]]:
-    """Yield the event of the span, and those of its parts: waiting and computing."""
+    """Yield the event of the span, and the events of its two parts, waiting and computing."""
     submitted, started, ended = _times(span, now)
     category = "sampling" if span.request_id else "training"
     request_id = span.request_id or str(OperationId(span.owner, span.seq_id))
@@ -141,7 +141,7 @@ def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iter
 
 
 def _times(span: worker_pb2.Span, now: float) -> tuple[int, int, int]:
-    """Return when it was accepted, started and ended, in ascending order: a clock may have been set meanwhile."""
+    """Return the times of acceptance, start and end in ascending order, even if a clock was set back in between."""
     submitted = round(span.submitted * MICROSECONDS)
     started = max(submitted, round(span.started * MICROSECONDS))
     return submitted, started, max(started, round((span.ended or now) * MICROSECONDS))

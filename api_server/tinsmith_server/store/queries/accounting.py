@@ -41,7 +41,7 @@ class UsageQueries(Queries):
     async def add_storage_usage(self, now: datetime, least: timedelta, longest: timedelta) -> None:
         """Add the storage of named checkpoints since the last round.
 
-        A round within `least` of the last one adds nothing; a longer time than `longest` counts as `longest`.
+        A round within `least` of the last round adds nothing. A time longer than `longest` counts as `longest`.
         """
 
         async def add(connection: AsyncConnection) -> None:
@@ -62,20 +62,23 @@ class UsageQueries(Queries):
         await self._database.write(add)
 
     async def usage_between(self, tenant: str, start: datetime, end: datetime, most: int) -> Sequence[Usage]:
-        """Return the usage of the hours from `start` until before `end`, by hour, the largest amounts first."""
+        """Return the usage by hour from `start` until before `end`, with the largest amounts first."""
         in_window = (usage.c.tenant == tenant) & (usage.c.hour >= start) & (usage.c.hour < end)
         order = (usage.c.hour, usage.c.amount.desc(), usage.c.session_id, usage.c.base_model, usage.c.kind)
         return await self._read_all(Usage, select_records(usage, Usage).where(in_window).order_by(*order).limit(most))
 
     async def sessions_by_id(self, tenant: str, session_ids: Collection[str]) -> Sequence[Session]:
-        """Return those of the sessions that are the tenant's. `session_ids` has some hundred at most."""
+        """Return the tenant's sessions among `session_ids`, which has some hundred ids at most."""
         named = (sessions.c.tenant == tenant) & sessions.c.session_id.in_(session_ids)
         return await self._read_all(Session, select_records(sessions, Session).where(named))
 
     async def stored_checkpoints(
         self, tenant: str, now: datetime, project_id: str | None = None
     ) -> Sequence[StoredCheckpoints]:
-        """Return the stored checkpoints by project, the largest first; with `project_id` only those of this project."""
+        """Return the stored checkpoints by project, the largest first.
+
+        With `project_id`, return only this project's.
+        """
         project = sessions.c.project_id
         size = func.coalesce(func.sum(checkpoints.c.size_bytes), 0)
         query = (
@@ -103,7 +106,7 @@ class AuditQueries(Queries):
     async def list_audit(
         self, tenant: str, start: datetime, end: datetime, after: AuditEntry | None, limit: int
     ) -> Sequence[AuditEntry]:
-        """Return entries from `start` until before `end`, oldest first, those after `after`."""
+        """Return entries from `start` until before `end` whose number is above `after`, oldest first."""
         in_window = (audit.c.tenant == tenant) & (audit.c.at >= start) & (audit.c.at < end)
         query = select_records(audit, AuditEntry).where(in_window).order_by(audit.c.at, audit.c.entry_id).limit(limit)
         if after is not None:
@@ -127,7 +130,7 @@ async def write_extra_rows(connection: AsyncConnection, extra_rows: ExtraRows) -
 
 
 async def _add_usage(connection: AsyncConnection, rows: Collection[Usage]) -> None:
-    """Add the amounts, in one order at all replicas: otherwise two that add to the same rows could deadlock."""
+    """Add the amounts. All replicas use one order, because two replicas that add to the same rows could deadlock."""
     ordered = sorted(rows, key=lambda one: (one.tenant, one.hour, one.session_id, one.base_model, one.kind))
     for first in range(0, len(ordered), ROWS_AT_ONCE):
         insert = insert_into(connection, usage, [values(one) for one in ordered[first : first + ROWS_AT_ONCE]])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="DataclassInstance")
 
 StatementParameters: TypeAlias = Mapping[str, Any] | None
-"""The parameters of a statement that was made once: making one takes longer than the database."""
+"""The parameters of statements that are built only once, because building a statement takes longer than the query."""
 
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
@@ -65,7 +65,7 @@ class Queries:
         return await self._database.read(lambda connection: count(connection, query, parameters))
 
     async def _write(self, statement: Update | Delete, parameters: StatementParameters = None) -> bool:
-        """Run the statement. False: it changed no row."""
+        """Run the statement. Returns False if it changed no row."""
         return await self._database.write(lambda connection: changes_rows(connection, statement, parameters))
 
     async def _insert_or_find(
@@ -76,7 +76,7 @@ class Queries:
         query: Select[Any],
         parameters: StatementParameters = None,
     ) -> R:
-        """Insert `row` unless a constraint refuses it as present, and return what `query` then finds."""
+        """Insert `row` unless a unique constraint refuses it, and then return the row that `query` finds."""
 
         async def insert_or_find(connection: AsyncConnection) -> R:
             await insert_unless_there(connection, table, row)
@@ -97,7 +97,7 @@ def to_record(record: type[R], row: Row[Any]) -> R:
 
 @cache
 def select_records(table: Table, record: type[R]) -> Select[Any]:
-    """Return a select of the columns of the record's fields, made once: that takes longer than the database."""
+    """Return a select of the record's fields. It is built once, because building it takes longer than the query."""
     return select(*(table.c[field.name] for field in fields(record)))
 
 
@@ -111,7 +111,7 @@ async def fetch_one(
 async def fetch_made(
     connection: AsyncConnection, record: type[R], query: Select[Any], parameters: StatementParameters = None
 ) -> R:
-    """Return the one row, which this transaction inserted or found."""
+    """Return the only row, which this transaction has inserted or found."""
     return to_record(record, (await connection.execute(query, parameters)).one())
 
 
@@ -135,7 +135,7 @@ async def fetch_page(
 
 
 def newest_first(time: Column[Any], *ties: Column[Any]) -> list[ColumnElement[Any]]:
-    """Return a total order: rows of equal times must not appear twice or never across pages."""
+    """Return a total order, so that rows with equal times appear exactly once across pages."""
     return [time.desc(), *(column.desc() for column in ties)]
 
 
@@ -149,10 +149,10 @@ def insert_into(
 
 
 async def insert_unless_there(connection: AsyncConnection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert the row. False: a unique constraint of the table has such a row.
+    """Insert the row. Returns False if a unique constraint refuses it.
 
-    Of two concurrent inserts one waits for the other's commit and then returns False, so a select that follows in the
-    same transaction finds the other's row.
+    Of two concurrent inserts, one waits for the other's commit and then returns False. A later select in the same
+    transaction finds the other's row.
     """
     statement = _insert_unless_there(connection.dialect.name, table)
     return (await connection.execute(statement, row)).one_or_none() is not None
@@ -169,5 +169,5 @@ def _insert_unless_there(dialect: str, table: Table) -> Executable:
 async def changes_rows(
     connection: AsyncConnection, statement: Update | Delete, parameters: StatementParameters = None
 ) -> bool:
-    """Run an update or delete. False: it changed no row."""
+    """Run an update or delete. Returns False if it changed no row."""
     return (await connection.execute(statement, parameters)).rowcount > 0

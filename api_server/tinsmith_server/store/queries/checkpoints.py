@@ -1,4 +1,4 @@
-"""Queries about checkpoints: names of immutable directories, which only move forwards."""
+"""Queries about checkpoints, which are names of immutable directories. A name moves only to a newer directory."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class CheckpointQueries(Queries):
     """The queries about checkpoints."""
 
     async def put_checkpoint(self, checkpoint: Checkpoint, extra_rows: ExtraRows = ()) -> Checkpoint | None:
-        """Point the name at a new directory, unless its record, even a deleted one, is as new by (epoch, event_id).
+        """Point the name at a new directory, unless its record, even if deleted, is as new by (epoch, event_id).
 
-        Returns the replaced record, whose files become garbage; None if nothing was replaced, or both have the same
-        directory. The new directory stops being garbage.
+        Returns the replaced record, whose files become garbage. Returns None if no record was replaced, or both records
+        have the same directory. The new directory is no longer garbage.
         """
         return await self._database.write(lambda connection: _put(connection, checkpoint, extra_rows))
 
@@ -107,14 +107,14 @@ class CheckpointQueries(Queries):
     ) -> Checkpoint | None:
         """Delete the record, and leave a tombstone, so that a replayed event does not restore it.
 
-        Returns the deleted record; None: there is none, or a promoted name refers to it.
+        Returns the deleted record; None if there is no record, or a promoted name refers to it.
         """
         return await self._entomb(_named(run_id, type, name), now, extra_rows, unless_promoted)
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime
     ) -> Checkpoint | None:
-        """Delete the record if it has expired at `now`: it may have changed since the caller read it."""
+        """Delete the record if it has expired at `now`. The record may have changed since the caller read it."""
         return await self._entomb(_named(run_id, type, name) & (checkpoints.c.expires_at <= now), now)
 
     async def _entomb(
@@ -152,7 +152,7 @@ class CheckpointQueries(Queries):
         extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
     ) -> bool:
-        """Set the expiry. False: there is no record, or a promoted name refers to it."""
+        """Set the expiry. Returns False if there is no record, or a promoted name refers to it."""
         return await self._change(_named(run_id, type, name), {"expires_at": expires_at}, extra_rows, unless_promoted)
 
     async def _change(
@@ -185,7 +185,8 @@ class CheckpointQueries(Queries):
         return await self._read_all(Checkpoint, query.order_by(*_AGE))
 
     async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]:
-        # By the model, not by the sampling session, whose row is missing if the save's result was never fetched.
+        # Checkpoints are joined by their model. The sampling session's row is missing if the save's result was never
+        # fetched.
         query = (
             _select()
             .join(models, models.c.model_id == checkpoints.c.run_id)
@@ -196,9 +197,9 @@ class CheckpointQueries(Queries):
         return await self._read_all(Checkpoint, query)
 
     async def delete_old_tombstones(self, deleted_before: datetime) -> None:
-        """Delete tombstones of ended models, as far as their worker's events are applied.
+        """Delete tombstones of ended models, if all events of the model's worker are applied.
 
-        The sampling sessions of unnamed saves are deleted with them: a run leaves one for each of its steps.
+        The sampling sessions of unnamed saves are deleted as well, because a run leaves one for each step.
         """
         heard = exists().where(
             models.c.model_id == checkpoints.c.run_id,
@@ -237,7 +238,7 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, extra_rows: 
         await write_extra_rows(connection, extra_rows)
         return None
     named = _named(checkpoint.run_id, checkpoint.type, checkpoint.name)
-    # Deleted or not, and locked until the commit. On SQLite the whole transaction holds the write lock.
+    # The row is locked until the commit, even if it is deleted. On SQLite the whole transaction holds the write lock.
     present = (await connection.execute(select(checkpoints).where(named).with_for_update())).one()
     if (present.epoch, present.event_id) >= (checkpoint.epoch, checkpoint.event_id):
         return None
@@ -252,10 +253,13 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, extra_rows: 
 
 
 async def _keep(connection: AsyncConnection, directory: str) -> None:
-    """Remove the directory from the garbage, in the transaction that names it: no collection comes in between."""
+    """Remove the directory from the garbage in the transaction that names it, so that its files are not collected."""
     await connection.execute(delete(garbage).where(garbage.c.directory == directory))
 
 
 async def _discard(connection: AsyncConnection, directory: str) -> None:
-    """Add the directory to the garbage, in the transaction that removes its name: no crash leaves unknown files."""
+    """Add the directory to the garbage in the transaction that removes its name.
+
+    So a crash leaves no unknown files.
+    """
     await insert_unless_there(connection, garbage, {"directory": directory})

@@ -28,7 +28,7 @@ class KeyQueries(Queries):
         return await self._insert_or_find(ApiKey, api_keys, row, by_hash)
 
     async def add_first_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey | None:
-        """Insert the first key; None if there is any key. Of replicas that start at once, one succeeds."""
+        """Insert the first key; None if there is any key. Of several replicas that start at once, only one succeeds."""
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
 
@@ -54,7 +54,7 @@ class KeyQueries(Queries):
         return await self._read_all(ApiKey, query)
 
     async def revoke_key(self, key_id: int, now: datetime) -> bool:
-        """Revoke a key, also one that was revoked before. False: there is no such key."""
+        """Revoke a key, even if it is already revoked. Returns False if there is no such key."""
         first_revoked_at = func.coalesce(api_keys.c.revoked_at, now)
         return await self._write(
             update(api_keys).where(api_keys.c.key_id == key_id).values(revoked_at=first_revoked_at)
@@ -65,7 +65,7 @@ class GarbageQueries(Queries):
     """The queries about files without a record."""
 
     async def list_garbage(self, now: datetime) -> Sequence[str]:
-        """Return the directories without a record, and reserved ones that have expired."""
+        """Return the directories without a record, and directories whose reservation has expired."""
         within = func.substr(checkpoints.c.directory, 1, func.length(garbage.c.directory) + 1)
         is_named = (checkpoints.c.directory == garbage.c.directory) | (within == garbage.c.directory + "/")
         named = exists().where(is_named, checkpoints.c.deleted_at.is_(None))
@@ -73,10 +73,10 @@ class GarbageQueries(Queries):
         return await self._read_ids(select(garbage.c.directory).where(due).order_by(garbage.c.garbage_id))
 
     async def reserve_directory(self, directory: str, until: datetime) -> None:
-        """Reserve a directory before it, or one below it, is written.
+        """Reserve a directory before files are written in or below it.
 
-        The record that names it ends the reservation. From `until` on the directory is garbage, unless a record names
-        it or one below it.
+        The record that names the directory ends the reservation. From `until` on the directory is garbage, unless a
+        record names it or a directory below it.
         """
 
         async def reserve(connection: AsyncConnection) -> None:
@@ -99,7 +99,7 @@ class InstallationQueries(Queries):
     """The queries about values that all replicas share."""
 
     async def secret(self, name: str) -> bytes:
-        """Return 32 random bytes, drawn once per name and the same for every replica."""
+        """Return the 32 random bytes of this name. They are drawn once, and are the same for every replica."""
         row = {"name": name, "value": random_secrets.token_bytes(_SECRET_BYTES)}
 
         async def draw_once(connection: AsyncConnection) -> bytes:
@@ -122,7 +122,7 @@ async def _count(connection: AsyncConnection) -> dict[str, int]:
     states = await _count_by(connection, models.c.state)
     types = await _count_by(connection, checkpoints.c.type, checkpoints.c.deleted_at.is_(None))
     active = select(func.count()).select_from(sessions).where(sessions.c.finished_at.is_(None))
-    # Every state is present: a gauge that vanishes at zero looks like a failed scrape.
+    # Every state is present, because a gauge that vanishes at zero looks like a failed scrape.
     return {
         **{f"models.{state}": states.get(state, 0) for state in get_args(ModelState)},
         "sessions.active": (await connection.execute(active)).scalar_one(),

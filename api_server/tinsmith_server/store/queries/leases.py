@@ -1,4 +1,4 @@
-"""Queries about replicas and their leases, by the database's clock: the replicas' clocks may differ."""
+"""Queries about replicas and their leases. Times are the database clock's, because the replicas' clocks may differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinsmith_server.store.columns import UtcTime
 from tinsmith_server.store.queries.base import Queries, insert_into
 from tinsmith_server.store.tables import leases, replicas, rounds
 
-# A row of a replica that is long gone has no use.
+# The row of a replica that ended long ago has no use.
 _FORGET_SECONDS = 3600.0
 
 
@@ -52,7 +52,7 @@ class LeaseQueries(Queries):
 
         async def hold(connection: AsyncConnection) -> frozenset[str]:
             now, until = from_now(connection, 0), from_now(connection, seconds)
-            # In one order at all replicas: two that lock the same rows crosswise would deadlock.
+            # All replicas lock rows in one order, because two replicas with different orders could deadlock.
             rows = [{"name": name, "owner": replica, "expires_at": until} for name in sorted(names)]
             insert = insert_into(connection, leases, rows)
             free = (leases.c.owner == replica) | (leases.c.expires_at <= now)
@@ -63,7 +63,7 @@ class LeaseQueries(Queries):
         return await self._database.write(hold)
 
     async def give_up_leases(self, replica: str, names: Collection[str]) -> None:
-        """Free those of the leases that the replica holds."""
+        """Free the given leases that the replica holds."""
 
         async def give_up(connection: AsyncConnection) -> None:
             own = (leases.c.owner == replica) & leases.c.name.in_(names)
@@ -90,7 +90,7 @@ class LeaseQueries(Queries):
     async def record_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
         """Record a round of this name at `now`.
 
-        Returns since when such rounds, of any replica, have come without a gap longer than `absence`.
+        Returns the time since which such rounds, of any replica, have had no gap longer than `absence`.
         """
         gap = rounds.c.last_at < now - absence
 
@@ -115,7 +115,7 @@ async def _attending(connection: AsyncConnection) -> Sequence[str]:
 
 
 def from_now(connection: AsyncConnection, seconds: float) -> ColumnElement[datetime]:
-    """Return the time so many seconds from now. A SQLite file is local, so this machine's clock is the database's."""
+    """Return the time in so many seconds. A SQLite file is local, so this machine's clock is the database's clock."""
     if connection.dialect.name == "sqlite":
         return literal(datetime.now(UTC) + timedelta(seconds=seconds), UtcTime())
     return func.clock_timestamp(type_=UtcTime()) + func.make_interval(0, 0, 0, 0, 0, 0, seconds)

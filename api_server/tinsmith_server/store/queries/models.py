@@ -37,8 +37,8 @@ _LIVE_OF_TENANT = (
 )
 
 
-# Searched as text: PostgreSQL's operators on JSON refuse a NUL in any of its strings, which is escaped in text. A quote
-# inside a string is escaped as well, so only a key matches.
+# The JSON is searched as text, because PostgreSQL's JSON operators refuse a string that contains NUL. In the text,
+# quotes inside strings are escaped, so the pattern matches only a key.
 _IS_A_RUN_OF_ITS_OWN = models.c.user_metadata.is_(None) | cast(models.c.user_metadata, Text).not_like(
     '%"tinsmith-purpose": %'
 )
@@ -48,7 +48,7 @@ class ModelQueries(Queries):
     """The queries about models."""
 
     async def add_model(self, model: Model) -> Model:
-        """Insert the model, or return the one with the same (session_id, model_seq_id)."""
+        """Insert the model, or return the existing model with the same (session_id, model_seq_id)."""
         row = values(model)
         return await self._insert_or_find(Model, models, row, _BY_NUMBER, row)
 
@@ -56,7 +56,7 @@ class ModelQueries(Queries):
         return await self._look_up(Model, _BY_ID, {"model": model_id})
 
     async def bind_model(self, model_id: str, worker_id: str) -> bool:
-        """Mark the model as bound. False: the model is not placed at this worker, or has ended."""
+        """Mark the model as bound. Returns False if the model is not placed at this worker, or has ended."""
         return await self._write(_BIND, {"model": model_id, "worker": worker_id})
 
     async def end_model(
@@ -64,7 +64,7 @@ class ModelQueries(Queries):
     ) -> bool:
         """End the model and free its slot. Only the first end has an effect.
 
-        With `only_unplaced` a model that has been placed meanwhile is not ended. False: nothing changed.
+        With `only_unplaced`, a model that has already been placed does not end. Returns False if nothing changed.
         """
         living = (models.c.model_id == model_id) & models.c.state.in_(LIVE)
         if only_unplaced:
@@ -85,8 +85,8 @@ class ModelQueries(Queries):
     async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
         """Return a page of models, newest first, without those whose creation failed.
 
-        Models with `tinsmith-purpose` in their user_metadata are left out: a command made them for a moment. With
-        `project_id` only models of sessions in this project.
+        Models with `tinsmith-purpose` in their user_metadata are left out, because they are temporary models of
+        commands. With `project_id` only models of sessions in this project.
         """
         query = (
             select_records(models, Model)
@@ -94,7 +94,7 @@ class ModelQueries(Queries):
             .order_by(*newest_first(models.c.created_at, models.c.model_id))
         )
         if project_id is not None:
-            # A project's sessions are found by their tenant's index, and their models by key.
+            # The query finds a project's sessions by their tenant's index, and the sessions' models by key.
             in_project = select(sessions.c.session_id).where(
                 sessions.c.tenant == tenant, sessions.c.project_id == project_id
             )
@@ -106,7 +106,7 @@ class ModelQueries(Queries):
         return await self._read_all(Model, select_records(models, Model).where(live).order_by(models.c.model_seq_id))
 
     async def model_ids_of_session(self, session_id: str) -> Sequence[str]:
-        """Return the ids of the session's models, without failed creations, of which there may be any number."""
+        """Return the ids of the session's models, except failed creations, because their number has no limit."""
         made = (models.c.session_id == session_id) & (models.c.state != "failed")
         return await self._read_ids(select(models.c.model_id).where(made).order_by(models.c.model_seq_id))
 
@@ -153,7 +153,7 @@ class WorkerQueries(Queries):
         return known or await self._insert_or_find(Worker, workers, unseen, _WORKER_BY_ID, unseen)
 
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
-        """Raise the epoch to expected_epoch + 1 by compare-and-swap. None: another replica was faster."""
+        """Raise the epoch to expected_epoch + 1 by compare-and-swap. Returns None if another replica was faster."""
         unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
         raised = update(workers).where(unchanged).values(epoch=expected_epoch + 1, instance_id=instance_id)
 

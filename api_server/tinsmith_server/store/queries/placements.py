@@ -21,7 +21,7 @@ from tinsmith_server.store.records import Model, PlacementQueue, QueuedModel, Sl
 from tinsmith_server.store.tables import models, placements, sessions, workers
 
 ChooseSlots = Callable[[PlacementQueue], Mapping[str, str]]
-"""A function that assigns slots to models of a queue. It must only compute: a transaction waits for it."""
+"""A function that assigns slots to models of a queue. It must only compute, because a transaction waits for it."""
 
 _AT_WORKERS = placements.c.worker_id.in_(bindparam("worker_ids"))
 _WAITS = (models.c.state == "accepted") & (models.c.worker_id == "")
@@ -64,9 +64,9 @@ class PlacementQueries(Queries):
     ) -> Mapping[str, str]:
         """Assign slots to waiting models as `choose` decides; `slots` is the number of each worker's slots.
 
-        Assignments for one worker run one at a time, at all replicas, so `choose` sees the current queue. A model that
-        another transaction is changing at that moment, or one slot too many, is left out. Returns the assigned models,
-        with their workers.
+        Assignments for one worker run one at a time, at all replicas, so `choose` sees the current queue. A model is
+        left out if another transaction is changing it at that moment, or if the worker has no free slot. Returns the
+        assigned models, with their workers.
         """
 
         async def place(connection: AsyncConnection) -> Mapping[str, str]:
@@ -84,10 +84,11 @@ class PlacementQueries(Queries):
         return await self._database.write(place)
 
     async def bind_to_creator(self, model_id: str, worker_id: str, slots: int) -> bool:
-        """Bind an accepted model to the worker that has created it, wherever it was placed meanwhile.
+        """Bind an accepted model to the worker that has created it, wherever it has been placed since.
 
-        It is bound even if its slot has been assigned to another model. False: it is bound elsewhere, has ended, or is
-        unknown. A bound model never moves, so of several workers that created it only one has it.
+        The model is bound even if its slot has been assigned to another model. Returns False if the model is bound
+        elsewhere, has ended, or is unknown. A bound model never moves, so of several workers that created the model
+        only one keeps it.
         """
         known = await self._look_up(Model, _MODEL, {"model_id": model_id})
         if known is not None and (known.worker_id, known.state) == (worker_id, "bound"):
@@ -118,7 +119,7 @@ class PlacementQueries(Queries):
         await self._database.write(displace)
 
     async def used_slots(self) -> Mapping[str, int]:
-        """Return the number of used slots by worker; workers without any are missing."""
+        """Return the number of used slots by worker. Workers without used slots are missing."""
 
         async def count(connection: AsyncConnection) -> Mapping[str, int]:
             rows = select(placements.c.worker_id, func.count()).group_by(placements.c.worker_id)
@@ -137,7 +138,10 @@ async def _queue(
 
 
 async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]) -> None:
-    """Lock the workers' rows, in one order at all replicas: two that read the same free slot would both assign it."""
+    """Lock the workers' rows, in one order at all replicas.
+
+    Without the lock, two replicas that read the same free slot would both assign it.
+    """
     of_these = {"worker_ids": list(worker_ids)}
     for worker_id in sorted(set(worker_ids) - set(await connection.scalars(_KNOWN, of_these))):
         await insert_unless_there(connection, workers, unseen_worker(worker_id))
@@ -145,9 +149,10 @@ async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]
 
 
 async def _lock_waiting(connection: AsyncConnection, model_ids: Collection[str]) -> list[str]:
-    """Return the models that still wait, locked; in the given order.
+    """Lock and return the models that still wait, in the given order.
 
-    Models locked by others are skipped: their transaction may wait for a worker's row that this one has locked.
+    Models locked by another transaction are skipped, because it may be waiting for a worker's row that this transaction
+    has locked.
     """
     free = set(await connection.scalars(_STILL_WAIT, {"model_ids": list(model_ids)}))
     return [model_id for model_id in model_ids if model_id in free]
@@ -187,7 +192,7 @@ async def _take_slot(connection: AsyncConnection, model_id: str, worker_id: str,
 
 
 def _lowest_free(taken: set[int], slots: int) -> int | None:
-    """Return the lowest free slot. None: all are taken, or more than a limit that was lowered."""
+    """Return the lowest free slot, or None if all slots are used. After a limit is lowered, even more may be used."""
     if len(taken) >= slots:
         return None
     return next(slot for slot in range(slots) if slot not in taken)

@@ -21,7 +21,7 @@ from tinsmith_server.store.queries.base import (
 from tinsmith_server.store.records import Checkpoint, ExtraRows, PromotedPath, Promotion, PromotionBounds
 from tinsmith_server.store.tables import checkpoints, promotions
 
-# A key of its own kind: the lock of migrations has one number, this one two.
+# This lock has two numbers as its key. It cannot collide with the lock of migrations, whose key is one number.
 _ADVISORY_LOCK = 0x70726F6D
 
 
@@ -36,10 +36,10 @@ class PromotionQueries(Queries):
         most: PromotionBounds,
         extra_rows: ExtraRows = (),
     ) -> bool:
-        """Add a promotion. False, and nothing is changed, if it is outdated or over a limit.
+        """Add a promotion. Returns False and changes nothing if the promotion is outdated or over a limit.
 
-        That is the case if the present promotion is not `previous`, the checkpoint is gone or expires, or a new name is
-        over the limit.
+        That is the case if the present promotion is not `previous`, the checkpoint no longer exists or expires, or a
+        new name is over the limit.
         """
         tenant, name = promotion.tenant, promotion.name
         forget = delete(promotions).where(
@@ -50,7 +50,8 @@ class PromotionQueries(Queries):
             await lock_names(connection, tenant)
             if not await count(connection, _lasting(checkpoint)):
                 return False
-            # Compared as a whole: the numbers of a removed name that is promoted again restart.
+            # The whole promotions are compared. The number alone is not enough, because numbers restart if a removed
+            # name is promoted again.
             if await fetch_one(connection, Promotion, _newest(tenant, name)) != previous:
                 return False
             if previous is None and await count(connection, _names_of(tenant)) >= most.names:
@@ -83,7 +84,7 @@ class PromotionQueries(Queries):
         return await self._read_ids(names)
 
     async def remove_promotions(self, tenant: str, name: str, extra_rows: ExtraRows = ()) -> bool:
-        """Remove all promotions of a name. False: there are none."""
+        """Remove all promotions of a name. Returns False if there are none."""
 
         async def remove(connection: AsyncConnection) -> bool:
             await lock_names(connection, tenant)
@@ -109,7 +110,7 @@ def _names_of(tenant: str) -> Select[Any]:
 
 
 def _lasting(checkpoint: Checkpoint) -> Select[Any]:
-    """Count the checkpoint, unless it was deleted or was given an expiry since it was read."""
+    """Count the checkpoint, unless it has been deleted or has got an expiry since it was read."""
     named = (checkpoints.c.run_id, checkpoints.c.type, checkpoints.c.name)
     lasts = checkpoints.c.deleted_at.is_(None) & checkpoints.c.expires_at.is_(None)
     this = (checkpoint.run_id, checkpoint.type, checkpoint.name)
@@ -122,13 +123,13 @@ def _promoted(path: PromotedPath) -> Select[Any]:
 
 
 async def is_promoted(connection: AsyncConnection, path: PromotedPath) -> bool:
-    """Return whether a name refers to the path. If none does, none will before this transaction ends."""
+    """Return whether a name refers to the path. If no name does, this stays true until this transaction ends."""
     await lock_names(connection, path.tenant)
     return (await connection.execute(_promoted(path).limit(1))).one_or_none() is not None
 
 
 async def lock_names(connection: AsyncConnection, tenant: str) -> None:
-    """Lock the tenant's names until this transaction ends: absent rows and counts cannot be locked.
+    """Lock the tenant's names until this transaction ends. Row locks do not suffice for absent rows and counts.
 
     SQLite has only one writer at a time anyway.
     """

@@ -1,4 +1,4 @@
-"""Queries about client sessions, one run of a client program each, and their sampling sessions."""
+"""Queries about client sessions, each of which is a run of a client program, and their sampling sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first,
 from tinsmith_server.store.records import FinishType, Page, SamplingSession, Session
 from tinsmith_server.store.tables import models, sampling_sessions, sessions
 
-# Other writes wait for a batch.
+# A batch is small, because other writes wait for it.
 SESSIONS_AT_ONCE = 500
 
 _OF_KEY = select_records(sessions, Session).where(
@@ -27,7 +27,7 @@ class SessionQueries(Queries):
     """The queries about sessions."""
 
     async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
-        """Insert a session, or return the one that this tenant created with the same idempotency key."""
+        """Insert a session, or return the session that this tenant created with the same idempotency key."""
         made = _BY_ID if idempotency_key is None else _OF_KEY
         row = {**values(session), "idempotency_key": idempotency_key}
         return await self._insert_or_find(Session, sessions, row, made, row)
@@ -55,7 +55,7 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query.order_by(*newest_first(*age)).limit(limit))
 
     async def assign_project(self, tenant: str, session_id: str, project_id: str) -> bool:
-        """Assign the session to a project. False: the tenant has no such session."""
+        """Assign the session to a project. Returns False if the tenant has no such session."""
         owned = (sessions.c.session_id == session_id) & (sessions.c.tenant == tenant)
         return await self._write(update(sessions).where(owned).values(project_id=project_id))
 
@@ -71,13 +71,16 @@ class SessionQueries(Queries):
         return await self._database.write(beat_and_look)
 
     async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
-        """Finish the session. False: it was finished before, or does not exist."""
+        """Finish the session. Returns False if it is already finished or does not exist."""
         return await self._write(_finish(session_id, type, detail, now))
 
     async def finish_silent_session(
         self, session_id: str, type: FinishType, detail: str | None, now: datetime, last_heartbeat_before: datetime
     ) -> bool:
-        """Finish the session if its last sign of life is older. False: it is not, or the session was finished."""
+        """Finish the session if its last sign of life is older.
+
+        Returns False if it is not, or the session is already finished.
+        """
         return await self._write(_finish(session_id, type, detail, now).where(_silent(last_heartbeat_before)))
 
     async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
@@ -116,7 +119,7 @@ class SamplingSessionQueries(Queries):
     """The queries about sampling sessions."""
 
     async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
-        """Insert a sampling session, or return the one with the same (session_id, sampling_session_seq_id)."""
+        """Insert a sampling session, or return the existing one with the same (session_id, sampling_session_seq_id)."""
         numbered = (sampling_sessions.c.session_id == session.session_id) & (
             sampling_sessions.c.sampling_session_seq_id == session.sampling_session_seq_id
         )
@@ -148,7 +151,7 @@ class SamplingSessionQueries(Queries):
         return await self._read_ids(of_session.order_by(sampling_sessions.c.sampling_session_seq_id))
 
     async def newest_inflight(self, model_id: str) -> SamplingSession | None:
-        # By the client's numbers: the clocks of two replicas could reverse the order of two saves.
+        # Saves are ordered by the client's numbers, because the clocks of two replicas could reverse their order.
         inflight = (sampling_sessions.c.model_id == model_id) & sampling_sessions.c.inflight
         query = _select_sampling().where(inflight).order_by(sampling_sessions.c.sampling_session_seq_id.desc()).limit(1)
         return await self._look_up(SamplingSession, query)
