@@ -49,16 +49,16 @@ class Session:
     finish_type: FinishType | None = None
     finish_detail: str | None = None
     request_digest: str | None = None
-    """Digest of the request that created it; None without an idempotency key."""
+    """The digest of the request that created the session; None without an idempotency key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A LoRA adapter with its optimizer: a training run. `model_id` is `<session>:train:<n>`.
 
-    `accepted`: the creation is durable here, but may not be at the worker yet; `create_kind` ("create" or "load") and
-    `create_payload` are kept for it. `bound`: the worker has the model. `worker_id` is empty until the model is placed,
-    and stays when the model has ended.
+    `accepted`: the creation is durable in the store, but the worker may not have it yet. `create_kind` ("create" or
+    "load") and `create_payload` contain the creation for the worker. `bound`: the worker has the model. `worker_id` is
+    empty until the model is placed, and stays after the model's end.
     """
 
     model_id: str
@@ -105,7 +105,7 @@ class SlotHolder:
 
 @dataclass(frozen=True, slots=True)
 class PlacementQueue:
-    """Models that wait for slots, oldest first, the holders of these slots, and tenants with open sessions."""
+    """The models that wait for slots, oldest first, the models that hold slots, and the tenants with open sessions."""
 
     waiting: tuple[QueuedModel, ...] = ()
     holders: tuple[SlotHolder, ...] = ()
@@ -116,7 +116,7 @@ class PlacementQueue:
 class Worker:
     """The journal of a worker. The epoch fences off older servers; the cursor is the last applied event.
 
-    `home` is the place where it was last seen, in the form of its fleet; empty before.
+    `home` is the worker's last known location, in the form of its fleet; empty for a worker that was never seen.
     """
 
     worker_id: str
@@ -130,8 +130,8 @@ class Worker:
 class SamplingSession:
     """The target of `asample` requests. `model_path` is a tinker path of kind sampler, or None.
 
-    An unnamed save opens one with `model_id` and `checkpoint_directory`; `inflight` means the newest inflight save of
-    that model, this one at the oldest.
+    An unnamed save opens a sampling session with `model_id` and `checkpoint_directory`. `inflight` means that the
+    target is the newest inflight save of this model, but never an older save than this one.
     """
 
     sampling_session_id: str
@@ -151,8 +151,8 @@ class SamplingSession:
 class Checkpoint:
     """A name and the immutable directory it refers to, relative to the checkpoint root.
 
-    Unique by (run_id, type, name) among those not deleted; an ephemeral one is named by its sampling session. `epoch`
-    and `event_id` order the writers: an older one never overwrites.
+    Checkpoints that are not deleted are unique by (run_id, type, name). The name of an ephemeral checkpoint is its
+    sampling session. `epoch` and `event_id` order the writes: an older write never replaces a newer one.
     """
 
     run_id: str
@@ -202,7 +202,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoints:
-    """The named checkpoints of a tenant, of one project or of none."""
+    """The named checkpoints of a tenant, in one project or in no project."""
 
     project_id: str | None
     count: int
@@ -211,9 +211,10 @@ class StoredCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """The checkpoint's path that a tenant's name refers to from `at` on.
+    """The path of the checkpoint to which a tenant's name refers from `at` on.
 
-    `number` counts from 1; the last one is in force. `before` is the number that a rollback leads to, or None.
+    `number` counts from 1; the promotion with the highest number is in force. `before` is the number of the promotion
+    that a rollback restores, or None.
     """
 
     tenant: str
@@ -255,7 +256,7 @@ class AuditEntry:
 
 
 ExtraRows = Sequence[Usage | AuditEntry]
-"""Rows that are written in one transaction with a change, if that changes something."""
+"""Rows that are written in the same transaction as a change, if the change has an effect."""
 
 
 @dataclass(frozen=True, slots=True)

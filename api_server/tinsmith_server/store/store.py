@@ -41,9 +41,9 @@ class Store(
 ):
     """The store on SQLite or PostgreSQL: one base class of `store/queries` per area.
 
-    Every method is one transaction, safe from several replicas and tasks at once. Any of them raises
-    `StoreUnavailable` when the database does not answer, and `UnstorableValue` for text, numbers or times
-    that no row can hold (`store/connection.py`).
+    Every method is one transaction. Several replicas and tasks may call it at the same time. Any of them raises
+    `StoreUnavailable` when the database does not answer, and `UnstorableValue` for text, numbers or times that no row
+    can hold (`store/connection.py`).
     """
 
     async def close(self) -> None:
@@ -51,7 +51,7 @@ class Store(
 
 
 async def open_store(url: str) -> Store:
-    """Migrate the schema, safely next to other processes, and open the store.
+    """Migrate the schema, even if other processes do so at the same time, and open the store.
 
     `url` is `sqlite:///path` or `postgresql://…`. Raises BadStoreUrl and StoreUnavailable.
     """
@@ -63,7 +63,7 @@ async def open_store(url: str) -> Store:
 log = get_logger(__name__)
 
 READ_SECONDS = 5.0
-# A slow answer says little about when the database read its clock; the last good reading is better.
+# After a slow answer, the moment at which the database read its clock is uncertain. The last good reading is better.
 SLOW_READING_SECONDS = 1.0
 # This clock advances while the host sleeps, if the system has such a clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -1,6 +1,6 @@
 """The schema. A change here needs a migration; a contract test compares the two.
 
-Columns have the names of the fields of their record (`records.py`), by which rows become records.
+A column has the name of the record's field (`records.py`). By these names, rows are converted to records.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ api_keys = Table(
     Column("key_hash", PlainText, nullable=False),
     Column("created_at", UtcTime, nullable=False),
     Column("revoked_at", UtcTime),
-    # Two replicas that start with the same static key.
+    # This constraint is for two replicas that start with the same static key.
     UniqueConstraint("key_hash"),
 )
 
@@ -65,9 +65,10 @@ sessions = Table(
     Column("finished_at", UtcTime),
     Column("finish_type", PlainText),
     Column("finish_detail", PlainText),
-    # Distinguishes a repeated request from another one with the same idempotency key.
+    # This digest distinguishes a repeated request from another request with the same idempotency key.
     Column("request_digest", PlainText),
-    # A create_session that the SDK repeats while the first one is still running, perhaps at another replica.
+    # This constraint is for a create_session that the SDK repeats while the first is still running, perhaps at another
+    # replica.
     UniqueConstraint("tenant", "idempotency_key"),
     Index(None, "tenant", "created_at"),
     Index(None, "finished_at", "last_heartbeat_at"),
@@ -95,7 +96,8 @@ models = Table(
     Column("created_at", UtcTime, nullable=False),
     Column("last_request_at", UtcTime, nullable=False),
     Column("failure", PlainText),
-    # A create_model that the SDK repeats while the first one is still running: one adapter, not two.
+    # This constraint is for a create_model that the SDK repeats while the first is still running. Only one adapter is
+    # created.
     UniqueConstraint("session_id", "model_seq_id"),
     Index(None, "tenant", "created_at"),
     Index(None, "worker_id", "state"),
@@ -105,12 +107,12 @@ models = Table(
 placements = Table(
     "placements",
     metadata,
-    # Two replicas that fill the same worker: one model per slot.
+    # This constraint is for two replicas that assign slots of the same worker. A slot has one model.
     Column("worker_id", PlainText, nullable=False),
     Column("slot", Int64, nullable=False),
     Column("model_id", PlainText, ForeignKey("models.model_id"), nullable=False),
     PrimaryKeyConstraint("worker_id", "slot"),
-    # Two replicas that place the same model at two workers: the first one stays.
+    # This constraint is for two replicas that place the same model at two workers. The first placement stays.
     UniqueConstraint("model_id"),
 )
 
@@ -138,14 +140,16 @@ sampling_sessions = Table(
     Column("inflight", Boolean, nullable=False),
     Column("checkpoint_directory", PlainText),
     Column("manifest_digest", PlainText),
-    # The number of clients that joined later; NULL for none.
+    # The number of clients that joined later; NULL if there are none.
     Column("clients", Int64),
-    # A repeated create_sampling_session, or an ephemeral save seen by two replicas: the number identifies one of them.
+    # This constraint is for a repeated create_sampling_session, and for an ephemeral save that two replicas see. The
+    # number identifies the request.
     UniqueConstraint("session_id", "sampling_session_seq_id"),
     Index(None, "model_id", "sampling_session_seq_id"),
 )
 
-# Written out, not as parameters: a database uses a partial index only if it can read the condition in the statement.
+# The values are written into the text, not passed as parameters. A database uses a partial index only if it can read
+# the condition in the statement.
 UNNAMED = text("type = 'ephemeral' AND deleted_at IS NULL")
 TOMBSTONE = text("deleted_at IS NOT NULL")
 
@@ -172,13 +176,15 @@ checkpoints = Table(
     Column("expires_at", UtcTime),
     Column("public", Boolean, nullable=False),
     Column("user_metadata", JsonObject),
-    # A tombstone: the row of a deleted checkpoint keeps its epoch and event_id, so that a replayed event is older.
+    # This makes the row a tombstone. It keeps the deleted checkpoint's epoch and event_id, so that a replayed event
+    # counts as old.
     Column("deleted_at", UtcTime),
-    # Two replicas that drain the same worker's events: one row per name, ordered by (epoch, event_id).
+    # This constraint is for two replicas that drain the same worker's events. Each name has one row, and (epoch,
+    # event_id) orders the writes.
     PrimaryKeyConstraint("run_id", "type", "name"),
     Index(None, "tenant", "created_at"),
     Index(None, "expires_at"),
-    # Searched at each unnamed save; all but the newest few are tombstones.
+    # Each unnamed save searches this index. All but the newest few rows are tombstones.
     Index("ix_checkpoints_unnamed", "tenant", "created_at", sqlite_where=UNNAMED, postgresql_where=UNNAMED),
     Index("ix_checkpoints_tombstones", "deleted_at", sqlite_where=TOMBSTONE, postgresql_where=TOMBSTONE),
 )
@@ -192,7 +198,7 @@ usage = Table(
     Column("base_model", PlainText, nullable=False),
     Column("kind", PlainText, nullable=False),
     Column("amount", Int64, nullable=False),
-    # Two replicas that count at once: one row, to which each adds.
+    # This constraint is for two replicas that count at the same time. Both add to one row.
     PrimaryKeyConstraint("tenant", "hour", "session_id", "base_model", "kind"),
     Index(None, "hour"),
 )
@@ -221,7 +227,8 @@ promotions = Table(
     Column("at", UtcTime, nullable=False),
     Column("before", Int64),
     Column("is_rollback", Boolean, nullable=False),
-    # Two concurrent changes of a name, perhaps at two replicas: the second one fails and reads again.
+    # This constraint is for two concurrent changes of a name, perhaps at two replicas. The second change fails and
+    # reads again.
     PrimaryKeyConstraint("tenant", "name", "number"),
     Index(None, "tenant", "tinker_path"),
 )
@@ -231,16 +238,18 @@ garbage = Table(
     metadata,
     Column("garbage_id", _RowNumber, primary_key=True),
     Column("directory", PlainText, nullable=False),
-    # Set while a copy or an import writes the directory: after a crash before its record the files are collected then.
+    # This time is set while a copy or an import writes the directory. If a crash prevents the record, the files are
+    # removed after this time.
     Column("due_at", UtcTime),
-    # A directory that is reported twice is deleted once.
+    # This constraint makes a directory that is reported twice be deleted once.
     UniqueConstraint("directory"),
 )
 
 secrets = Table(
     "secrets",
     metadata,
-    # Two replicas that draw the same secret at first start: the first row stays, both read it.
+    # This constraint is for two replicas that draw the same secret at their first start. The first row stays, and both
+    # read it.
     Column("name", PlainText, primary_key=True),
     Column("value", LargeBinary, nullable=False),
 )
@@ -248,7 +257,7 @@ secrets = Table(
 leases = Table(
     "leases",
     metadata,
-    # Two replicas that take the same lease: one row, moved by one statement.
+    # This constraint is for two replicas that take the same lease. One statement changes the owner in the only row.
     Column("name", PlainText, primary_key=True),
     Column("owner", PlainText, nullable=False),
     Column("expires_at", UtcTime, nullable=False),

@@ -1,4 +1,4 @@
-"""The head of a forward_backward body: the model and the number, read without decoding a tensor.
+"""The head of a forward_backward body, with the model and the number. It is read without decoding tensors.
 
 The message is protobuf: `model_id` is field 1, `seq_id` field 2, `loss_fn` field 4 after the data. Fields are skipped
 by their length, so a body of megabytes takes one step per datum.
@@ -21,7 +21,7 @@ from tinsmith_rpc.zstd_frames import MAX_WINDOW_BYTES, FrameInvalid, unpack
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _SKIP_CHUNK_BYTES = 64 * 1024
 _MAX_ID_BYTES = 1024
-# The SDK sends 1024 datums at most; a body of millions of empty fields must not block the server.
+# This limit prevents a body of millions of empty fields from blocking the server. The SDK sends 1024 datums at most.
 _MAX_FIELDS = 4096
 # The limit of a protobuf message, and so of each of its fields.
 _MAX_MESSAGE_BYTES = 2**31 - 1
@@ -30,12 +30,12 @@ _MAX_UNPACKED_BYTES = 64 * 2**20
 
 
 class HeadUnreadable(ValueError):
-    """The first fields cannot be read, so this body cannot have a future."""
+    """The body's first fields cannot be read, so the body cannot have a future."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The model and the number of a request. `loss_fn` is None if it cannot be reached: it is after the data."""
+    """The model and the number of a request. `loss_fn` comes after the data, and is None if it cannot be reached."""
 
     model_id: str
     seq_id: int
@@ -89,7 +89,7 @@ class _Fields:
         raise HeadUnreadable("the body has no model_id or no seq_id")
 
     def _loss(self) -> str | None:
-        """Return the loss if possible: errors after the head fail the future."""
+        """Return the loss if it can be read. Otherwise return None, because errors after the head fail the future."""
         try:
             for number, wire_type in self._tags():
                 if number == 4 and wire_type == _LENGTH_DELIMITED:
@@ -137,7 +137,7 @@ class _Fields:
             raise HeadUnreadable(f"the body is not protobuf: it uses wire type {wire_type}")
 
     def _discard(self, length: int) -> None:
-        if length > _MAX_MESSAGE_BYTES:  # up to 70 bits, by which no stream can be moved
+        if length > _MAX_MESSAGE_BYTES:  # up to 70 bits, which is too large for a seek
             raise HeadUnreadable(
                 f"the body is not protobuf: it has a field of {length} bytes; a message has {_MAX_MESSAGE_BYTES} at "
                 "most"
@@ -164,8 +164,8 @@ class _Fields:
 def trained_tokens(payload: bytes, unpacked_bytes: int | None = None) -> int:
     """Return the tokens of all inputs, images included.
 
-    `unpacked_bytes` is the size that a zstd frame declares. An unreadable or oversize payload has none: it fails at the
-    worker, and costs nothing there.
+    `unpacked_bytes` is the size that a zstd frame declares. An unreadable or too large payload counts as zero tokens,
+    because it fails at the worker without any work.
     """
     try:
         return outline_of(payload if unpacked_bytes is None else unpack(payload, unpacked_bytes)).tokens

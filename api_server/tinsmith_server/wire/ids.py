@@ -1,6 +1,7 @@
-"""The identifiers that clients see. Each is a pure function of the client's request, and of the sampler that took it.
+"""The identifiers that clients see.
 
-So a repeated submission, at any replica, gets the same request id, unless another sampler took it.
+Each id is a pure function of the client's request, and of the sampler that accepted it. So a repeated submission gets
+the same request id at any replica, unless another sampler accepts it.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class OperationId:
 
 @dataclass(frozen=True, slots=True)
 class SampleId:
-    """An `asample` submission at the sampler that took it, so that every replica asks that sampler.
+    """An `asample` submission with the sampler that accepted it, so that every replica asks this sampler.
 
-    If another sampler takes the repeated submission, it is another sample.
+    If another sampler accepts the repeated submission, the result is another sample.
     """
 
     sampling_session_id: str
@@ -61,7 +62,7 @@ class SampleId:
 
     @property
     def client(self) -> int:
-        """The number of the client of the sampling session; the first is 0."""
+        """The client's number in the sampling session. The first client is 0."""
         return self.seq_id // SAMPLES_OF_A_CLIENT
 
     def sequence_ids(self, count: int) -> tuple[str, ...]:
@@ -117,19 +118,22 @@ def is_operation_number(seq_id: object) -> bool:
 
 
 def operation_number(seq_id: int) -> int:
-    """Return the number as an operation's. Raises Unprocessable for an invalid one."""
+    """Return the number if it is a valid number of an operation. Raises Unprocessable otherwise."""
     if not is_operation_number(seq_id):
         raise Unprocessable(f"seq_id must be a positive 64-bit number, not {seq_id}")
     return seq_id
 
 
 def is_sample_number(seq_id: object) -> bool:
-    """Return whether the number is valid. Clones of a sampling client number from near 10**18: 64 bits are needed."""
+    """Return whether the number is valid.
+
+    It needs 64 bits, because clones of a sampling client count from near 10**18.
+    """
     return _is_integer(seq_id) and 0 <= seq_id < 2**63  # type: ignore[operator]
 
 
 LAST_CLIENT = (2**63 - 1) // SAMPLES_OF_A_CLIENT
-"""The last client of a sampling session: above it no numbers are left."""
+"""The highest number of a client. The sample numbers of a higher client would exceed 64 bits."""
 
 
 def is_client_counter(seq_id: object) -> bool:
@@ -138,7 +142,7 @@ def is_client_counter(seq_id: object) -> bool:
 
 
 def drawn_sample_number(key: str | None) -> int:
-    """Return a number above all clients' numbers for a sample without one: from its idempotency key, or random."""
+    """Return a number for a sample without a number: above all clients' numbers, from the idempotency key or random."""
     bits = secrets.randbits(62) if key is None else int.from_bytes(hashlib.sha256(key.encode()).digest()) % 2**62
     return 2**62 + bits
 
@@ -147,7 +151,10 @@ OWN_SESSION = "rest-"
 
 
 def own_session_id() -> str:
-    """Return an id of a session that no client created. Every server sees by its id that calls keep it alive."""
+    """Return the id of a session that no client created.
+
+    The id shows every server that calls keep the session alive.
+    """
     return f"{OWN_SESSION}{uuid.uuid4().hex}"
 
 
@@ -167,14 +174,14 @@ def model_id_of(session_id: str, model_seq_id: int) -> str:
 def sampling_session_id_of(session_id: str, seq_id: int, *, inflight: bool = False) -> str:
     """Return the id of a sampling session, with the inflight flag.
 
-    The id is opaque to clients and is in the worker's journal: so the flag reaches the store, whichever replica drains
-    the worker's events.
+    The id is opaque to clients. It is in the worker's journal, so the flag reaches the store no matter which replica
+    drains the worker's events.
     """
     return f"{session_id}:{'inflight' if inflight else 'sample'}:{seq_id}"
 
 
 def session_of(owner_id: str) -> str:
-    """Return the session of a model or a sampling session; empty for an id of neither form."""
+    """Return the session of a model or a sampling session, or an empty text for any other id."""
     session_id, *rest = owner_id.rsplit(":", 2)
     return session_id if len(rest) == 2 else ""
 
@@ -213,7 +220,7 @@ class TinkerPath:
         return f"tinker://{self.run_id}/{self.kind}/{self.name}"
 
 
-# The SDK puts names into URLs as they are: `best#2` would be deleted as `best`.
+# The SDK puts names into URLs without quoting. A request to delete `best#2` would delete `best`.
 NOT_IN_NAMES = "/:?#%\\"
 
 
@@ -239,12 +246,15 @@ def check_name(name: str) -> str:
     return name
 
 
-# ---- what an SDK has heard of
+# ---- checkpoint types that an SDK knows
 
 VERSION_HEADER = "x-stainless-package-version"
 ALL_TYPES: frozenset[CheckpointType] = frozenset(TYPE_OF_KIND.values())
 FIRST_WITH_EXTERNAL = (0, 28)
-"""Earlier SDKs fail on a whole list for one checkpoint of an unknown type."""
+"""The first SDK version that knows external checkpoints.
+
+An SDK fails on a whole list if one checkpoint's type is unknown.
+"""
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?!\d)")
 
 

@@ -1,8 +1,8 @@
 """A JSON reader that never blocks the process for long, whatever the body contains.
 
 The parts of a body are counted before anything is built. Long lists of numbers (prompts and tensors) and long texts
-(images) are read in slices: during one call of `orjson` or CPython nothing else runs, and a prompt of megabytes in one
-call blocks everything for a tenth of a second. The rest is small.
+(images) are read in slices. During one call of `orjson` or CPython no other code runs, and one call for a prompt of
+megabytes would block the process for a tenth of a second. The remaining content is small.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Final, TypeAlias
 import orjson
 from pydantic import ValidationError
 
-# Some 0.4 ms each.
+# A slice takes some 0.4 ms.
 SLICE_BYTES = 64 * 1024
-# Shorter lists are not taken out: their numbers count as values.
+# Shorter lists are not read in slices. Their numbers count as values.
 LONG_LIST_BYTES = 64
-# The same for texts, the last bytes of whose key are checked from where the text begins.
+# This is the same limit for texts. The end of a text's key is checked backwards from the text's begin.
 LONG_TEXT_BYTES = 16 * 1024
 _BEFORE_LONG_TEXT = re.compile(rb'"data"\s{0,4}:\s{0,4}\Z')
 _KEY_BYTES = 16
@@ -48,12 +48,12 @@ class Shape:
 
     values: int = 2048
     depth: int = 16
-    # With it, lists of whole numbers may have any length and are read as `array`s, and texts without escapes under
-    # "data" as `bytes`; the rest has at most this size.
+    # If this is set, lists of whole numbers may have any length and are read as `array`s. Texts without escapes under
+    # "data" are read as `bytes`. All other content has at most this size.
     bytes_beside_numbers: int | None = None
-    # Lists of other numbers may be as long: they are read as arrays of doubles.
+    # If True, lists of other numbers may also have any length, and are read as arrays of doubles.
     fractions: bool = False
-    # The limit of all long lists together; each number takes eight bytes.
+    # The limit for all long lists together. Each number takes eight bytes.
     numbers: int | None = None
 
     @property
@@ -63,7 +63,7 @@ class Shape:
 
 PLAIN = Shape()
 PROMPT = Shape(values=8192, bytes_beside_numbers=512 * 1024)
-# A custom loss, whose nodes and arguments have their own limits.
+# The limits for a custom loss. Its nodes and arguments have further limits of their own.
 GRAPH = Shape(values=16384, depth=24)
 
 
@@ -91,7 +91,7 @@ def _loads(text: bytes) -> Any:
 
 def _check_shape(body: bytes, shape: Shape) -> None:
     if body.count(b",") + _openings(body) > shape.values or _openings(body) > shape.depth:
-        # The separators may be inside of texts, which may contain anything.
+        # The count may include separators inside texts, because texts may contain any characters.
         _check_separators(_STRING.sub(b'""', body), shape)
 
 
@@ -118,7 +118,7 @@ def _too_many(shape: Shape) -> str:
 
 
 def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, LongPart]]:
-    """Return the body with a name in the place of each long list or text, and these by name."""
+    """Return the body with a name instead of each long list or text, and the lists and texts by name."""
     mark, rest, taken_out, done, numbers = uuid.uuid4().hex, bytearray(), dict[str, LongPart](), 0, 0
     for start, end in _long_parts(body, shape):
         name = f"{mark}-{len(taken_out)}"
@@ -139,7 +139,7 @@ def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, Lon
 
 
 def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each long part, in at most as many steps as the body may have values."""
+    """Yield the begin and end of each long part. The number of steps is at most the body's limit of values."""
     at, string, steps = 0, body.find(b'"'), 0
     while (steps := steps + 1) <= shape.values:
         opening = body.find(b"[", at, string if string >= 0 else len(body))
@@ -160,7 +160,7 @@ def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_long_text(body: bytes, start: int) -> int:
-    """Return the end of a long text, or -1 if the text is short, or must not be long."""
+    """Return the end of a long text, or -1 if the text is short or its key does not allow a long text."""
     if not _BEFORE_LONG_TEXT.search(body, max(0, start - _KEY_BYTES), start):
         return -1
     end = body.find(b'"', start + 1)
@@ -180,7 +180,7 @@ def _end_of_numbers(body: bytes, start: int, pattern: re.Pattern[bytes]) -> int:
     end = start
     while True:
         found = pattern.match(body, end, end + SLICE_BYTES)
-        assert found is not None  # the pattern also matches nothing
+        assert found is not None  # the pattern also matches an empty text
         if found.end() < end + SLICE_BYTES:
             return found.end()
         end = found.end()
@@ -204,7 +204,7 @@ def _with_more(numbers: Numbers, values: list[Any], shape: Shape) -> Numbers:
     except (OverflowError, TypeError):
         if not shape.fractions or not any(isinstance(value, float) for value in values):
             raise BadJson("a list contains a whole number outside 64 bits") from None
-        # At the first number that is not whole.
+        # This is reached at the first number that is not whole.
         return _as_doubles(numbers, values)
     return numbers
 
@@ -218,7 +218,7 @@ def _as_doubles(numbers: Numbers, values: list[Any]) -> array[float]:
 
 
 def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
-    """Yield slices, cut at commas, which are left out."""
+    """Yield slices, cut at commas. The commas at the cuts are left out."""
     while end - start > SLICE_BYTES:
         comma = body.rfind(b",", start, start + SLICE_BYTES)
         if comma < 0:
@@ -256,7 +256,8 @@ def pack(type_code: str, numbers: Sequence[float]) -> bytes:
     packed: Numbers = array(type_code)
     step = SLICE_BYTES // 4
     for start in range(0, len(numbers), step):
-        # From a list: from another array CPython takes one number after the other, at four times the cost.
+        # The array is built from a list. From another array, CPython copies each number separately, which takes four
+        # times as long.
         packed.extend(array(type_code, list[Any](numbers[start : start + step])))
     if _BIG_ENDIAN:
         packed.byteswap()
@@ -267,7 +268,7 @@ ERRORS_SHOWN = 3
 
 
 def sentence(error: ValidationError) -> str:
-    """Return what is wrong with a body, for its sender."""
+    """Return a sentence for the sender about the error in a body."""
     found = error.errors(include_url=False, include_context=False)
     shown = [_problem(item["loc"], item["msg"], item["type"], item["input"]) for item in found[:ERRORS_SHOWN]]
     more = len(found) - len(shown)
@@ -286,5 +287,5 @@ def _problem(location: tuple[int | str, ...], message: str, kind: str, value: ob
 
 
 def _cut(text: str) -> str:
-    """Shorten a text: names and messages may contain what the sender wrote."""
+    """Shorten a text, because names and messages may contain the sender's text of any length."""
     return text if len(text) <= 300 else f"{text[:300]}…"

@@ -1,6 +1,6 @@
-"""Results of forward, forward_backward and sample in JSON, for SDKs below 0.18, which know no protobuf.
+"""Results of forward, forward_backward and sample in JSON, for SDKs below 0.18, which do not know protobuf.
 
-They are written one tensor at a time, so that other requests run in between.
+Each tensor is converted separately, so that other requests run in between.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ DTYPES: Mapping[int, tuple[str, str]] = {
     wire_pb2.INT64: ("q", "int64"),
     wire_pb2.INT32: ("i", "int64"),
 }
-# The sampler's value for an empty cell of the likeliest tokens.
+# The sampler's value for an empty cell in the table of likeliest tokens.
 EMPTY_CELL_LOGPROB = -99999.0
 
 
 def result_as_json(payload: bytes, *, of_sample: bool) -> bytes:
-    """Return the same numbers in JSON, exact to the last bit: float32 as the equal doubles."""
+    """Return the same numbers in JSON, exact to the last bit. A float32 is written as the equal double."""
     return sample_as_json(payload) if of_sample else forward_backward_as_json(payload)
 
 
@@ -69,7 +69,7 @@ class _Batch:
 
 
 def _numbers(numbers: array[Any]) -> bytes:
-    """Return the numbers. Infinite values have Python's form, which the JSON reader of these SDKs knows."""
+    """Return the numbers. Infinite values have Python's form, which the JSON reader of these SDKs accepts."""
     values = numbers.tolist()
     finite = numbers.typecode != "f" or all(map(math.isfinite, values))
     return orjson.dumps(values) if finite else json.dumps(values).encode()
@@ -114,7 +114,7 @@ class _Likeliest:
         return cls(_array("i", likeliest.token_ids), _array("f", likeliest.logprobs), likeliest.k)
 
     def rows(self) -> list[list[tuple[int, float]] | None]:
-        """Return the likeliest tokens of each position; None: none were requested for it."""
+        """Return the likeliest tokens of each position; None for a position without such a request."""
         starts = range(0, len(self.tokens), self.k) if self.k else ()
         return [self._row(start) or None for start in starts]
 

@@ -19,7 +19,7 @@ from tinsmith_server.wire.json_bodies import Shape, pack, sentence
 from tinsmith_server.wire.requests import Chunk, Finite, ModelInput, Request, WholeNumbers
 
 MIB = 2**20
-# As many numbers as a protobuf message could contain, in which each has four bytes or more.
+# This is the number of values that a protobuf message could contain, where each value has four bytes or more.
 NUMBER_BYTES = 4
 # The SDK sends 1,024 datums at most, each of some hundred bytes and of some thirty values besides its long lists.
 VALUES = 2**18
@@ -32,7 +32,7 @@ DTYPES: Mapping[str, tuple[str, wire_pb2.DType.ValueType]] = {
 
 
 def training_shape(limit_bytes: int) -> Shape:
-    """Return the limits of a body, if one in protobuf may have `limit_bytes`."""
+    """Return the limits of a JSON body, if a protobuf body may have `limit_bytes`."""
     return Shape(VALUES, bytes_beside_numbers=BYTES_BESIDE_NUMBERS, fractions=True, numbers=limit_bytes // NUMBER_BYTES)
 
 
@@ -92,7 +92,7 @@ class ForwardBody(Request):
 
 
 def client_number(content: Mapping[str, Any]) -> int | None:
-    """Return the operation's number; 0 if the client leaves it to the server, None if it is invalid.
+    """Return the operation's number: 0 if the client omits it, None if it is invalid.
 
     Raises Unprocessable for a number that no operation can have.
     """
@@ -105,7 +105,7 @@ def client_number(content: Mapping[str, Any]) -> int | None:
 def json_head(content: Mapping[str, Any], key: str) -> Head | None:
     """Return the head, or None if the body does not contain one.
 
-    `key` is the field of the call. The number is 0 if the client leaves it to the server.
+    `key` is the field of the call. The number is 0 if the client omits it.
     """
     model_id, seq_id, call = content.get("model_id"), client_number(content), content.get(key)
     if not isinstance(model_id, str) or seq_id is None:

@@ -1,6 +1,6 @@
 """Requests of programs without an SDK: optional fields, and simpler forms.
 
-They become an SDK's requests, so that no other module knows them.
+They are converted into the SDK's requests, so that no other module needs to know them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _one_prompt(content: Mapping[str, Any]) -> object:
 
 
 def _chunks(prompt: object) -> object:
-    """Return the chunks of a prompt in any of its forms: invalid chunks fail the sample's future."""
+    """Return the chunks of a prompt in any of its forms. Invalid chunks are kept, and fail the sample's future."""
     if isinstance(prompt, dict):
         if "chunks" in prompt:
             return prompt["chunks"]

@@ -28,11 +28,11 @@ MAX_SAMPLES = 1024
 MAX_STOPS = 1024
 MAX_TAGS = 64
 MAX_AGE_RECIPIENTS = 10
-# Pages have a thousand rows, and each row is read by many requests.
+# This limit is low because many requests read a row's metadata, and pages have a thousand rows.
 METADATA_BYTES = 8192
 METADATA_KEYS = 128
 
-# By the field that no other kind of chunk has; an image also has `tokens` in SDKs below 0.6.
+# Each kind of chunk has a field that no other kind has. In SDKs below 0.6 an image also has `tokens`.
 TYPE_OF_FIELD = {"data": "image", "location": "image_asset_pointer", "dmel": "dmel", "tokens": "encoded_text"}
 IMAGES = ("image", "image_asset_pointer")
 
@@ -49,7 +49,7 @@ def bounded_metadata(value: dict[str, T]) -> dict[str, T]:
 
 
 def whole_numbers(value: object) -> array[int]:
-    """Return the numbers of a list, also of a long one that `wire/json_bodies.py` has read."""
+    """Return the numbers of a list. A long list arrives as the array that `wire/json_bodies.py` has made."""
     if isinstance(value, array):
         return value
     if not isinstance(value, list) or any(type(item) is not int for item in value):
@@ -61,7 +61,7 @@ def whole_numbers(value: object) -> array[int]:
 
 
 def base64_text(value: object) -> bytes:
-    """Return the decoded text: a string, or the `bytes` of a long one that `wire/json_bodies.py` has read."""
+    """Return the decoded base64 text. A long text arrives as the `bytes` that `wire/json_bodies.py` has made."""
     if not isinstance(value, str | bytes):
         raise PydanticCustomError("base64", "must be text in base64")
     try:
@@ -93,7 +93,7 @@ Fraction = Annotated[Finite, Field(ge=0, lt=1)]
 
 
 class Request(BaseModel):
-    """The base of all bodies. It is strict: a string is no number, and a number no string."""
+    """The base class of all bodies. It is strict: strings and numbers are not converted into each other."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
 
@@ -146,7 +146,7 @@ class LoraConfig(Request):
 
 
 class OptimizerConfig(BaseModel):
-    """A tagged choice of optimizers, which have their own fields."""
+    """The choice of an optimizer by its tag. Each optimizer has its own fields."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     type: str = "adamw"
@@ -227,7 +227,7 @@ class LoadWeightsRequest(Request):
     """A load into an existing model with (`model_id`, `seq_id`), or a new one with (`session_id`, `model_seq_id`)."""
 
     path: str
-    # SDKs below 0.6 do not have this field, and only one kind of load, by which they resume.
+    # SDKs below 0.6 do not have this field. Their only kind of load is a resume, with the optimizer.
     optimizer: bool = True
     weights_access_token: str | None = None
     base_model: str | None = None
@@ -239,7 +239,10 @@ class LoadWeightsRequest(Request):
 
 
 class SamplingSource(Request):
-    """The source of samples. With a `model_path`, `base_model` is the client's belief about it: the SDK sends both."""
+    """The source of samples. The SDK sends both fields.
+
+    Then `base_model` is only the base model that the client expects for `model_path`.
+    """
 
     base_model: str | None = None
     model_path: str | None = None
@@ -302,7 +305,7 @@ class SamplingParams(Request):
 
 
 class TokenTensor(Request):
-    """Token ids `[rows, columns]`: all of them, or, as compressed sparse rows, those listed."""
+    """Token ids `[rows, columns]`, either dense or as compressed sparse rows."""
 
     data: WholeNumbers
     dtype: Literal["int64"]
@@ -329,7 +332,8 @@ class SampleRequest(Request):
     topk_sample_logprobs: Count = 0
     target_prompt_logprobs: TokenTensor | None = None
     prompt_alt_tokens_k: Count = 0
-    # Without effect: stable_reinforce needs the sampler's logprobs, which its datums contain.
+    # This field has no effect. It is for stable_reinforce, which needs the sampler's logprobs, and its datums contain
+    # these.
     record_stability_info: bool = False
 
 
@@ -350,7 +354,7 @@ class SamplingSessionTarget(Request):
 class RetrieveFuturesRequest(Request):
     """A poll for ended samples. Without a `timeout` it is held.
 
-    `retrieved_request_ids` may be forgotten; they are kept as all others.
+    A server may forget the samples in `retrieved_request_ids`. This server keeps them like all others.
     """
 
     target: SamplingSessionTarget
@@ -375,7 +379,7 @@ class UploadStartRequest(Request):
 
     base_model: str
     lora_config: LoraConfig
-    # The id is in the links.
+    # The id is contained in the links.
     destination_project_id: str | None = Field(None, max_length=256)
 
 
@@ -384,7 +388,10 @@ class UploadFinishRequest(Request):
 
 
 class CopyWeightsRequest(Request):
-    """A copy into a new run, in a project or in none. Any other destination is refused; the SDK sends none."""
+    """A copy into a new run, in a project or in no project.
+
+    Any other destination is refused. The SDK sends none.
+    """
 
     source_path: str
     destination_project_id: str | None = Field(None, max_length=256)

@@ -1,4 +1,4 @@
-"""JSON answers to the SDK, which checks them strictly: a missing field, or an extra null, is an error to it."""
+"""JSON answers to the SDK. The SDK checks them strictly: a missing field or an extra null is an error."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ClientConfigResponse(Response):
     """Feature flags of the SDK; missing flags keep its defaults."""
 
     pjwt_auth_enabled: bool
-    # SDKs from 0.25 on do both anyway: training data in protobuf (from 0.19 on), and `forward` as a call of
-    # forward_backward (from 0.22.3 on).
+    # These flags request training data in protobuf (from SDK 0.19 on), and `forward` as a call of forward_backward
+    # (from 0.22.3 on). SDKs from 0.25 on do both without a flag.
     proto_write_fwdbwd: bool = True
     fwd_via_fwdbwd: bool = True
     proto_compress_fwdbwd: bool
@@ -99,7 +99,7 @@ class PendingResponse(Response):
 
 
 class PlainSampleResponse(FutureResponse):
-    """A sample. `sampling_session_id` is the one that the next sample may name, if this sample has opened it."""
+    """A sample. If it has opened a sampling session, `sampling_session_id` names this session for the next sample."""
 
     sampling_session_id: str
 
@@ -139,7 +139,10 @@ class FailedResponse(Response):
 
 
 class CompletionResponse(Response):
-    """An ended sample. A size, which only a result has, lets the SDK fetch it when it has room."""
+    """An ended sample. Only a result has a size.
+
+    With the size, the SDK can fetch the result when it has enough memory.
+    """
 
     state: Literal["finished", "failed"]
     request_id: str
@@ -184,14 +187,17 @@ class SamplerResponse(Response):
 
 
 class SupportedModel(Response):
-    """A served model. `images` is Tinsmith's own field: whether datums and prompts may have images; None if unknown."""
+    """A served model. `images` is Tinsmith's own field.
+
+    It tells whether datums and prompts may contain images; None means unknown.
+    """
 
     model_name: str
     max_context_length: int | None = None
     trainable: bool = True
     sampleable: bool = True
     images: bool | None = None
-    # Not a field of the SDK, which ignores it.
+    # The SDK does not have this field, and ignores it.
     quantization: str | None = None
     stored_as: str | None = None
 
@@ -273,7 +279,7 @@ class CopyWeightsResponse(Response):
 
 
 class PromotionResponse(Response):
-    """The path that a name refers to from `time` on."""
+    """A name's path. The name refers to it from `time` on."""
 
     name: str
     model_path: str

@@ -60,7 +60,7 @@ class CountTokensRequest(Request):
         return self
 
     def _check_unknown(self) -> None:
-        """Refuse the same fields as a message does: the count must be of the prompt that would be sampled."""
+        """Refuse the same fields as a message does, so that the count is for the prompt that would be sampled."""
         unknown = dict(self.model_extra or {})
         if _edits_nothing(unknown.get("context_management")):
             unknown.pop("context_management", None)
@@ -82,7 +82,7 @@ class CountTokensRequest(Request):
         return [_function(f"tools.{index}", tool) for index, tool in enumerate(self.tools or ())]
 
     def prompt(self) -> Prompt:
-        """Return the prompt. If the last message is the assistant's, it is continued."""
+        """Return the prompt. If the last message is the assistant's, the answer continues it."""
         messages, tools = self.conversation(), self.functions()
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
         rendered = worker_pb2.RenderPromptRequest(
@@ -133,7 +133,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def _edits_nothing(management: Any) -> bool:
-    """Return whether the context is unchanged, as Claude Code requests."""
+    """Return whether the requested edits leave the context unchanged, as those of Claude Code do."""
     edits = management.get("edits") if isinstance(management, dict) else None
     return not management or (isinstance(edits, list) and all(_keeps_all(edit) for edit in edits))
 
@@ -143,7 +143,7 @@ def _keeps_all(edit: Any) -> bool:
 
 
 def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the messages: results of tools are separate messages, before the rest of theirs."""
+    """Yield the messages. Tool results become separate messages, before the other content of their message."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise ValueError(f"{where}: role must be user or assistant")
@@ -242,7 +242,8 @@ def _block(part: MessagePart) -> Answer:
 class MessageEvents:
     """The events of one stream, with the blocks of the whole answer.
 
-    An answer without text and calls has an empty text in both: clients read the first block without a check.
+    An answer without text and calls has an empty text in the stream and in the whole answer, because clients read the
+    first block without a check.
     """
 
     def __init__(self, model: str) -> None:
@@ -332,7 +333,7 @@ def model(name: str, created: int) -> Answer:
 
 
 def usage_of(usage: TokenUsage) -> Answer:
-    """Return the usage. Cached tokens are not included in the others."""
+    """Return the usage. Cached tokens are not included in the other input tokens."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,
@@ -351,7 +352,7 @@ def _tool_use(call: worker_pb2.ToolCall) -> Answer:
 
 
 def _object(text: str) -> Any:
-    """Return a call's arguments as an object; anything else that a model wrote is put into one."""
+    """Return a call's arguments as an object. If the model wrote another type of value, an object is put around it."""
     content = orjson.loads(text)
     return content if isinstance(content, dict) else {"arguments": content}
 

@@ -30,15 +30,17 @@ MOST_LIKELIEST = 20
 DEFAULT_COMPLETION_TOKENS = 16
 TOKEN_LIMIT = 2**31
 REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""The newer and the older name of this field at other servers; chat templates read the older one."""
+"""The newer and the older name of this field at other servers. Chat templates read the older name."""
 MESSAGE_FIELDS = frozenset(
     {
         *("role", "content", "refusal", "name", "tool_call_id", "tool_calls", *REASONING_FIELDS),
         *("annotations", "cache_control", "provider_specific_fields"),
     }
 )
-"""The fields of a message. The last line has ignored ones: notes about an answer, which clients send back (LiteLLM adds
-some to every answer), and about caches.
+"""The fields of a message.
+
+Those in the last line are ignored: notes about caches, and notes about an answer that clients send back (LiteLLM adds
+some to every answer).
 """
 
 # Fields that clients may send and that are ignored: they change no sample.
@@ -114,7 +116,7 @@ class OpenAiRequest(Request):
 
 
 class CompletionRequest(OpenAiRequest):
-    """A completion. `logprobs` is how many of the likeliest tokens are returned with each."""
+    """A completion. `logprobs` is the number of likeliest tokens that are returned with each token."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: Count | None = None
@@ -296,7 +298,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """The common fields of all chunks of an answer. `prefix` is that of its id."""
+    """The common fields of all chunks of an answer. `prefix` is the prefix of the answer's id."""
 
     model: str
     prefix: str
@@ -377,7 +379,7 @@ class CompletionLogprobs:
 
 
 def _by_text(likeliest: Iterable[worker_pb2.TokenText]) -> Mapping[str, float]:
-    """Return the likeliest of the tokens with the same text."""
+    """Return the logprob of each text. If several tokens have the same text, the likeliest counts."""
     found: dict[str, float] = {}
     for one in likeliest:
         found.setdefault(one.text, one.logprob)
@@ -406,7 +408,10 @@ def chat_completion(head: AnswerHead, messages: Sequence[Message], usage: TokenU
 
 
 class ChatChunks:
-    """The chunks of one stream, in the pieces' order. A call is one chunk: it can be parsed only when complete."""
+    """The chunks of one stream, in the pieces' order.
+
+    A tool call is one chunk, because only a complete call can be parsed.
+    """
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head

@@ -10,7 +10,7 @@ from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_server.wire.json_bodies import Shape
 from tinsmith_server.wire.requests import SamplingParams
 
-# A conversation has one value for every few words, and a tool some dozens.
+# The limit is generous: a conversation has one value for every few words, and a tool has some dozens of values.
 CONVERSATION = Shape(values=65536, depth=48)
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
@@ -45,10 +45,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A text request. `choices` sequences are sampled for each prompt; `stops` end them, as do the model's own ends.
+    """A text request. `choices` sequences are sampled for each prompt.
 
-    `logprobs` is how many of the likeliest tokens are returned with each; None means no logprobs. `echo` returns the
-    prompt before the answer.
+    They end at `stops` and at the model's own end tokens. `logprobs` is the number of likeliest tokens that are
+    returned with each token; None means no logprobs. `echo` returns the prompt before the answer.
     """
 
     model: str
@@ -64,7 +64,7 @@ class TextRequest:
 
 @dataclass(slots=True)
 class TokenUsage:
-    """Numbers of tokens. The cached tokens are a part of the prompt's."""
+    """Numbers of tokens. The cached tokens are included in the prompt's tokens."""
 
     prompt: int = 0
     sampled: int = 0
@@ -73,7 +73,7 @@ class TokenUsage:
 
 @dataclass(slots=True)
 class MessagePart:
-    """Text or reasoning that grows, or one whole call."""
+    """A text or a reasoning that grows, or a complete tool call."""
 
     content: str = ""
     reasoning: str = ""
