@@ -25,21 +25,21 @@ BASE_PATHS = {
     API_PATH: "which the SDK adds",
     "/v1": "the base URL for clients of OpenAI",
 }
-"""URL endings that are not part of a server's address, longest first."""
+"""Path endings that users append to a server's address by mistake, longest first."""
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
 RETRY_SECONDS = 1.0
 REFUSALS = (408, 413, 422, 429, 503, 507)
-"""Statuses with a `detail` for people. Without a `detail` the answer is not of this protocol."""
+"""Statuses whose answer has a `detail` for people. An answer without a `detail` comes from another kind of server."""
 
 FROM_PROXIES = (502, 504)
-"""Statuses of a proxy that gave up waiting; the server itself continues."""
+"""Statuses of a proxy that has stopped waiting. The server continues with the request."""
 
 Returned = TypeVar("Returned")
 
 
 class ApiError(Exception):
-    """An error for a missing or unusable answer. `str(error)` names the server and what it answered."""
+    """An error for a missing or unusable answer. `str(error)` names the server and its answer."""
 
 
 class Unreachable(ApiError):
@@ -145,7 +145,7 @@ class Api(ServerClient):
         return [ServedModel(model["model_name"], model.get("max_context_length")) for model in models]
 
     def loading_models(self) -> list[str]:
-        """Return the base models that no worker has described yet: it loads them, or they were never used."""
+        """Return the base models that no worker has described yet, because they are being loaded or were never used."""
         models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
         return [model["model_name"] for model in models if model.get("images") is None]
 
@@ -245,14 +245,14 @@ def transport_error(base_url: str, error: httpx.HTTPError) -> ApiError:
 
 
 def key_refusal(base_url: str, reason: str, *, has_key: bool) -> str:
-    """Return the message for a 401; `reason` is the server's."""
+    """Return the message for a 401. `reason` is the server's own text."""
     if not has_key:
         return f"{base_url} requires a key, and {API_KEY_VARIABLE} is not set"
     return f"{base_url} refuses the key: {reason}"
 
 
 def is_here(base_url: str) -> bool:
-    """Return whether only this machine answers at the address."""
+    """Return whether the address belongs to this machine only."""
     host = httpx.URL(base_url).host
     try:
         return ipaddress.ip_address(host).is_loopback

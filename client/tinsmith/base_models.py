@@ -1,7 +1,8 @@
 """`tinsmith models` and `tinsmith tokenizer`: the base models of a server, and their tokenizers.
 
 The SDK looks for a tokenizer by the model's name: in a directory of that name, then on the public hub. The commands
-never ask the hub: it must not learn the names of private models, and it may have another repository of that name.
+never ask the hub, because it must not learn the names of private models, and because it may have another repository of
+the same name.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None
 def folder_of(model: str) -> Path:
     """Return the directory in which the SDK looks, relative to the working directory.
 
-    Raises TokenizerError for a name that leads outside the working directory: the server chooses the names.
+    Raises TokenizerError for a name that leads outside the working directory, because the server chooses the names.
     """
     path = PurePosixPath(tokenizer_id(model))
     if not path.parts or not all(_PART.fullmatch(part) for part in path.parts):

@@ -28,7 +28,7 @@ NEEDED_MODULES = ("fastapi", "torch", "tinker")
 """One module of each extra that the demo's programs need."""
 
 SERVE_SECONDS = 20
-"""Longer than a server with the tiny model needs to start, even on a slow machine."""
+"""The time limit for the server's start. A server with the tiny model needs less, even on a slow machine."""
 
 
 def demo(

@@ -180,7 +180,7 @@ def _check_server(api: Api) -> CheckResult:
 
 
 def _cure_for_a_key(base_url: str) -> str:
-    """Return how to make a key. Include the data directory if the server is on this machine and it is known."""
+    """Return how to make a key. Include the data directory if it is known and the server is on this machine."""
     data = data_directory_here() if is_here(base_url) else None
     return MAKE_A_KEY if data is None else f"make one with `tinsmith keys create NAME --data {shlex.quote(str(data))}`"
 
@@ -240,7 +240,10 @@ def _check_tokenizer(model_name: str) -> CheckResult:
 
 
 def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
-    """Wait for models that no worker has loaded, and list the rest. Requests wait for these, so it is no failure."""
+    """Wait for models that no worker has loaded, and list those that remain.
+
+    This is not a failure, because requests wait until a model is loaded.
+    """
     try:
         while (loading := api.loading_models()) and time.monotonic() < deadline:
             time.sleep(RETRY_SECONDS)
@@ -251,7 +254,10 @@ def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
 
 
 def _list_waiting(api: Api) -> Iterator[CheckResult]:
-    """List the models that wait for a worker. They are no failures: the reason says what to do, if anything."""
+    """List the models that wait for a worker. They are not failures.
+
+    The reason of each says whether the user must do something.
+    """
     try:
         waiting = api.waiting_models()
     except CallUnknown:

@@ -56,7 +56,7 @@ def running_server(
 
 def _bind(port: int) -> int:
     with socket.socket() as listener:
-        # As servers do, so that a port with lingering connections counts as free.
+        # Servers set this option as well. With it, a port with lingering connections counts as free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         return int(listener.getsockname()[1])
@@ -74,7 +74,7 @@ def _start(command: Sequence[str], api_key: str, stderr: IO[str]) -> subprocess.
 
 
 def _wait_for_url(process: subprocess.Popen[str], log: Path, start_seconds: float) -> str:
-    """Return the line on standard output. A server that does not print it in time is killed, which ends the wait."""
+    """Return the line that the server prints on standard output. A server that does not print it in time is killed."""
     assert process.stdout is not None
     deadline = threading.Timer(start_seconds, process.kill)
     deadline.start()

@@ -9,7 +9,7 @@ CUSTOM_LOSS = "custom"
 TENANT_METADATA = "tinsmith-tenant-bin"
 """The gRPC metadata of Submit and Sample with the tenant in UTF-8, for fair scheduling.
 
-It is not a field of the request, because a worker that does not know it does the same work in another order.
+It is not a field of the request, because it changes only the order of the work.
 """
 
 SAMPLES_OF_A_CLIENT = 10**9

@@ -1,8 +1,8 @@
 """Custom losses as data: the graph that an SDK traced, parsed from JSON, checked, and encoded in the loss's id.
 
-The graph is torch.fx's, node for node, as `tinker.types.CustomLossGraph` describes it. Nothing here can run it: a node
-names what it calls, and the name must be in `custom_loss_operations`. Nodes refer only to earlier nodes, so there are
-no cycles, and every number, text and list has a limit.
+The graph is torch.fx's, node for node, as `tinker.types.CustomLossGraph` describes it. This module cannot run the
+graph. A node contains the name of an operation, and the name must be in `custom_loss_operations`. Nodes refer only to
+earlier nodes, so there are no cycles, and every number, text and list has a limit.
 
 The id of a loss *is* the loss: its checked JSON, compressed and encoded as text. So any server or worker that gets a
 call with the id has the whole loss, whichever server made the id, even after a restart. Anyone can make an id, so its
@@ -74,7 +74,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A constant of torch. Devices are accepted and ignored: the worker chooses where a loss is computed."""
+    """A constant of torch. Devices are accepted and ignored, because the worker chooses the device for a loss."""
 
     kind: Literal["dtype", "device", "layout", "memory_format"]
     name: str

@@ -1,4 +1,4 @@
-"""Names of tenants, each of which is a folder name on any file system, distinct from all others.
+"""Names of tenants. Each is a valid folder name on any file system, and distinct from all other names.
 
 The server checks a name when a key is created. The worker checks it again before it opens the tenant's assets.
 """

@@ -18,7 +18,7 @@ MAX_VARINT_BYTES = 10
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 
 Field = tuple[int, int, int, int]
-"""A field: its number, its wire type, and the positions at which its value begins and ends."""
+"""A field: its number, its wire type, and the positions of its value's begin and end."""
 
 
 class NotProtobuf(ValueError):
@@ -120,7 +120,7 @@ MAX_PARTS = 16 * MAX_DATUMS
 MAX_TAGS = 8 * MAX_PARTS
 """The limit of fields in all messages, and of bytes in shapes.
 
-A part of the SDK's bodies has three to twelve tags, and few calls have many parts. A parser takes about 50 bytes for
+In the SDK's bodies, a part has three to twelve tags, and few calls have many parts. A parser takes about 50 bytes for
 each tag.
 """
 TAGS_AT_FIRST = 4096
@@ -131,7 +131,10 @@ Without this limit, a body of unknown fields would take seconds of the engine's 
 """
 TOKEN_BYTES = 4
 UNCOUNTED_IMAGE_TOKENS = 1024
-"""The tokens counted for an image whose sender does not say how many it has, as of 900 x 900 pixels with Qwen."""
+"""The tokens counted for an image if the sender does not give their number.
+
+It is the number for 900 x 900 pixels with Qwen.
+"""
 
 
 class BodyInvalid(ValueError):
@@ -140,7 +143,10 @@ class BodyInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BodyOutline:
-    """The outline of a body. `tokens` counts input tokens, for images the sender's number, which is verified."""
+    """The outline of a body. `tokens` counts input tokens.
+
+    For images it uses the sender's number, which is verified.
+    """
 
     datums: int
     parts: int
@@ -248,7 +254,7 @@ class _BodyWalk:
                 self._field(kind, number, wire_type, value, stop)
 
     def _tokens_bytes(self, begin: int, end: int) -> int:
-        """Return the size of the tokens. The last field counts, as in a parser."""
+        """Return the size of the tokens in bytes. If the field is repeated, the last one counts, as in a parser."""
         found = 0
         for number, wire_type, value, stop in self._walk.fields(begin, end):
             if number == _TOKENS and wire_type == LENGTH_DELIMITED:
@@ -265,7 +271,7 @@ class _BodyWalk:
         return expected if 0 < expected < 2**31 else UNCOUNTED_IMAGE_TOKENS
 
     def _field(self, kind: _Kind, number: int, wire_type: int, begin: int, end: int) -> None:
-        """Count the tags in a field whose content is not needed."""
+        """Count the tags in a field, and ignore its content."""
         if wire_type != LENGTH_DELIMITED:
             return
         if number in kind.numbers:

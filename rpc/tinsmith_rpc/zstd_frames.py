@@ -54,7 +54,8 @@ def unpack(frame: bytes, size: int) -> bytes:
     import zstandard
 
     try:
-        # `max_output_size` counts only where a frame does not declare its size: others are given what they ask for.
+        # `max_output_size` applies only to a frame that does not declare its size. For other frames, the declared size
+        # is allocated.
         if (declared_bytes(frame) or 0) > size:
             raise FrameInvalid(f"it holds more than {size} bytes")
         return zstandard.ZstdDecompressor().decompress(frame, max_output_size=size)

@@ -19,7 +19,7 @@ REMOVED = "<removed>"
 """A single word, so that cleaning a clean text changes nothing."""
 
 SHORTEST_LEARNED = 4
-"""Shorter values occur everywhere by chance."""
+"""The minimum length of a secret. Shorter values also occur in other texts by chance."""
 
 _NEVER_LEARNED = frozenset({"true", "false", "none", "null"})
 _USELESS_FIELDS = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
@@ -33,10 +33,13 @@ _SECRET_FIELD = re.compile(rf"{_NAMES}$", re.IGNORECASE)
 _SECRET_ARGUMENT = re.compile(rf"--?[\w-]*{_NAMES}$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|PASS|PWD|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
 _NAME_OF_A_SECRET = re.compile(r"TINSMITH_\w+_SECRET")
-"""A setting that names the Secret that holds a value."""
+"""The variables that contain a Secret's name instead of a secret value."""
 
 _ADDRESS = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s\"'<>]*)@")
-"""The pattern extends to the last @ of the word, because passwords may contain that character."""
+"""The credentials in an address.
+
+The pattern extends to the last @ of the word, because passwords may contain that character.
+"""
 
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL
@@ -76,7 +79,7 @@ class Redactor:
         """Remember the values of variables, fields and arguments whose names mark them as secret."""
         for secret in _secrets_in(value):
             if len(secret) >= SHORTEST_LEARNED and secret.lower() not in _NEVER_LEARNED:
-                # Plain, as part of a JSON string, and as part of an address.
+                # A value is removed in three forms: plain, as part of a JSON string, and as part of an address.
                 self._learned |= {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}
 
     def clean(self, value: Any) -> Any:
@@ -171,7 +174,10 @@ class NotWritten(PluginError):
 
 
 class Bundle:
-    """The files of a report, kept in memory until `write`: the last may reveal a secret in the first."""
+    """The files of a report.
+
+    They stay in memory until `write`, because the last file may reveal a secret in the first.
+    """
 
     def __init__(self, made: datetime) -> None:
         self._made = made

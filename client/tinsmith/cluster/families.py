@@ -1,4 +1,4 @@
-"""Sessions and pools with the objects that belong to them, and the names that the operator gives these."""
+"""Sessions and pools with the objects that belong to them, and the operator's names for these objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONVERSION_APPLICATION = "tinsmith-conversion"
 """The label `app.kubernetes.io/name` of the pods of the Job that converts a session's model first."""
 
 INSTALLATION_SELECTOR = "app.kubernetes.io/name=tinsmith"
-"""The selector of what the chart installs: the operator, the API server, and their objects."""
+"""The selector of the objects that the chart installs: the operator, the API server, and their objects."""
 
 SNAPSHOT_REQUEST = f"{GROUP}/snapshot-requested-at"
 RESTART_REQUEST = f"{GROUP}/restart-requested-at"
@@ -44,7 +44,7 @@ class Kind(Enum):
 
     @property
     def spellings(self) -> frozenset[str]:
-        """Return the words that may precede the slash."""
+        """Return the names of the kind that a user may write before the slash."""
         plural = self.resource.partition(".")[0]
         return frozenset({self.word, self.kind.lower(), plural, self.resource, f"{self.kind.lower()}.{GROUP}"}) | (
             {"tsess"} if self is Kind.SESSION else {"spool"}
@@ -150,7 +150,7 @@ def read_families(kubectl: Kubectl) -> Seen:
 
 
 def read_family(kubectl: Kubectl, target: Target) -> tuple[Family, tuple[str, ...]]:
-    """Return the family of the target, and messages for what could not be read of it."""
+    """Return the family of the target, and a message for each part of it that could not be read."""
     seen = read_families(kubectl)
     return choose(seen.families, target), seen.unread
 

@@ -58,7 +58,7 @@ def judge(family: Family) -> Verdict:
 
 
 def upgrade_hint(family: Family) -> Condition | None:
-    """Return the condition that says that a restart would bring another image, if there is one."""
+    """Return the condition which reports that a restart would use another image, if there is such a condition."""
     found = conditions_of(family.owner).get(UPGRADE_AVAILABLE)
     return found if found is not None and found.holds else None
 

@@ -141,7 +141,7 @@ def _event(event: Manifest, now: datetime) -> Branch:
 
 
 def _quotas(family: Family, quotas: Iterable[Manifest]) -> Iterator[Branch]:
-    """Yield the quotas, only if one of them may prevent a pod from being created."""
+    """Yield the quotas if one of them may prevent the creation of a pod."""
     if family.pods or judge(family).health in (Health.WELL, Health.RESTING):
         return
     for quota in quotas:

@@ -68,7 +68,7 @@ class BackgroundSaves:
         if self._under_way is None:
             return
         failure = self._under_way.exception()
-        # Not earlier: a caller that is interrupted while waiting has not seen the outcome.
+        # The outcome is cleared only now, because a caller that is interrupted while it waits has not seen the outcome.
         self._under_way = None
         if failure is not None:
             raise SaveFailed(self._step, failure) from failure
@@ -94,7 +94,7 @@ def _settle(became: Future[None], failure: BaseException | None) -> bool:
 
 
 def _wait(saves: weakref.ref[BackgroundSaves]) -> None:
-    """Wait on exit, for a program that does not use the manager as a context."""
+    """Wait at the interpreter's exit, for programs that do not use the manager as a context."""
     left = saves()
     if left is not None and left._under_way is not None:
         left._under_way.exception()

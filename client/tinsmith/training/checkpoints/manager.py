@@ -235,7 +235,7 @@ class CheckpointManager:
         state_path = save.started.state.result().path
         try:
             self._retire_newer()
-            if save.step in self._store.steps():  # damaged: a complete one was refused
+            if save.step in self._store.steps():  # a damaged checkpoint, because `save` refuses a complete one
                 self._discard(directory_name(save.step))
             self._store.write(save.step, partial(self._fill, save, state_path))
         except BaseException:

@@ -47,7 +47,10 @@ def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, where: str) -> None:
-    """Check by type: what PyTorch can load depends on what the process has imported and allowed."""
+    """Check the types of the values.
+
+    A trial load would not do: its result depends on the modules that the process has imported and allowed.
+    """
     import torch
 
     if type(value) in PLAIN or isinstance(value, torch.Tensor):

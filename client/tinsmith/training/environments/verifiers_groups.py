@@ -35,7 +35,7 @@ from tinsmith.training.errors import EnvironmentFailed
 OF_A_ROLLOUT = ("prompt", "answer", "task", "info", "example_id")
 """The data columns that verifiers passes to a rollout."""
 _envs_of_group: ContextVar[tuple[VerifiersEnv, ...]] = ContextVar("envs_of_group", default=())
-"""The environments of the current group. A builder may run several groups, and a clean-up is for one."""
+"""The environments of the current group. A builder may run several groups, and each clean-up concerns only one."""
 
 
 def from_verifiers(

@@ -161,7 +161,7 @@ class InlineEvaluator:
             self._thread.end()
 
     def _follow(self, evaluated: Evaluated, training_client: tinker.TrainingClient) -> None:
-        """Evaluate the tasks whose calls must come before the next step's."""
+        """Evaluate the tasks whose calls must come before the calls of the next step."""
         for name, task in self._tasks.items():
             if isinstance(task, TrainingClientEvaluator):
                 work = self._plain(evaluated, name, task(training_client))

@@ -98,12 +98,12 @@ class OfflineEvaluator:
 
 
 def units_of(task: SamplingClientEvaluator) -> Sequence[Example | None]:
-    """Return what is evaluated separately: examples, or None for an evaluator without visible examples."""
+    """Return the units of evaluation: the examples, or None for an evaluator without visible examples."""
     return task.examples if isinstance(task, ExampleTask) else [None]
 
 
 def fingerprint_of(task: SamplingClientEvaluator) -> str:
-    """Return the task's fingerprint. Of other evaluators only the class is known."""
+    """Return the task's fingerprint. For another evaluator it contains only the class."""
     return task.fingerprint if isinstance(task, ExampleTask) else digest_of(type(task).__qualname__)
 
 

@@ -84,7 +84,8 @@ class RawTexts:
     def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
         """Return the prompt with `text` as its answer.
 
-        A token across the border belongs to the answer, as in lm-evaluation-harness.
+        A token that contains the end of the prompt and the begin of the answer counts as the answer's, as in
+        lm-evaluation-harness.
         """
         context = self._tokens(prompt)
         whole = self._tokens(prompt + text) if isinstance(prompt, str) else context + self._encoded(text)

@@ -89,7 +89,10 @@ def _name(key: str) -> str:
 
 
 def _other(name: str) -> str:
-    """Return the name of B for A, and of A for B; for any other name a name that does not exist."""
+    """Return the name of the other factor, B for A and A for B.
+
+    For any other name, return a name that does not exist.
+    """
     module, _, factor = name.rpartition(".")
     return f"{module}.{ {'lora_A': 'lora_B', 'lora_B': 'lora_A'}.get(factor, '') }"
 

@@ -73,7 +73,7 @@ def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.L
 class _Wandb(ml_log.WandbLogger):
     """The cookbook's logger, without its request for the run's address at each step, which warns offline.
 
-    W&B accepts no metrics for an earlier step. If some will be late, W&B's own steps count arrivals, and
+    W&B accepts no metrics for an earlier step. If some metrics will come late, W&B's own steps count arrivals, and
     `training/step` is the axis of all metrics.
     """
 
@@ -123,7 +123,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class TensorBoardLogger(ml_log.Logger):
-    """A logger of TensorBoard events. Those of earlier processes are hidden from the first logged step on."""
+    """A logger of TensorBoard events. Events of earlier processes are hidden from the first logged step on."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -37,8 +37,8 @@ def run_log(
 ) -> RunLog:
     """Return a logger to every backend in `to`. Close it, or use it as a context.
 
-    One directory is one run, and a process that resumes the run appends to it. Its first logged step replaces what
-    `metrics.jsonl` and TensorBoard have of that step and later ones. `project` and `name` are for W&B and trackio.
+    One directory is one run, and a process that resumes the run appends to it. Its first logged step replaces the lines
+    of this and later steps in `metrics.jsonl` and TensorBoard. `project` and `name` are for W&B and trackio.
 
     Raises BackendMissing, BackendRefused, and ValueError for an unknown backend.
     """
@@ -92,7 +92,7 @@ class RunLog(ml_log.Logger):
                 backend.call("enable_event_steps")
 
     def begin_at(self, step: int) -> None:
-        """Remove what was logged of `step` and later. Call it before metrics of an earlier step.
+        """Remove the metrics of `step` and later steps. Call it before metrics of an earlier step.
 
         Raises MetricsLost.
         """

@@ -30,7 +30,7 @@ MOST_HELD_OUT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of environment jsonl; empty for other environments."""
+    """The prompts of the environment `jsonl`; empty for other environments."""
 
     train: Sequence[Located[AnsweredPrompt]] = ()
     held_out: Sequence[Located[AnsweredPrompt]] = ()
