@@ -84,7 +84,7 @@ def create_app(
     While the lifespan runs, `app.state` holds `services`, and `first_key` if an installation without keys got one;
     `startup_error` holds the error of a lifespan that failed to start.
 
-    Raises StartupError: a setting is invalid, or a file that it names does not exist.
+    Raises StartupError if a setting is invalid, or a file in a setting does not exist.
     """
     settings = settings or load_settings({})
     metrics = Metrics()

@@ -70,7 +70,7 @@ def _sources(
     from_environment: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Return the source of each setting that is in force."""
+    """Return the source of each setting's current value."""
     return {
         **from_others.names,
         **{name: f"{name} in {config}" for name in from_file},

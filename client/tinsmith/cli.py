@@ -1,7 +1,7 @@
 """The `tinsmith` command: finds the installed commands and runs the one that is requested.
 
-A command is an entry point of the group `tinsmith.commands`: a function, or a `typer.Typer` with subcommands. Its
-extras, in brackets behind the name, are the distribution's extras that it needs:
+A command is an entry point of the group `tinsmith.commands`: a function, or a `typer.Typer` with subcommands. The
+brackets after the function's name contain the extras of the distribution that the command needs:
 `serve = "tinsmith_server.cli.serving:serve [server,trainer]"`.
 """
 

@@ -68,7 +68,7 @@ class SamplerClient(Protocol):
     """A client of a sampler. Every method raises WorkerUnavailable if the sampler cannot be reached, or is stopping."""
 
     async def sample(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """Submit a sample. Tenants share the sampler fairly. Raises TooManySamples: its queue is full."""
+        """Submit a sample. Tenants share the sampler fairly. Raises TooManySamples if the sampler's queue is full."""
 
     async def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
         """Announce samples of an adapter, so that the sampler can load it.

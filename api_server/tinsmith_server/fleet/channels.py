@@ -34,7 +34,7 @@ NETWORK_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.http2.max_pings_without_data", 0),
     # A restarted worker has another address under the same name. By default gRPC resolves a name only every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
-    # A new channel must connect anew, with its own certificate.
+    # A new channel must open a new connection with its own certificate.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 

@@ -92,7 +92,7 @@ class GrpcWorkerClient(WorkerClient):
             state = self._channel.get_state()
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Close the channel. Running calls end at once, or after the grace period; new ones are refused."""
+        """Close the channel. Running calls end at once, or after the grace period. New calls are refused."""
         await self._channel.close(grace_seconds)
 
     @override

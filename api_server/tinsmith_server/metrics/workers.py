@@ -46,7 +46,7 @@ class WorkerCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class SamplingFigures:
-    """Samples given to pools and to training workers, samples passed on, and samplers that take new ones."""
+    """Counts of submitted samples, by pools and training workers, of samples passed on, and of open samplers."""
 
     given: Mapping[tuple[str, str], int]
     passed_on: Mapping[str, int]

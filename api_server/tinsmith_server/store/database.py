@@ -415,7 +415,7 @@ class ThreadedEngine:
         return run_in_transaction(self._engine, work)
 
     def drop_idle_connections(self) -> None:
-        """Close idle connections. Busy ones are closed when their transactions end."""
+        """Close idle connections. Busy connections are closed when their transactions end."""
         self._engine.dispose()
 
     async def dispose(self) -> None:

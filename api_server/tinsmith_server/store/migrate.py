@@ -82,7 +82,7 @@ def _migrate_sqlite(url: URL) -> None:
     engine = create_engine(driver_url(url), poolclass=NullPool, connect_args=SQLITE_CONNECT_ARGS)
     prepare_sqlite(engine, "BEGIN IMMEDIATE", "journal_mode=WAL")
     # BEGIN IMMEDIATE would suffice for the steps, but two processes that switch a new file to WAL at once fail with
-    # "database is locked", whatever the busy timeout.
+    # "database is locked", even with a long busy timeout.
     with _locked_file(path):
         _upgrade_in_one_transaction(engine)
 

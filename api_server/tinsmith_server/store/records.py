@@ -149,7 +149,7 @@ class SamplingSession:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A name and the immutable directory it refers to, relative to the checkpoint root.
+    """A name, and its immutable directory relative to the checkpoint root.
 
     Checkpoints that are not deleted are unique by (run_id, type, name). The name of an ephemeral checkpoint is its
     sampling session. `epoch` and `event_id` order the writes: an older write never replaces a newer one.
@@ -213,8 +213,8 @@ class StoredCheckpoints:
 class Promotion:
     """The path of the checkpoint to which a tenant's name refers from `at` on.
 
-    `number` counts from 1; the promotion with the highest number is in force. `before` is the number of the promotion
-    that a rollback restores, or None.
+    `number` counts from 1. The promotion with the highest number is valid. `before` is the number of the promotion that
+    a rollback restores, or None.
     """
 
     tenant: str
@@ -228,7 +228,7 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class PromotedPath:
-    """A checkpoint's path that names of its tenant may refer to."""
+    """The path of a checkpoint, and the tenant whose names may refer to this path."""
 
     tenant: str
     tinker_path: str

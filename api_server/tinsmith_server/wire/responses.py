@@ -279,7 +279,7 @@ class CopyWeightsResponse(Response):
 
 
 class PromotionResponse(Response):
-    """A name's path. The name refers to it from `time` on."""
+    """A name and the path to which it refers since `time`."""
 
     name: str
     model_path: str

@@ -26,7 +26,7 @@ class NoSuchWeights(ExportError):
 
 
 class BaseModelUnusable(ExportError):
-    """An error for a base model that is missing, unreadable, or not the one that the adapter was trained on."""
+    """An error for a base model that is missing or unreadable, or is not the adapter's base model."""
 
 
 class PromotionRefused(TrainingError):
@@ -78,7 +78,7 @@ class MinibatchFailed(TrainingError):
 
 
 class ShadowCutOff(TrainingError):
-    """An error for a shadow that was cancelled in a step: its next step would contain that step's gradient."""
+    """An error for a shadow that was cancelled in a step. Its next step would contain the cancelled step's gradient."""
 
     def __init__(self, step: int) -> None:
         super().__init__(

@@ -71,7 +71,7 @@ def rollback(name: str, *, service: Service | None = None) -> Promotion:
     """Make a name stand for its previous sampler. A second rollback restores the one before that.
 
     The current change number is sent along, because the SDK repeats a call whose answer is lost, which could roll back
-    twice. Raises as `promote` does.
+    twice. Raises the errors of `promote`.
     """
     newest, *_ = promotion_history(name, service=service)
     expected = {"expected_number": newest.number}
@@ -84,12 +84,12 @@ def promotions(*, service: Service | None = None) -> list[Promotion]:
 
 
 def promotion_history(name: str, *, service: Service | None = None) -> list[Promotion]:
-    """Return the promotions of a name, newest first. Raises as `promote` does."""
+    """Return the promotions of a name, newest first. Raises the errors of `promote`."""
     return [_promotion(listed) for listed in _asked(service, "GET", _address(name))["promotions"]]
 
 
 def remove_promotion(name: str, *, service: Service | None = None) -> None:
-    """Remove the name, not the sampler. Raises as `promote` does."""
+    """Remove the name, not the sampler. Raises the errors of `promote`."""
     _asked(service, "DELETE", _address(name))
 
 

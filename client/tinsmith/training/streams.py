@@ -23,8 +23,8 @@ from tinsmith.training.errors import MinibatchFailed
 class RolloutGroup:
     """The training data of one group of rollouts.
 
-    `policy_step` is the number of optimizer steps of the weights that it was sampled from. A group without data, for
-    example because all of its rewards are equal, counts as a group of its step but trains nothing.
+    `policy_step` is the number of optimizer steps after which the sampling weights were taken. A group without data,
+    for example because all of its rewards are equal, counts as a group of its step but trains nothing.
     """
 
     data: Sequence[tinker.Datum]
@@ -84,8 +84,8 @@ Send: TypeAlias = Callable[[list[tinker.Datum]], Awaitable[types.ForwardBackward
 class MinibatchPlan:
     """The composition of each optimizer step.
 
-    `most_stale_steps` is the most optimizer steps by which a group's sampling weights may be older than the weights
-    that it trains; 0 is on-policy. `minibatches_in_flight` is the most minibatches that the server has at a time.
+    `most_stale_steps` is the maximum age of a group's sampling weights, in optimizer steps before the trained weights;
+    0 is on-policy. `minibatches_in_flight` is the most minibatches that the server has at a time.
     """
 
     groups_per_step: int
@@ -106,7 +106,7 @@ class MinibatchPlan:
             raise ValueError(f"most_stale_steps is {self.most_stale_steps}; it must be 0 (on-policy) or more")
 
     def staleness(self, group: RolloutGroup, step: int) -> int:
-        """Return the staleness in optimizer steps. Raises ValueError for a group of future weights."""
+        """Return the staleness in optimizer steps. Raises ValueError for a group from weights of a later step."""
         if group.policy_step > step:
             raise ValueError(
                 f"a rollout has policy_step {group.policy_step}, but only {step} steps were made; "
@@ -115,7 +115,7 @@ class MinibatchPlan:
         return step - group.policy_step
 
     def takes(self, group: RolloutGroup, step: int) -> bool:
-        """Return whether the group may train `step`, which counts from 0. Raises as `staleness` does."""
+        """Return whether the group may train `step`, which counts from 0. Raises the errors of `staleness`."""
         return self.staleness(group, step) <= self.most_stale_steps
 
 
@@ -167,8 +167,8 @@ class StepInProgress:
     async def take(self, group: RolloutGroup) -> bool:
         """Take a group, and return whether it was fresh enough; a stale one is dropped and counted.
 
-        Waits while too many minibatches are in flight. Raises MinibatchFailed, and ValueError for a group of future
-        weights.
+        Waits while too many minibatches are in flight. Raises MinibatchFailed, and ValueError for a group from weights
+        of a later step.
         """
         if not self._plan.takes(group, self.step):
             self.dropped_groups += 1
@@ -234,8 +234,8 @@ async def stream_minibatch_train(
     data is skipped, and its number is used by the next groups.
 
     Raises MinibatchFailed, before the optimizer step, if the server refuses or fails a minibatch. The gradients of the
-    step's other minibatches are then still on the server, as they are if the caller stops in the middle of a step: load
-    the last saved state before you continue. Raises what `rollouts` raises.
+    step's other minibatches then stay on the server. They also stay there if the caller stops in the middle of a step.
+    In both cases, load the last saved state before you continue. Raises what `rollouts` raises.
     """
     of_step = adam if callable(adam) else lambda _: adam
     send = partial(_send, client, loss_fn, loss_fn_config)

@@ -287,7 +287,7 @@ class Pools:
     def __init__(self, tls: TlsDirectory, target_of: TargetOf, on_gone: Callable[[PoolReplica], None]) -> None:
         """Start without replicas.
 
-        `on_gone` closes a replica that is gone.
+        `on_gone` closes a replica that is no longer listed.
         """
         self._tls = tls
         self._target_of = target_of

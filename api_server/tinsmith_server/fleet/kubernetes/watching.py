@@ -89,7 +89,10 @@ class Watch(Generic[T]):
         return f"{self._resource.kind}s {where}"
 
     async def until_listed(self) -> None:
-        """Return after the first list. Raises ApiRefused: the API does not allow it. Other errors are retried."""
+        """Return after the first list. Raises ApiRefused if the API does not allow the list.
+
+        Other errors are retried.
+        """
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             try:
@@ -138,7 +141,7 @@ class Watch(Generic[T]):
     def note(self, manifest: Manifest) -> None:
         """Add an object that this server has just created, unless the watch has reported it or a later version.
 
-        If the watch has reached a later version without the object, the object was deleted meanwhile.
+        If the watch has reached a later version without the object, the object was deleted in between.
         """
         if key_of(manifest) not in self._objects and _version_of(manifest) > self._seen_version:
             self._put(manifest)

@@ -102,7 +102,7 @@ def check_commands(settings: Settings, directory: ModelDirectory) -> None:
 def check_flags(said_by: str, flags: Sequence[str]) -> None:
     """Raise StartupError for invalid flags.
 
-    `said_by` names the settings that they come from.
+    `said_by` names the settings that contain the flags.
     """
     checked = subprocess.run(
         [sys.executable, "-m", "tinsmith_trainer.options", *flags],

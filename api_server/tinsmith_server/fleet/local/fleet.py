@@ -149,12 +149,12 @@ class LocalFleet(Fleet):
 
     @override
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
-        """Return the workers of the directory, whatever the rank. They refuse unsupported ranks themselves."""
+        """Return the workers of the directory for any rank. They refuse unsupported ranks themselves."""
         return [self._supervisors[worker_id] for worker_id in self._worker_ids(base_model)]
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        """Return the workers or their samplers, whatever the rank. They refuse unsupported ranks themselves."""
+        """Return the workers or their samplers for any rank. They refuse unsupported ranks themselves."""
         if not self._samplers:
             return self.trainers(base_model, rank)
         return [self._samplers[worker_id] for worker_id in self._worker_ids(base_model)]

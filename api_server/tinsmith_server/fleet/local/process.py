@@ -36,7 +36,7 @@ def worker_environment(device: Mapping[str, str] = {}) -> dict[str, str]:
 
 
 class WorkerDied(WorkerUnavailable):
-    """The process ended before it did what the caller waited for."""
+    """The process ended before the call was complete."""
 
 
 class WorkerProcess:
@@ -133,7 +133,7 @@ class WorkerProcess:
         await self.discard()
 
     async def discard(self) -> None:
-        """Kill the process and its children, and free their resources."""
+        """Kill the process unless it has ended, and free its resources."""
         if self._process.returncode is None:
             self._process.kill()
         os.close(self._lifeline)

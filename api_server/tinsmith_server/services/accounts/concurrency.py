@@ -107,7 +107,7 @@ class FairLock:
 
     def __init__(self) -> None:
         self._busy = False
-        # Tenants in order of arrival; a tenant that had the lock goes to the end.
+        # The tenants in the order of their turns. After its turn, a tenant moves to the end.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager

@@ -99,7 +99,10 @@ class QueueQuota:
 
 
 class CheckpointQuota:
-    """The quota of bytes of named checkpoints. Unnamed ones are limited by number (`ephemeral_per_tenant`)."""
+    """The quota of bytes of named checkpoints.
+
+    The number of unnamed checkpoints is limited separately (`ephemeral_per_tenant`).
+    """
 
     def __init__(self, store: Store, most_bytes: int) -> None:
         self._store = store

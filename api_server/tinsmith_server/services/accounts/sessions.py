@@ -114,7 +114,7 @@ class Sessions:
             raise Gone(_over(session))
 
     async def finish(self, tenant: str, session_id: str, request: FinishSessionRequest) -> None:
-        """Finish a session. Only the first call has an effect; later ones get the same answer."""
+        """Finish a session. Only the first call has an effect. Later calls get the same answer."""
         await self.owned(tenant, session_id)
         finish_type = request.reason.type
         finished = await self._store.finish_session(session_id, finish_type, request.detail, self._clock())
@@ -167,7 +167,7 @@ def _over(session: Session) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyedRequest:
-    """An idempotency key, with the digest of the request that it came with."""
+    """An idempotency key, and the digest of its request."""
 
     key: str
     digest: str
@@ -181,7 +181,10 @@ def keyed_request(key: str | None, content: object) -> KeyedRequest | None:
 
 
 def check_repeats(made: Session, request: KeyedRequest) -> None:
-    """Raise Unprocessable if another request made the session of this key. The SDK repeats a 409 for minutes."""
+    """Raise Unprocessable if another request made the session of this key.
+
+    After a 409 the SDK would retry for minutes.
+    """
     if made.request_digest != request.digest:
         raise Unprocessable(
             f"the idempotency key {request.key.partition(':')[2]!r} was used for another request: send each request "
@@ -205,7 +208,7 @@ class FoundSession:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """A page of found sessions. `behind` is the position of the next page; None: this is the last."""
+    """A page of found sessions. `behind` is the position of the next page, or None after the last page."""
 
     found: Sequence[FoundSession]
     behind: tuple[datetime, str] | None

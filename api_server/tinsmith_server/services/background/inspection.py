@@ -72,11 +72,11 @@ class Inspection:
         return max((reply.base_model.vocab_size for reply in self._replies(base_model)), default=0) or None
 
     def quantization(self, base_model: str) -> str | None:
-        """Return the format that quantizes the weights in memory; None: they are dense."""
+        """Return the quantization format of the weights in memory, or None for dense weights."""
         return _joined(reply.base_model.quantization for reply in self._replies(base_model))
 
     def stored_as(self, base_model: str) -> str | None:
-        """Return the quantized format of the model's files, if the weights were made dense; None for dense files."""
+        """Return the files' quantization format if the worker has made the weights dense; None for dense files."""
         return _joined(reply.base_model.stored_as for reply in self._replies(base_model))
 
     def _replies(self, base_model: str) -> list[worker_pb2.DescribeReply]:

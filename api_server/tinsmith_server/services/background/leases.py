@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 log = get_logger(__name__)
 
-# After its owner dies, a task gets a new owner within this time plus RENEW_SECONDS.
+# If the owner of a task dies, the task gets a new owner within this time plus RENEW_SECONDS.
 LEASE_SECONDS = 12.0
 # Two renewals may fail before a lease is lost.
 RENEW_SECONDS = 4.0
@@ -103,7 +103,7 @@ class Leases:
 async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
     """Run the transaction to its end even if cancelled, because the store continues it.
 
-    A transaction that ended after `leave` would announce a replica that is gone, and hold its leases.
+    A transaction that ended after `leave` would announce a replica that has stopped, and hold its leases.
     """
     task = asyncio.create_task(transaction)
     try:

@@ -32,7 +32,7 @@ class TrainingRun:
 
 
 class Checkpoints:
-    """The checkpoints. Only the owner changes one; public ones can be read by all tenants."""
+    """The tenants' checkpoints. Only the owner can change a checkpoint. All tenants can read a public checkpoint."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The routing of samples.
 
-A sample goes to the sampler that probably has most of it cached, unless that is far busier.
+A sample is sent to the sampler that probably has most of it cached, unless that sampler is far busier.
 """
 
 from __future__ import annotations

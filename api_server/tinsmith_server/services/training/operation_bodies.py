@@ -107,8 +107,8 @@ class OperationBodies:
         await self._admission.wait_to_train(key)
         unpacked = declared_bytes(operation.payload) if operation.zstd else None
         size, count = max(unpacked or 0, len(operation.payload)), partial(trained_tokens, operation.payload, unpacked)
-        # One body is counted at a time. So its unpacked content needs no budget of its own, which bodies would have to
-        # wait for.
+        # One body is counted at a time. So its unpacked content needs no further budget, and bodies need not wait for
+        # that.
         overdrawn = account.overdrawn(unpacked or 0)
         tokens = await self._admission.off_the_loop(account.tenant, size, count, overdrawn)
         self._admission.charge_trained(key, tokens)

@@ -17,7 +17,7 @@ _FORGET_SECONDS = 3600.0
 
 
 class LeaseQueries(Queries):
-    """The queries by which replicas share background tasks."""
+    """The queries that divide the background tasks among the replicas."""
 
     async def now(self) -> datetime:
         """Return the time of the database's clock."""

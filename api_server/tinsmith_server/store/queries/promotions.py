@@ -1,4 +1,4 @@
-"""Queries about promoted names: each change is a row, and the last one is in force."""
+"""Queries about promoted names. Each change of a name is a row, and the last row is valid."""
 
 from __future__ import annotations
 

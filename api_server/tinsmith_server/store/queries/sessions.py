@@ -132,7 +132,7 @@ class SamplingSessionQueries(Queries):
         return await self._look_up(SamplingSession, query)
 
     async def add_sampling_client(self, sampling_session_id: str) -> int:
-        """Return the next number of a client of an existing sampling session, from 1 on."""
+        """Return the next client number of an existing sampling session. The first number is 1."""
         clients = func.coalesce(sampling_sessions.c.clients, 0) + 1
         one_more = (
             update(sampling_sessions)

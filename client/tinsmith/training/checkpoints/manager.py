@@ -134,7 +134,7 @@ class CheckpointManager:
         loop_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Save if `save_every` divides `step`, and return whether it does. Raises as `save` does, at any step."""
+        """Save if `save_every` divides `step`, and return whether it does. Raises the errors of `save`, at any step."""
         if self._save_every < 1 or step < 1 or step % self._save_every:
             self._saves.raise_failure()
             return False

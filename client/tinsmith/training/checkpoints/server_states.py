@@ -57,7 +57,7 @@ class ServerStates:
             ) from error
 
     def delete(self, path: str) -> None:
-        """Delete a state, unless it is gone already."""
+        """Delete a state, if it exists."""
         try:
             self._rest.delete_checkpoint_from_tinker_path(path).result()
         except tinker.NotFoundError:
@@ -81,7 +81,7 @@ class ServerStates:
     def fetch_optimizer(self, state_path: str, target: Path) -> None:
         """Download the optimizer's tensors to `target`, as safetensors.
 
-        Raises NotOffered: the protocol has no call for them, and not every server includes them in its archives.
+        Raises NotOffered if the server's archives lack these tensors; the protocol has no other call for them.
         """
         try:
             fetch_from_archive(self._rest, state_path, {OPTIMIZER_IN_ARCHIVE: target})

@@ -61,7 +61,7 @@ class Storage(Protocol):
 
 
 def open_storage(url: str, **storage_options: Any) -> Storage:
-    """Open a path or fsspec URL. Options are passed to the file system. Raises fsspec's error for an unknown one."""
+    """Open a path or fsspec URL. Options are passed to the file system. Raises fsspec's error for an unknown option."""
     filesystem, root = fsspec.core.url_to_fs(url, **storage_options)
     if isinstance(filesystem, LocalFileSystem):
         return LocalStorage(Path(root))

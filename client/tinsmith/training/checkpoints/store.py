@@ -40,7 +40,7 @@ class Damage:
 
 
 class CheckpointStore:
-    """The checkpoints at a path or fsspec URL. Several processes may read, one may write."""
+    """The checkpoints at a path or fsspec URL. Several processes may read them, but only one may write."""
 
     def __init__(self, url: str, **storage_options: Any) -> None:
         self._storage: Storage = open_storage(url, **storage_options)
@@ -98,7 +98,7 @@ class CheckpointStore:
         return metadata
 
     def newest_whole(self) -> tuple[Metadata | None, list[Damage]]:
-        """Return the newest undamaged checkpoint, and the newer ones that are damaged."""
+        """Return the newest undamaged checkpoint, and the newer damaged checkpoints."""
         damaged: list[Damage] = []
         for step in reversed(self.steps()):
             try:
@@ -153,9 +153,10 @@ class CheckpointStore:
         return metadata
 
     def remove(self, step: int, then: Callable[[], None] = lambda: None) -> None:
-        """Remove a checkpoint. It is gone from the first moment; `then` runs before its files are removed.
+        """Remove a checkpoint. The checkpoint becomes incomplete first.
 
-        If this or `then` fails, the rest is among the `leftovers`.
+        Then `then` runs, and then the files are removed. After a failure, the remaining files are among the
+        `leftovers`.
         """
         with self._one_at_a_time:
             rest = self._storage.retire(directory_name(step))
@@ -163,7 +164,10 @@ class CheckpointStore:
         self._storage.remove(rest)
 
     def removable(self, retention: Retention) -> list[Metadata]:
-        """Return the checkpoints that no rule keeps. Damaged ones are ignored and stay, to be inspected."""
+        """Return the checkpoints that no rule keeps.
+
+        Damaged checkpoints are ignored and stay, so that the user can inspect them.
+        """
         readable = self.readable()
         kept = retention.kept(readable)
         return [metadata for metadata in readable if metadata.step not in kept]

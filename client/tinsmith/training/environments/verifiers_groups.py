@@ -1,7 +1,7 @@
 """Groups of an unmodified `verifiers` environment, which believes that it calls OpenAI's client.
 
-Each request of a rollout becomes an observation, and the training loop's answer goes back as a completion. So any loop
-for groups of tinker-cookbook can run these, with its own weights, temperature and limits. The environment's own
+Each request of a rollout becomes an observation, and the training loop's answer is returned as a completion. So any
+loop for groups of tinker-cookbook can run these, with its own weights, temperature and limits. The environment's own
 sampling settings, such as a temperature, are ignored.
 """
 

@@ -111,7 +111,7 @@ OF_THE_COOKBOOK_ALONE = "mask"
 
 
 class UnfitRollout(ValueError):
-    """An error for a rollout that cannot be trained on."""
+    """An error for a rollout that cannot be used for training."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ class ShadowStep:
 class ShadowClient:
     """A second model that trains on the main run's batches, with another loss, hyperparameters or base model.
 
-    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for it; further ones are skipped
-    and counted in `missed_steps`. After its first failure it trains no more: `failure` is the error, which is logged as
-    a warning. Cancellation in the middle of a step counts as a failure. On the same server it uses a share of the
-    machine, but the main run's numbers do not change.
+    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for it. Further batches are
+    skipped and counted in `missed_steps`. After its first failure it trains no more: `failure` is the error, which is
+    logged as a warning. Cancellation in the middle of a step counts as a failure. On the same server it uses a share of
+    the machine, but the main run's numbers do not change.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class ShadowClient:
         self._work: asyncio.Task[None] | None = None
 
     def offer(self, step: int, data: Sequence[tinker.Datum]) -> bool:
-        """Queue a batch, and return whether it will be trained on. Returns at once; needs a running event loop."""
+        """Queue a batch, and return whether the batch was accepted for training.
+
+        Returns at once; needs a running event loop.
+        """
         if self.failure is not None or len(self._waiting) >= self._most_waiting:
             self.missed_steps += 1
             return False

@@ -32,7 +32,7 @@ class MetricsHistory:
         )
 
     def forget_from(self, step: int) -> None:
-        """Move the lines of `step` and later ones to `metrics.replaced.jsonl`, because the run repeats them.
+        """Move the lines of `step` and of later steps to `metrics.replaced.jsonl`, because the run repeats these steps.
 
         Also moves a line that was cut off by a kill. Raises OSError.
         """

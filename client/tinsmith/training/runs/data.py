@@ -73,7 +73,7 @@ def held_out_split(count: int, fraction: float, most: int, seed: int) -> tuple[l
 
     At least one remains for training.
     """
-    # The exact decimal: in floating point 70 * 0.1 is more than 7.
+    # The fraction is computed as an exact decimal, because in floating point 70 * 0.1 is more than 7.
     held_out = min(math.ceil(count * Fraction(str(fraction))), most, count - 1)
     order = list(range(count))
     random.Random(f"{seed} held out").shuffle(order)
