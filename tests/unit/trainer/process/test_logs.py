@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from tinsmith_trainer.process.output import OURS, configure_logs
+from tinsmith_trainer.process.output import LOGGERS, configure_logs
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     before = structlog.get_config()
-    loggers = [logging.getLogger(name) for name in ("", *OURS)]
+    loggers = [logging.getLogger(name) for name in ("", *LOGGERS)]
     levels = [logger.level for logger in loggers]
     handlers = logging.getLogger().handlers
     yield
