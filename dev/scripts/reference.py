@@ -74,7 +74,7 @@ def metrics_table(families: Iterable[Metric]) -> str:
     return table(("Metric", "Type", "Labels", "Meaning"), rows)
 
 
-def _server_families() -> Iterable[Metric]:
+def server_families() -> Iterable[Metric]:
     """Return the metrics of a server that has answered one request and read one worker."""
     metrics = Metrics()
     metrics.note_request("/", 200, 0.0)
@@ -177,7 +177,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         lambda: table(("What", "At most", "At the limit"), limits_reference.fixed_rows()),
     ),
     "body-limits": ("reference/limits.md", lambda: table(("At most", "Calls"), limits_reference.body_rows())),
-    "metrics": ("reference/metrics.md", lambda: metrics_table(_server_families())),
+    "metrics": ("reference/metrics.md", lambda: metrics_table(server_families())),
     "operator-settings": ("reference/operator.md", lambda: settings_table(operator_reference.setting_fields())),
     "operator-metrics": ("reference/operator.md", lambda: metrics_table(operator_reference.metric_families())),
     "commands": ("reference/commands.md", commands_table),

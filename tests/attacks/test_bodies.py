@@ -140,7 +140,7 @@ CASES = {
         "/forward",
         lambda a: a.forward(repeated(b"{}", 2_000_000)),
         422,
-        "beside its",
+        "besides its",
         lambda a: a.forward(prompt(PROMPT_OF_6_MB)),
     ),
     "training data in JSON of short lists": Case(

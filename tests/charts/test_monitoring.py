@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from operator_reference import metric_families
+from reference import server_families
 from support.kubernetes.charts import CHART, ROOT, Object, named, render
 from support.kubernetes.prometheus import Prometheus, Refused, Selector
 
@@ -30,21 +32,22 @@ OTHERS = {
 OF_THE_TARGET = {"namespace", "job", "pod"}
 
 
-def documented_metrics() -> dict[str, set[str]]:
-    """Labels by metric, from the tables that `make docs` writes from the registries."""
+def exported_metrics() -> dict[str, set[str]]:
+    """Return the labels of each metric, from the registries that `make docs` writes its tables from."""
     found = {}
-    for page in ("reference/metrics.md", "reference/operator.md"):
-        text = (ROOT / "docs" / page).read_text()
-        for name, kind, labels in re.findall(r"^\| `(tinsmith_\w+)` \| (\w+) \| ([^|]*) \|", text, re.MULTILINE):
-            own = {"exported_namespace" if label == "namespace" else label for label in re.findall(r"`(\w+)`", labels)}
-            if kind == "histogram":
-                found.update({f"{name}_bucket": {*own, "le"}, f"{name}_sum": own, f"{name}_count": own})
-            else:
-                found[name] = own
+    for family in (*server_families(), *metric_families()):
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        own = {"exported_namespace" if label == "namespace" else label for label in labels}
+        if family.type == "histogram":
+            found.update(
+                {f"{family.name}_bucket": {*own, "le"}, f"{family.name}_sum": own, f"{family.name}_count": own}
+            )
+        else:
+            found[f"{family.name}_total" if family.type == "counter" else family.name] = own
     return found
 
 
-METRICS = {**documented_metrics(), **OTHERS}
+METRICS = {**exported_metrics(), **OTHERS}
 
 
 def expressions_of(dashboard: Object) -> Iterator[str]:

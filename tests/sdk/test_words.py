@@ -100,5 +100,5 @@ def test_a_waiting_program_shows_the_reason_and_continues_when_a_session_ends(tm
             line = said.until("waiting: waiting for")
             session_id = held.get_info().model_id.split(":", maxsplit=1)[0]
             assert f"one of 1 places of {MODEL}; 1 held by your session {session_id}, idle for " in line
-            assert "a session must end first" in line
+            assert "wait for a session to end, or restart the server with more model_places" in line
         assert made.result().get_info().model_id

@@ -30,5 +30,5 @@ def test_without_its_metadata_a_checkpoint_in_a_bucket_is_none(bucket: str) -> N
     store.remove_leftover("step-000002")
     assert store.leftovers() == []
     filesystem.pipe_file(f"{root}/step-000001/config.yaml", b"lr: 0.02\n")
-    with pytest.raises(CheckpointDamaged, match=r"config\.yaml has another content"):
+    with pytest.raises(CheckpointDamaged, match=r"config\.yaml differs from what was written"):
         store.verify(1)

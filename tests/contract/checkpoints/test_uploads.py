@@ -76,7 +76,9 @@ def test_a_worker_reads_files_that_are_as_large_as_an_adapter_may_be_and_no_larg
         file.finish()
     worker = CheckpointRoot(root)
     assert worker.read_upload(directory, most_config_bytes=2, most_weights_bytes=7) == (b"{}", b"weights")
-    with pytest.raises(CheckpointInvalid, match=r"adapter_model.safetensors has 7 bytes; .* has 6 at most"):
+    with pytest.raises(
+        CheckpointInvalid, match=r"adapter_model.safetensors has 7 bytes; the limit for the announced rank .* is 6"
+    ):
         worker.read_upload(directory, most_config_bytes=2, most_weights_bytes=6)
     with pytest.raises(CheckpointInvalid, match=r"adapter_config.json has 2 bytes"):
         worker.read_upload(directory, most_config_bytes=1, most_weights_bytes=7)

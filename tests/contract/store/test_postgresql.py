@@ -148,7 +148,7 @@ async def test_a_server_that_takes_no_writes_is_left_for_one_that_does(
     try:
         await store.create_session(a_session(), None)
         with postgres_server.read_only():
-            with pytest.raises(StoreUnavailable, match="takes no writes"):
+            with pytest.raises(StoreUnavailable, match="accepts no writes"):
                 await store.check()
             with pytest.raises(StoreUnavailable, match="read-only"):
                 await store.heartbeat("session-1", later(5))
