@@ -37,7 +37,7 @@ BY_SETTING = {
 
 
 def setting_rows() -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, seen in BY_SETTING.items():
         field = Settings.model_fields[name]
         default = _size(field.default) if "bytes" in name else str(field.default or "none")

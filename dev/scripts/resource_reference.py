@@ -14,9 +14,10 @@ import yaml
 
 Schema = dict[str, Any]
 
-# Objects of Kubernetes itself, which its documentation explains, and internal state: one row is enough.
+# Objects of Kubernetes itself, which its documentation explains, requests and internal state: one row is enough.
 WHOLE = frozenset(
     {
+        "spec.model.source.hub.tokenSecretRef",
         "spec.pod.affinity",
         "spec.pod.env",
         "spec.pod.imagePullSecrets",
@@ -24,6 +25,7 @@ WHOLE = frozenset(
         "spec.pod.topologySpreadConstraints",
         "status.conditions",
         "status.group",
+        "status.requests",
         "status.restarts.counted",
     }
 )
