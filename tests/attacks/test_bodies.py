@@ -187,15 +187,15 @@ async def test_no_body_keeps_another_tenant_waiting_longer_than_a_harmless_one(
         harmless_path = "/optim_step" if case.path == "/create_model" else case.path
         more = []
         for _ in range(ROUNDS if len(hostile) < 10 * MIB else 1):
-            beside_harmless, _ = await beside(victim, attacker, harmless_path, harmless)
-            beside_hostile, answers = await beside(victim, attacker, case.path, hostile)
-            more.append(p99(beside_hostile) - p99(beside_harmless))
+            waits_for_harmless, _ = await waits_during(victim, attacker, harmless_path, harmless)
+            waits_for_hostile, answers = await waits_during(victim, attacker, case.path, hostile)
+            more.append(p99(waits_for_hostile) - p99(waits_for_harmless))
             assert {status for status, _ in answers} == {case.status}
             assert all(case.says in text and len(text) < 400 for _, text in answers)
     assert statistics.median(more) < MOST_MORE_SECONDS, more
 
 
-async def beside(
+async def waits_during(
     victim: Victim, attacker: Attacker, path: str, body: bytes
 ) -> tuple[list[float], list[tuple[int, str]]]:
     """Return how long the victim's requests waited while these were answered."""

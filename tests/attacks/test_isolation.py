@@ -27,7 +27,7 @@ NUMBERS = {"seq_id", "model_seq_id"}
 WRAPPED = {"target": "sampling_session_id"}
 # What may be left out, and is said here: without a number, or a prompt, it would go another way.
 SAID = NUMBERS | {"prompt"}
-# Nothing in them names a thing of somebody's; and a link for a download or an upload is its own permission.
+# They contain no ID of a tenant. A link for a download or an upload is its own permission.
 WITHOUT_IDS = {
     "/health",
     "/healthz",
@@ -43,7 +43,7 @@ WITHOUT_IDS |= {"/external_weights_upload_start", "/external_weights_upload_fini
 WITHOUT_IDS |= {"/auth/token", "/auth/apikey/me"}
 # Base models are everybody's, and so are their tokenizers.
 WITHOUT_IDS |= {"/models/{base_model}/tokenizer"}
-# Of a search, which refuses nobody.
+# The answer of a search that finds nothing: a search is never refused.
 FOUND_NOTHING = '{"sessions":[]}'
 # Whose name it is says the key; tests/contract/http/test_promotions.py tries out that of another's there is no word.
 WITHOUT_IDS |= {"/promotions/{name}/rollback"}
@@ -178,7 +178,9 @@ async def owner_and_stranger(server: AttackedServer) -> AsyncIterator[tuple[str,
         yield await furnished(owner), Asking(stranger, await furnished(stranger))
 
 
-async def test_every_endpoint_answers_for_a_strangers_id_as_for_nobodys(server: AttackedServer, tmp_path: Any) -> None:
+async def test_every_endpoint_answers_for_a_strangers_id_as_for_an_unknown_one(
+    server: AttackedServer, tmp_path: Any
+) -> None:
     asked = cases(document(tmp_path))
     assert len(asked) > 25
     wrong = []

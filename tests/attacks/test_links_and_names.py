@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 from support.server.http_server import TestedServer
 
-SECRET = b"what lies beside"
+SECRET = b"a neighbouring file"
 FILE = "adapter_config.json"
 
 
@@ -64,7 +64,7 @@ UP = ("..", "%2e%2e", "%252e%252e", "..%2f..", "%c0%ae%c0%ae", "....", ".%00.")
 
 
 @pytest.mark.parametrize("up", UP)
-async def test_a_link_leads_to_nothing_beside_its_checkpoint(installation: TestedServer, up: str) -> None:
+async def test_a_link_leads_to_no_file_outside_its_checkpoint(installation: TestedServer, up: str) -> None:
     link = await exported(installation)
     assert await at(installation, link) == (200, b"{}")
     folder = link.rsplit("/", 1)[0]

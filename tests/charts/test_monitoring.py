@@ -192,7 +192,7 @@ HEALTHY = {
     request_seconds("+Inf"): "0+600x120",
     accepting("org/model", "pool"): "2x120",
     accepting("org/model", "colocated"): "0x120",
-    # A catalogue whose first session nobody has asked for yet, and a pool that is scaled to 0 for the night.
+    # A catalogue before the first request for a session, and a pool that is scaled to 0 for the night.
     accepting("of-the-catalogue", "colocated"): "0x120",
     accepting("asleep", "pool"): "2x60 0x59",
     requests("/api/v1/asample", 200): "0+600x120",
@@ -205,8 +205,8 @@ HEALTHY = {
     worker("tinsmith_logprob_gap"): "0.0001x120",
     volume("available", "tiny-journal"): "50x120",
     volume("capacity", "tiny-journal"): "100x120",
-    volume("available", "somebody-elses"): "1x120",
-    volume("capacity", "somebody-elses"): "100x120",
+    volume("available", "other-claim"): "1x120",
+    volume("capacity", "other-claim"): "100x120",
 }
 # What is another way when the alert fires; None where there is nothing any more.
 WRONG: dict[str, dict[str, str | None]] = {

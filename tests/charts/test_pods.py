@@ -140,7 +140,7 @@ def test_every_image_comes_from_the_registry_that_is_given_and_is_pinned_by_its_
     assert {len(pod["imagePullSecrets"]) for pod in found.values()} == {1}
 
 
-# ---- what the programs are told
+# ---- arguments and environment of the programs
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)

@@ -286,7 +286,7 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     ),
     (KEY, "cannot", "see that another"): (
         tried_by(
-            "attacks/test_isolation.py::test_every_endpoint_answers_for_a_strangers_id_as_for_nobodys",
+            "attacks/test_isolation.py::test_every_endpoint_answers_for_a_strangers_id_as_for_an_unknown_one",
             "attacks/test_isolation.py::test_no_list_holds_anything_of_another_tenants",
         ),
     ),

@@ -40,7 +40,7 @@ IN_PAGES = [
 ]
 
 FIXED_KEY = "tml-a-key-that-stays-the-same"
-# What a value needs beside it to have an effect.
+# The other values that a value needs to have an effect.
 DATABASE = at("apiServer.database.existingSecret.name", "postgresql")
 REMOTE = at("checkpoints.remote.url", "s3://bucket")
 ROUTE = at("apiServer.httpRoute", {"enabled": True, "parentRefs": [{"name": "gateway"}]})
@@ -255,7 +255,7 @@ def test_a_value_that_does_not_exist_is_refused_by_name(values: Object, sentence
         pytest.param(at("apiServer.podDisruptionBudget.maxUnavailable", "0%"), id="no per cent"),
         pytest.param(at("apiServer.podDisruptionBudget.maxUnavailable", "101%"), id="more than all"),
         pytest.param(at("operator.requests.perSecond", 0), id="an operator that asks nothing"),
-        pytest.param(at("operator.concurrency", 0), id="nobody who reconciles"),
+        pytest.param(at("operator.concurrency", 0), id="no workers of the operator"),
         pytest.param(at("operator.resyncSeconds", 0), id="a resync without end"),
         pytest.param(at("operator.lease.durationSeconds", 2), id="a lease too short to renew"),
         pytest.param(at("operator.restarts.maxConcurrent", 0), id="no turn for anybody"),

@@ -70,7 +70,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
     [
         *((f"operation-preempted:{arrival}", ONE_ATTEMPT) for arrival in (1, 2, 7)),
         *((f"executed-before-result:{arrival}", ONE_ATTEMPT) for arrival in (3, 4)),
-        # In the journal's thread, beside a microbatch of the other, which looks like the reason: once is no harm.
+        # In the journal's thread, during a microbatch of the other operation, which gets the blame: once is no harm.
         *((f"result-before-{place}:3", "--attempts-per-operation=2") for place in ("sync", "visible")),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from support.engine.contract import parity, require_gpus, require_package
 from support.tiny_models import tiny_directory
 
-# Kernels are compiled and servers start within a test; libraries warn of machines that nobody here has seen.
+# Kernels are compiled and servers start within a test; libraries warn about hardware that is not known here.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
 
 ATOL = 0.05

@@ -20,7 +20,7 @@ from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-# Kernels are compiled and servers start within a test; libraries warn of machines that nobody here has seen.
+# Kernels are compiled and servers start within a test; libraries warn about hardware that is not known here.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
 
 # The same comparison on a CPU, of bfloat16 with float32, stays below half of it.

@@ -17,7 +17,7 @@ from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.worker.startup import load_sampler
 
-# Kernels are compiled and servers start within a test; libraries warn of machines that nobody here has seen.
+# Kernels are compiled and servers start within a test; libraries warn about hardware that is not known here.
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
 
 ON_A_CPU = "vllm on a cpu"

@@ -34,7 +34,7 @@ from tinsmith_trainer.torch_model.tiny_model import Family
 
 @contextmanager
 def real_ranks(model: TorchModel, parallelism: Parallelism, settings: MegatronSettings) -> Iterator[RayRanks]:
-    """Start ranks as the worker does where there are GPUs, on a Ray that is told there are."""
+    """Start ranks as the worker does where there are GPUs, on a Ray that is configured with GPUs."""
     wanted = RanksWanted(parallelism, in_process=False, nodes=1, gpus_per_node=parallelism.world_size, ray_address=None)
     made, _ = start_miles_ranks(RanksRequest(model.directory, model.info, wanted, settings))
     try:

@@ -188,7 +188,7 @@ def test_text_is_streamed_while_it_is_drawn_and_who_leaves_gives_the_place_back(
         next(iter(stream))
     deadline = time.monotonic() + CANCEL_SECONDS
     while (drawn := server.metric("tinsmith_sampled_tokens_total") - before) == 0 or samples_at_work(server):
-        assert time.monotonic() < deadline, "the samples go on"
+        assert time.monotonic() < deadline, "the samples do not end"
         time.sleep(0.2)
     assert drawn < 64 * 250
 

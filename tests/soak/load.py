@@ -121,7 +121,7 @@ class Memory:
             part.seconds = time.monotonic() - started
             over.set()
             watching.join()
-            await asyncio.sleep(2)  # for what is let go when the answers are out
+            await asyncio.sleep(2)  # until the server has released what the answers held
             part.after_mib = self.mib()
 
 

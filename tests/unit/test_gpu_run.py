@@ -120,7 +120,7 @@ def test_a_record_is_whole_while_tests_end(tmp_path: Path, monkeypatch: pytest.M
     rows = tmp_path / "rows.toml"
     monkeypatch.setattr(gpu_reference, "RUNS", rows)
     gpu_reference.write([entry("t.py::test_one"), entry("t.py::test_two")], [])
-    # The folder that a run is told to write to need not be there.
+    # The output folder of a run need not exist.
     record = gpu_run.Record(RUN, tmp_path / "results" / "gpu-runs.toml", [result("t.py::test_one", "passed")])
     record.write()
     before = rows.read_text()

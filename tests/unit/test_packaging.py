@@ -78,7 +78,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def test_no_text_installs_tinsmith_from_a_package_index() -> None:
-    """The name is registered nowhere, so that such a line may install a program of somebody else."""
+    """The name is registered nowhere, so that such a line may install a program of another author."""
     from_an_index = re.compile(
         r"\b(pipx? install|uvx|uv add|uv tool install)\b[^\n]*['\" ]tinsmith(\[[\w,]*\])?(['\"`]|$)", re.MULTILINE
     )
@@ -86,7 +86,7 @@ def test_no_text_installs_tinsmith_from_a_package_index() -> None:
 
 
 def test_no_tinsmith_image_is_named_in_a_public_registry() -> None:
-    """The name is registered nowhere, so that a node may pull an image of somebody else."""
+    """The name is registered nowhere, so that a node may pull an image of another author."""
     public = re.compile(r"\b(docker\.io|ghcr\.io|quay\.io)/tinsmith/")
     history = ("tests/fixtures/stored/", "tests/support/operator/stored_objects.py")
     assert [name for name, text in texts() if public.search(text) and not name.startswith(history)] == []

@@ -34,7 +34,7 @@ def pod_of(job: Manifest) -> Manifest:
 def test_a_manifest_that_people_are_told_to_apply_is_taken(api: ApiNamespace, written: Written) -> None:
     manifest = whole(written.content)
     api.would_create(manifest)
-    # Nobody admits or refuses the pod of a Job before there is one.
+    # The pod of a Job is admitted or refused only when the Job controller creates it, so check it here.
     if manifest["kind"] == "Job":
         api.would_create(pod_of(manifest))
 

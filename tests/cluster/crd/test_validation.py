@@ -68,8 +68,8 @@ GOOD = {
     "a path of several folders": session(source=on_path("family/..model/v1..2")),
     "as many places as slots": session(adapters={"slots": 4, "modelPlaces": 4}),
     "an existing claim": session(storage={"existingClaim": "mine"}),
-    "a sampler beside a model on the CPU": session(**NEMO_RL, sampling="Colocated"),
-    "a sampler beside a whole model on a GPU": session(sampling="Colocated", resources=gpus(1)),
+    "a colocated sampler with a model on the CPU": session(**NEMO_RL, sampling="Colocated"),
+    "a colocated sampler with a whole model on a GPU": session(sampling="Colocated", resources=gpus(1)),
     "a model divided on the CPU": session(**NEMO_RL, parallelism={"tensor": 2}),
     "a model divided over GPUs": session(
         **NEMO_RL_ON_GPUS, parallelism={"tensor": 2, "pipeline": 2, "expert": 2}, resources=gpus(8)
@@ -126,7 +126,7 @@ BAD = {
         session(**MILES_ON_GPUS, parallelism={"expert": 2}, resources=gpus(8)),
         "create a session with engine nemo-rl",
     ),
-    "a sampler beside Miles": (session(**MILES, resources=gpus(8)), "leave no GPU memory for a sampler"),
+    "a colocated sampler with Miles": (session(**MILES, resources=gpus(8)), "leave no GPU memory for a sampler"),
     "Miles without its image": (session(engine="miles"), "engine miles needs spec.pod.image"),
     "GPUs of another maker for Miles": (session(**MILES, resources=gpus(8, "amd.com/gpu")), "whole NVIDIA GPUs"),
     "nodes without a common cache": (session(**NEMO_RL, parallelism={"nodes": 2}), "need spec.modelCache"),
@@ -135,11 +135,11 @@ BAD = {
     "parts of GPUs": (session(**NEMO_RL, resources=gpus(1, "nvidia.com/mig-1g.10gb")), "whole NVIDIA GPUs"),
     "half a GPU": (session(**NEMO_RL, resources=gpus("500m")), "must be a whole number above zero"),
     "no GPU in words": (session(**NEMO_RL, resources=gpus(0)), "remove it to compute on the CPU"),
-    "a sampler beside a model on GPUs": (
+    "a colocated sampler with a model on GPUs": (
         session(**NEMO_RL, sampling="Colocated", resources=gpus(8)),
         'set spec.sampling to "None", and sample from a SamplerPool',
     ),
-    "no word on samplers beside a model on GPUs": (
+    "no sampling mode for a model on GPUs": (
         session(**NEMO_RL, resources=gpus(8)),
         "leave no GPU memory for a sampler",
     ),
@@ -176,7 +176,7 @@ BAD = {
         session(storage={"existingClaim": "mine", "storageClassName": "fast"}),
         "remove one of the two",
     ),
-    "deleting somebody's claim": (
+    "deletion of an existing claim": (
         session(storage={"existingClaim": "mine", "retentionPolicy": {"whenDeleted": "Delete"}}),
         "set spec.storage.retentionPolicy.whenDeleted to Retain",
     ),

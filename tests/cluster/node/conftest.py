@@ -43,7 +43,7 @@ SEVERAL = {
     },
 }
 
-# Kind, name by the session's, and an edit that somebody might make.
+# The kind, the name derived from the session's, and an edit that a person might make.
 CHILDREN = [
     ("statefulset", "{}", {"spec": {"replicas": 0}}),
     ("service", "{}", {"spec": {"publishNotReadyAddresses": False}}),

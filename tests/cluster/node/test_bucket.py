@@ -56,21 +56,21 @@ def in_bucket(installation: Installation) -> Iterator[Installation]:
     """Install a release with a bucket, in addition to the tier's own."""
     cluster: Cluster = installation.cluster
     cluster.make_namespace(NAMESPACE)
-    beside = Installation(cluster, NAMESPACE, VALUES, by_node_port=True)
+    second_release = Installation(cluster, NAMESPACE, VALUES, by_node_port=True)
     for manifest in s3():
-        beside.apply(manifest)
-    beside.apply(EXAMPLES / "tiny-model.yaml")
-    beside.kubectl("rollout", "status", "deployment/s3", "--timeout=300s")
-    beside.install()
-    beside.api_key = beside.key_in(f"{beside.release}-api-key")
-    beside.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=420s")
-    beside.apply(EXAMPLES / "session.yaml")
-    beside.apply(small_pool())
-    beside.wait_ready(SESSION)
-    beside.kubectl("wait", "samplerpool", POOL, "--for=condition=Ready", "--timeout=120s")
-    beside.wait_answering()
-    yield beside
-    beside.uninstall()
+        second_release.apply(manifest)
+    second_release.apply(EXAMPLES / "tiny-model.yaml")
+    second_release.kubectl("rollout", "status", "deployment/s3", "--timeout=300s")
+    second_release.install()
+    second_release.api_key = second_release.key_in(f"{second_release.release}-api-key")
+    second_release.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=420s")
+    second_release.apply(EXAMPLES / "session.yaml")
+    second_release.apply(small_pool())
+    second_release.wait_ready(SESSION)
+    second_release.kubectl("wait", "samplerpool", POOL, "--for=condition=Ready", "--timeout=120s")
+    second_release.wait_answering()
+    yield second_release
+    second_release.uninstall()
     cluster.delete_namespace(NAMESPACE)
 
 

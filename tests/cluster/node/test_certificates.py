@@ -45,7 +45,7 @@ def renew(installation: Installation, secret: str, pods: list[str]) -> str:
         return found if found != before else None
 
     after = wait_for(issued, 60, lambda: f"Secret {secret} does not come back")
-    # The kubelet looks at a pod's volumes once a minute, and whenever somebody changes the pod.
+    # The kubelet looks at a pod's volumes once a minute, and at every change of the pod.
     installation.kubectl("annotate", "pod", *pods, "--overwrite", f"tinsmith.test/looked-at={hash(after)}")
 
     def arrived() -> bool:

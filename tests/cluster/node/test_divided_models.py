@@ -110,7 +110,7 @@ def test_a_model_divided_within_a_pod_trains(with_ranks: Installation, tmp_path:
 
 def test_the_loss_of_a_rank_within_a_pod_is_invisible_to_a_program(with_ranks: Installation, tmp_path: Path) -> None:
     """Ranks of Miles, which read the model's own files: there is no Job and no cache."""
-    with session_of(with_ranks, divided("beside", "miles", tensor=2)) as name:
+    with session_of(with_ranks, divided("first", "miles", tensor=2)) as name:
         undisturbed = run_on_session(with_ranks, name, lambda: None, tmp_path / "undisturbed")
         assert undisturbed.ran_each_step_once()
         pod, starts = runs_of(with_ranks, name)

@@ -16,7 +16,7 @@ LABELS_OF_ANOTHER_WORKER = {"app.kubernetes.io/name": "tinsmith-worker", "tinsmi
 LABELS_OF_AN_API_SERVER = {"app.kubernetes.io/name": "tinsmith", "app.kubernetes.io/component": "api-server"}
 LABELS_OF_A_SAMPLER = {"app.kubernetes.io/name": "tinsmith-sampler", "tinsmith.dev/pool": "another"}
 STRANGER, ANOTHER_WORKER, IMPOSTOR = "stranger", "another-worker", "impostor"
-SAMPLER, FAR_SAMPLER = "sampler-beside", "sampler-elsewhere"
+SAMPLER, FAR_SAMPLER = "sampler-near", "sampler-elsewhere"
 RPC_PORT = 7443
 
 OUTSIDE = {"DNS", "the Kubernetes API", "the ingress"}
@@ -38,10 +38,10 @@ def strangers(installation: Installation) -> Iterator[dict[str, Place]]:
         stranger(SAMPLER, LABELS_OF_A_SAMPLER),
     ):
         installation.apply(manifest)
-    beside = Installation(cluster, ELSEWHERE)
+    elsewhere = Installation(cluster, ELSEWHERE)
     for name, labels in ((IMPOSTOR, LABELS_OF_AN_API_SERVER), (FAR_SAMPLER, LABELS_OF_A_SAMPLER)):
-        beside.apply(stranger(name, labels))
-    places = ((installation, (STRANGER, ANOTHER_WORKER, SAMPLER)), (beside, (IMPOSTOR, FAR_SAMPLER)))
+        elsewhere.apply(stranger(name, labels))
+    places = ((installation, (STRANGER, ANOTHER_WORKER, SAMPLER)), (elsewhere, (IMPOSTOR, FAR_SAMPLER)))
     for one, pods in places:
         one.kubectl("wait", "pod", *pods, "--for=condition=Ready", "--timeout=120s")
     yield {pod: Place(cluster, one.namespace, pod) for one, pods in places for pod in pods}

@@ -83,14 +83,14 @@ def test_a_foreign_object_is_left_alone_and_named(other_session: Installation) -
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": NAME},
-        "spec": {"ports": [{"port": 80}], "selector": {"app": "somebody-elses"}},
+        "spec": {"ports": [{"port": 80}], "selector": {"app": "another-app"}},
     }
     other_session.apply(service)
     try:
         other_session.apply(session_with({}))
         message = other_session.wait_reason(NAME, "NameConflict")
         assert f"Service {NAME}" in message
-        assert (other_session.get("service", NAME) or {})["spec"]["selector"] == {"app": "somebody-elses"}
+        assert (other_session.get("service", NAME) or {})["spec"]["selector"] == {"app": "another-app"}
     finally:
         other_session.kubectl("delete", "service", NAME)
     other_session.wait_ready(NAME)

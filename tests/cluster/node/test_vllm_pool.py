@@ -54,7 +54,7 @@ def lay_out_vllm(folder: Path) -> None:
     target = folder / _PACKAGES
     target.parent.mkdir(parents=True)
     _link_tree(packages, target.parent)
-    # PyTorch looks for NVIDIA's libraries beside itself.
+    # PyTorch looks for NVIDIA's libraries in its own folder.
     nvidia = find_spec("nvidia")
     for root in (nvidia.submodule_search_locations if nvidia else None) or ():
         _link_tree(Path(root), target)

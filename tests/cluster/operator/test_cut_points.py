@@ -20,7 +20,7 @@ from tinsmith_operator.settings import Settings
 # second, … eighth write, some operator dies before every write of the life.
 WRITES_PER_REIGN = 8
 # Every life makes these. How many more depends on the machine: changes of the status that come together are one write,
-# and a life that goes on as soon as it has come to where it should lets more of them come together than one that rests.
+# and a life without pauses between its steps combines more of them than one that rests.
 FEWEST_WRITES = 40
 QUIET_LOOKS = 8
 NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"

@@ -103,7 +103,7 @@ async def test_several_namespaces_are_looked_after_and_one_that_is_forbidden_hol
         assert "at the cluster scope" not in program.log
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["its own namespace", "two namespaces"])
+@pytest.mark.parametrize("in_two", [False, True], ids=["its own namespace", "two namespaces"])
 async def test_nothing_outside_its_namespaces_is_ever_asked_for(
     api_cluster: Cluster,
     hands: KubectlUser,
@@ -111,13 +111,13 @@ async def test_nothing_outside_its_namespaces_is_ever_asked_for(
     elsewhere: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    beside: bool,
+    in_two: bool,
 ) -> None:
     """Seen on the wire, by an operator that might do more."""
-    namespaces = [hands.namespace, elsewhere] if beside else [hands.namespace]
+    namespaces = [hands.namespace, elsewhere] if in_two else [hands.namespace]
     async with proxy_to(api_cluster.kubeconfig) as proxy, proxy.serve(tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        settings = settings_for(hands.namespace, watch_namespaces=",".join(namespaces) if beside else "")
+        settings = settings_for(hands.namespace, watch_namespaces=",".join(namespaces) if in_two else "")
         async with running(settings):
             await hands.create(SESSIONS, session_manifest())
             await comes_to_rest(hands, "WorkerReady")

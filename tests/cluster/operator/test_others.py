@@ -193,7 +193,7 @@ async def test_an_affinity_without_sense_is_told_and_once_taken_back_leaves_noth
             await hands.create(SESSIONS, session_manifest())
             await comes_to_rest(hands, "WorkerReady")
             await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": affinity}}})
-        await eventually(lambda: is_stalled(hands, "OverridesRefused"), "the refusal is told")
+        await eventually(lambda: is_stalled(hands, "OverridesRefused"), "the refusal is reported")
         await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": None}}})
         await comes_to_rest(hands, "WorkerReady")
 
@@ -254,7 +254,7 @@ async def test_an_admission_webhook_that_does_not_answer_is_told_until_it_is_gon
     try:
         async with running(settings_for(hands.namespace)):
             await hands.create(SESSIONS, session_manifest())
-            await eventually(lambda: is_stalled(hands, "WebhookUnreachable"), "the webhook is told")
+            await eventually(lambda: is_stalled(hands, "WebhookUnreachable"), "the webhook is reported")
             api_cluster.kubectl("delete", "validatingwebhookconfigurations", name)
             await comes_to_rest(hands, "WorkerReady")
     finally:

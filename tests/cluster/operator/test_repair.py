@@ -60,7 +60,7 @@ EDITS: dict[str, tuple[str, Resource, dict[str, Any], Look]] = {
     "label of the claim": (
         "tiny-journal",
         CLAIMS,
-        {"metadata": {"labels": {"app.kubernetes.io/component": "of-somebody"}}},
+        {"metadata": {"labels": {"app.kubernetes.io/component": "of-another-program"}}},
         lambda live: live["metadata"]["labels"],
     ),
 }
@@ -136,7 +136,7 @@ async def test_a_foreign_object_is_never_touched_and_the_session_says_so(
 
 def foreign_object(resource: Resource, name: str) -> dict[str, Any]:
     """Create an object of another owner under a name that the operator would use."""
-    labels = {"of": "somebody-else"}
+    labels = {"of": "another-owner"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "example.invalid/c:1"}]}}
     specs: dict[str, dict[str, Any]] = {
         "StatefulSet": {

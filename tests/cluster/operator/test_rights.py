@@ -30,7 +30,7 @@ def account(api_cluster: Cluster, hands: KubectlUser, tmp_path: Path, monkeypatc
 
 async def test_the_charts_role_is_enough_for_a_whole_life(hands: KubectlUser, kubelet: Kubelet, account: None) -> None:
     storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
-    # Nobody answers as a worker here, so the deletion waits for none.
+    # No worker answers here, so the deletion waits for none.
     settings = settings_for(hands.namespace, delete_grace_seconds=1)
     async with operator_program(settings) as program:
         await hands.create(SESSIONS, session_manifest(storage=storage))

@@ -66,4 +66,4 @@ async def test_all_pods_trust_the_next_authority_before_it_issues_and_the_last_o
     assert secret["metadata"]["annotations"][ROTATED_ANNOTATION] == "2026-02"
     assert pod is not None
     assert after is not None
-    assert after["metadata"]["uid"] == pod["metadata"]["uid"], "a rotation restarts nobody"
+    assert after["metadata"]["uid"] == pod["metadata"]["uid"], "a rotation restarts no pod"

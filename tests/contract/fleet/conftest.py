@@ -141,7 +141,7 @@ def local_sampling(settings: Settings) -> SamplingInstallation:
 
 
 @pytest.fixture
-def beside_sampling(settings_with_sampler: Settings) -> SamplingInstallation:
+def separate_sampling(settings_with_sampler: Settings) -> SamplingInstallation:
     """Return an installation whose worker never starts, since no client trains."""
 
     async def crash() -> None:
@@ -168,7 +168,7 @@ async def pool_sampling(cluster_settings: Settings, operator: StandInOperator) -
     )
 
 
-@pytest.fixture(params=["local", "beside", "colocated", "pool"])
+@pytest.fixture(params=["local", "separate", "colocated", "pool"])
 def sampling(request: pytest.FixtureRequest) -> SamplingInstallation:
     """Every place where samples are made."""
     installation: SamplingInstallation = request.getfixturevalue(f"{request.param}_sampling")

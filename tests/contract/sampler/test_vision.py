@@ -108,13 +108,13 @@ def test_prompts_of_equal_tokens_with_other_images_share_nothing(sampler: Sample
     jobs = [job_of(family, *pair, max_tokens=4, temperature=0.0) for pair in files]
     text = job(prompt_of(90, vocab_size=300), max_tokens=4, temperature=0.0)
 
-    one, other, again, beside = ask_all(sampler, [*jobs, text])
+    one, other, again, text_only = ask_all(sampler, [*jobs, text])
 
     assert one.prompt_cache_hit_tokens == again.prompt_cache_hit_tokens == 0
     np.testing.assert_allclose(one.sequences[0].logprobs, again.sequences[0].logprobs, atol=TOLERANCE)
     assert not np.allclose(one.sequences[0].logprobs, other.sequences[0].logprobs, atol=1e-3)
     alone = ask(sampler, replace(text, request_id="alone")).sequences[0]
-    np.testing.assert_allclose(beside.sequences[0].logprobs, alone.logprobs, atol=TOLERANCE)
+    np.testing.assert_allclose(text_only.sequences[0].logprobs, alone.logprobs, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["qwen3-vl"])

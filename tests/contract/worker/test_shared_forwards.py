@@ -61,12 +61,12 @@ async def create_all(worker: Worker) -> None:
         await worker.finished(0, model_id)
 
 
-async def run_all(worker: Worker, beside: Forwards | None = None) -> list[object]:
+async def run_all(worker: Worker, held_forwards: Forwards | None = None) -> list[object]:
     """Run the program for each model, all at once or one after the other, and return every result and state."""
     await create_all(worker)
     calls = {model_id: [replace(call, model_id=model_id) for call in PROGRAM] for model_id in MODELS}
-    if beside is not None:
-        with beside.held():
+    if held_forwards is not None:
+        with held_forwards.held():
             await worker.submit(*(call for turn in zip(*calls.values(), strict=True) for call in turn))
     found: list[object] = []
     for model_id in MODELS:
@@ -84,7 +84,7 @@ async def test_those_who_share_a_forward_have_the_results_and_states_of_those_wh
     one_by_one = await run_all(alone)
     assert all(len(models) == 1 for models in forwards)
     forwards.clear()
-    assert await run_all(await start(), beside=forwards) == one_by_one
+    assert await run_all(await start(), held_forwards=forwards) == one_by_one
     assert max(map(len, forwards)) == len(MODELS)
     assert all(len(set(models)) == len(models) for models in forwards), "one microbatch of each at most"
     await alone.service.drain()

@@ -11,7 +11,7 @@ from testcluster.errors import ClusterError
 from testcluster.places import Places
 
 RECORDER = """#!/bin/sh
-echo "${KIND_EXPERIMENTAL_PROVIDER:-nobody}: ${0##*/} $*" >> "$CALLS"
+echo "${KIND_EXPERIMENTAL_PROVIDER:-unset}: ${0##*/} $*" >> "$CALLS"
 case "$*" in
 "image inspect "*) exit "$NO_OWN_IMAGE" ;;
 *--config=-*) read -r settings; echo "$settings" > "$CALLS.settings" ;;

@@ -182,7 +182,7 @@ PORTS: list[Document] = [
     {"port": 53, "endPort": 7443},
     {"port": "rpc"},
     {"protocol": "UDP", "port": "dns"},
-    {"port": "nobody's"},
+    {"port": "unknown"},
 ]
 SIDES = {"ingress": "from", "egress": "to"}
 

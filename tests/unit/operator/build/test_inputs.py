@@ -1,4 +1,4 @@
-"""The hash of what somebody said of a worker's pod. Pods carry it, and one with another hash is restarted.
+"""The hash of the fields that shape a worker's pod. A pod with another hash is restarted.
 
 So these hashes are a promise to sessions that run: were one of them to change, the operator that changes it would
 restart every worker of that kind as soon as it is installed. `make golden` does not write them. Something new that can

@@ -27,7 +27,7 @@ def volumes_of(pod: Manifest, claim: str) -> list[Manifest]:
 
 
 def test_a_claim_for_two_purposes_is_one_volume_that_can_be_written_to() -> None:
-    """The kubelet waits for ever for the second volume of a pod that names one claim twice."""
+    """The kubelet never mounts the second volume of a pod that names one claim twice."""
     pod = pod_of(**NEMO_RL, model=MODEL, modelCache={"claimName": "models"})
     [volume] = volumes_of(pod, "models")
     assert "readOnly" not in volume["persistentVolumeClaim"]

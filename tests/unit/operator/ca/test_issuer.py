@@ -175,7 +175,7 @@ async def test_a_spoiled_client_secret_is_written_anew(issuer: Issuer, cluster: 
 async def test_a_foreign_secret_in_the_clients_place_is_told_and_left_alone(
     issuer: Issuer, cluster: FakeCluster, labels: dict[str, str]
 ) -> None:
-    """An ingress has its certificate under such a name, and its writer would write it back for ever."""
+    """An ingress has its certificate under such a name, and its owner would restore it after every write."""
     ingress_certificate = new_authority("an ingress", NOW).secret_data()
     metadata = {"name": CLIENT.name, "namespace": "tin", "labels": labels}
     foreign = cluster.put(
@@ -207,7 +207,7 @@ async def test_the_operators_own_leaf_stays_until_it_is_due_and_is_in_no_secret(
 async def test_a_foreign_secret_that_comes_between_is_left_for_the_next_refresh(
     issuer: Issuer, cluster: FakeCluster
 ) -> None:
-    cluster.failures["create"] = [AlreadyExists("somebody else's")]
+    cluster.failures["create"] = [AlreadyExists("created by another program")]
     cluster.failures["get"] = [NotFound("not yet")]
     with pytest.raises(NotFound):
         await issuer.refresh()

@@ -1,4 +1,4 @@
-"""One certificate authority takes over from another, and nobody notices, however late each process reads its files."""
+"""One certificate authority replaces another without a failed connection, however late each process reads its files."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def rests() -> Installation:
     return made
 
 
-async def goes_on_to(installation: Installation, state: State) -> None:
+async def reaches(installation: Installation, state: State) -> None:
     """Refresh repeatedly, as the operator does, until this state."""
     for _ in range(200):
         if installation.state is state:
@@ -116,7 +116,7 @@ async def all_states(installation: Installation) -> list[tuple[Files, Files]]:
     installation.ask()
     files = [(installation.worker_files, installation.client_files)]
     for state in (State.TRUSTING, State.ISSUING, State.AT_REST):
-        await goes_on_to(installation, state)
+        await reaches(installation, state)
         files.append((installation.worker_files, installation.client_files))
     return files
 
@@ -185,7 +185,7 @@ def test_every_handshake_holds_between_neighbouring_states_and_the_ends_do_not_k
     asyncio.run(shake_hands())
 
 
-# ---- when it goes on
+# ---- when the next step begins
 
 
 def test_a_rotation_that_is_asked_for_ends_with_another_authority_that_alone_is_trusted() -> None:
@@ -217,7 +217,7 @@ def test_nothing_is_issued_by_the_next_one_before_every_leaf_trusts_it_and_was_r
         await asyncio.sleep(PAUSE_SECONDS - 2 * ROTATION_LOOK_SECONDS)
         await installation.look()
         assert installation.state is State.TRUSTING
-        await goes_on_to(installation, State.ISSUING)
+        await reaches(installation, State.ISSUING)
 
     in_simulated_time(live)
 
@@ -226,44 +226,44 @@ def test_the_one_before_is_trusted_until_its_last_leaf_has_gone() -> None:
     async def live() -> None:
         installation = await rests()
         installation.ask()
-        await goes_on_to(installation, State.TRUSTING)
+        await reaches(installation, State.TRUSTING)
         while installation.state is State.TRUSTING:
             await asyncio.sleep(ROTATION_LOOK_SECONDS)
             await installation.issuer.refresh()
         for _ in range(100):
             await asyncio.sleep(await installation.issuer.refresh())
         assert installation.state is State.ISSUING
-        await goes_on_to(installation, State.AT_REST)
+        await reaches(installation, State.AT_REST)
 
     in_simulated_time(live)
 
 
 @pytest.mark.parametrize("state", [State.TRUSTING, State.ISSUING])
-def test_who_leads_next_goes_on_where_the_other_stopped_and_waits_anew(state: State) -> None:
+def test_the_next_leader_continues_where_the_last_one_stopped_and_waits_again(state: State) -> None:
     async def live() -> None:
         installation = await rests()
         installation.ask()
-        await goes_on_to(installation, state)
+        await reaches(installation, state)
         await asyncio.sleep(PAUSE_SECONDS * 2)
         installation.issuer = installation.new_leader()
         for _ in range(3):
             await installation.look()
         assert installation.state is state
-        await goes_on_to(installation, State.AT_REST)
+        await reaches(installation, State.AT_REST)
 
     in_simulated_time(live)
 
 
-def test_one_of_ones_own_takes_over_alike_when_it_is_put_beside_the_other() -> None:
+def test_an_administrators_authority_takes_over_in_the_same_way_when_it_is_added_as_the_next() -> None:
     async def live() -> None:
         installation, own = await rests(), new_authority("ours", NOW)
         data = own.secret_data()
         live = installation.cluster.objects[AUTHORITY]
-        beside = {"next.crt": data["tls.crt"], "next.key": data["tls.key"]}
-        installation.cluster.put({**live, "data": {**live["data"], **beside}})
-        await goes_on_to(installation, State.ISSUING)
+        next_pair = {"next.crt": data["tls.crt"], "next.key": data["tls.key"]}
+        installation.cluster.put({**live, "data": {**live["data"], **next_pair}})
+        await reaches(installation, State.ISSUING)
         assert installation.issuer.authority.certificate == own.certificate
-        await goes_on_to(installation, State.AT_REST)
+        await reaches(installation, State.AT_REST)
 
     in_simulated_time(live)
 
@@ -276,8 +276,8 @@ def test_another_one_takes_over_before_the_end_and_certificates_never_stop() -> 
         await installation.look()
         assert installation.state is State.AT_REST
         installation.now = end - BEFORE_ITS_END
-        await goes_on_to(installation, State.TRUSTING)
-        await goes_on_to(installation, State.AT_REST)
+        await reaches(installation, State.TRUSTING)
+        await reaches(installation, State.AT_REST)
         assert installation.issuer.authority.certificate.not_valid_after_utc > end + timedelta(days=3000)
         facts = read_facts(installation.cluster.objects[CLIENT])
         assert facts is not None
@@ -302,7 +302,7 @@ def test_a_foreign_authority_is_never_rotated() -> None:
 
 
 @pytest.mark.parametrize("field", ["next.crt", "previous.crt"])
-def test_what_is_no_authority_beside_it_is_named_and_nothing_is_written(field: str) -> None:
+def test_an_invalid_next_authority_is_reported_and_nothing_is_written(field: str) -> None:
     async def live() -> None:
         installation = await rests()
         live = installation.cluster.objects[AUTHORITY]
@@ -342,4 +342,4 @@ async def test_while_the_certificates_of_a_namespace_cannot_be_seen_a_rotation_w
     assert "namespaces that may not be listed" in waits["late"][0]
     installation.leaves = seen  # type: ignore[method-assign]
     installation.issuer = installation.new_leader()
-    await goes_on_to(installation, State.AT_REST)
+    await reaches(installation, State.AT_REST)

@@ -1,4 +1,4 @@
-"""A restart or a snapshot that somebody asks for by an annotation is done once for each time that it names."""
+"""A restart or a snapshot that an annotation requests is done once for each time that the annotation names."""
 
 from __future__ import annotations
 

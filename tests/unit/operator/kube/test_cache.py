@@ -61,7 +61,7 @@ def test_a_session_that_changes_is_enqueued(cache: Cache, enqueued: list[Key]) -
 def test_a_change_enqueues_every_reader_of_the_place_even_if_it_was_empty(cache: Cache, enqueued: list[Key]) -> None:
     assert cache.read(place(SERVICES), KEY) is None
     cache.note(manifest(SERVICES))
-    cache.note(manifest(SERVICES, "of-somebody-else"))
+    cache.note(manifest(SERVICES, "of-another-owner"))
     assert enqueued == [KEY]
 
 
@@ -160,7 +160,7 @@ def test_a_group_is_what_has_the_label_by_name(cache: Cache) -> None:
 
 def test_a_reader_of_a_group_hears_of_new_changed_and_deleted_objects(cache: Cache, enqueued: list[Key]) -> None:
     assert cache.read_group(PODS_OF_THE_POOL, KEY) == []
-    cache.note(manifest(PODS, "of-nobody"))
+    cache.note(manifest(PODS, "unowned"))
     assert enqueued == []
     cache.note(manifest(PODS, "a", uid="u1", version=2, **OF_A_POOL))
     cache.note(manifest(PODS, "a", uid="u1", version=3, **OF_A_POOL))

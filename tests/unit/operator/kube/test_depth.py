@@ -11,18 +11,18 @@ DEEP = 9000
 NESTED = '{"f:a":' * DEEP + "{}" + "}" * DEEP
 LISTS = "[" * DEEP + "]" * DEEP
 # Brackets and quotes in strings are none.
-BESIDE = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
+NEIGHBOUR = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
 
 
-def beside(nested: str) -> str:
-    return json.dumps({"before": BESIDE, "deep": "?", "after": BESIDE}).replace('"?"', nested)
+def with_neighbours(nested: str) -> str:
+    return json.dumps({"before": NEIGHBOUR, "deep": "?", "after": NEIGHBOUR}).replace('"?"', nested)
 
 
 @pytest.mark.parametrize("nested", [NESTED, LISTS, f"[{NESTED},{LISTS},1]"], ids=["objects", "lists", "both"])
 def test_what_is_beside_a_deep_value_is_read_to_the_letter(nested: str) -> None:
-    for text in (beside(nested), beside(nested).encode()):
+    for text in (with_neighbours(nested), with_neighbours(nested).encode()):
         read = parse_json(text)
-        assert (read["before"], read["after"]) == (BESIDE, BESIDE)
+        assert (read["before"], read["after"]) == (NEIGHBOUR, NEIGHBOUR)
         assert read["deep"]
 
 
@@ -41,7 +41,7 @@ def test_too_deep_values_are_found_without_the_parser(levels: int) -> None:
 
 
 def test_what_is_not_too_deep_stays_as_it_is() -> None:
-    text = beside('{"a":' * 90 + "[]" + "}" * 90).encode()
+    text = with_neighbours('{"a":' * 90 + "[]" + "}" * 90).encode()
     assert not nests_too_deep(text)
     assert flattened(text) == text
 

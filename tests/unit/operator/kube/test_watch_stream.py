@@ -19,11 +19,11 @@ from tinsmith_operator.kube.watch_stream import BEGIN_ANEW, WatchedResponse, mus
 from tinsmith_operator.runtime.handlers import Watch
 
 NESTED = '{"f:a":' * 9000 + "{}" + "}" * 9000
-BESIDE = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
+NEIGHBOUR = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
 
 
-def beside(nested: str) -> str:
-    return json.dumps({"before": BESIDE, "deep": "?", "after": BESIDE}).replace('"?"', nested)
+def with_neighbours(nested: str) -> str:
+    return json.dumps({"before": NEIGHBOUR, "deep": "?", "after": NEIGHBOUR}).replace('"?"', nested)
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ async def address() -> AsyncIterator[str]:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
-            return web.Response(text=beside(NESTED), content_type="application/json")
+            return web.Response(text=with_neighbours(NESTED), content_type="application/json")
         response = web.StreamResponse()
         await response.prepare(request)
-        for line in (json.dumps(BESIDE), beside(NESTED), "{" * 600, json.dumps(BESIDE)):
+        for line in (json.dumps(NEIGHBOUR), with_neighbours(NESTED), "{" * 600, json.dumps(NEIGHBOUR)):
             await response.write(line[:7].encode())
             await response.write(line[7:].encode() + b"\n")
         await response.write(b'{"cut":')
@@ -53,12 +53,12 @@ async def address() -> AsyncIterator[str]:
 async def test_a_response_can_be_read_by_a_parser_of_little_depth(address: str) -> None:
     async with ClientSession(response_class=WatchedResponse) as http:
         async with http.get(address) as response:
-            assert (await response.json())["after"] == BESIDE
+            assert (await response.json())["after"] == NEIGHBOUR
         async with http.get(f"{address}?watch=true") as response:
             whole = b"".join([chunk async for chunk in response.content.iter_chunked(1024)])
     first, deep, wrong, last, cut = whole.decode().split("\n")
-    assert json.loads(first) == json.loads(last) == BESIDE
-    assert json.loads(deep)["after"] == BESIDE
+    assert json.loads(first) == json.loads(last) == NEIGHBOUR
+    assert json.loads(deep)["after"] == NEIGHBOUR
     assert (wrong, cut) == ("{" * 600, '{"cut":')
 
 
@@ -183,7 +183,7 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 class Watching:
-    """A watch of both kinds. heard: each list that it was told of, as (plural, status code)."""
+    """A watch of both kinds. heard: each list that it reported, as (plural, status code)."""
 
     def __init__(self, api: SmallApi) -> None:
         self.api = api

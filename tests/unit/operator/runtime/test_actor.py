@@ -84,7 +84,7 @@ async def test_what_was_created_is_in_the_cache_before_any_watch_tells(house: Ho
 
 
 async def test_a_foreign_object_under_the_name_is_looked_at_and_left_alone(house: House) -> None:
-    foreign = house.cluster.put(manifest(SERVICE, labels={}) | {"spec": {"of": "somebody else"}})
+    foreign = house.cluster.put(manifest(SERVICE, labels={}) | {"spec": {"of": "another owner"}})
     with pytest.raises(AlreadyExists):
         await house.act(Create(manifest(SERVICE)), WriteStatus({}))
     assert house.cluster.objects[SERVICE] == foreign
@@ -127,7 +127,7 @@ async def test_an_apply_that_fails_after_the_fields_were_taken_over_leaves_the_o
     annotations = {CONFIGURATION_ANNOTATION: "a hash", "example.com/mine": "kept"}
     wanted = manifest(SERVICE, annotations=annotations)
     house.cache.note(house.cluster.put(manifest(SERVICE, annotations=annotations, managedFields=[others])))
-    house.cluster.failures["apply"] = [Conflict("somebody else was quicker")]
+    house.cluster.failures["apply"] = [Conflict("another writer was faster")]
     with pytest.raises(Conflict):
         await house.act(Apply(wanted, *guard_of(house, SERVICE)))
     live = house.cluster.objects[SERVICE]
@@ -153,7 +153,7 @@ async def test_an_apply_to_what_has_changed_changes_nothing_and_looks_again(hous
         ({"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 0}, False),
         ({}, False),
     ],
-    ids=["takes its time", "is held by somebody", "without a node", "at once"],
+    ids=["takes its time", "is held by a finalizer", "without a node", "at once"],
 )
 async def test_an_answer_that_comes_after_the_end_was_told_brings_nothing_back(
     house: House, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], is_there: bool

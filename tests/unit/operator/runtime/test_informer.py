@@ -66,7 +66,7 @@ async def test_what_vanished_while_the_watch_was_away_is_noticed_after_its_new_l
 
 @simulated_time
 async def test_a_list_that_was_not_answered_says_nothing() -> None:
-    """Kopf asks again, for ever."""
+    """Kopf retries without a limit."""
     house = House()
     house.cache.note(house.cluster.put(SERVICE))
     for code in ("500", "error"):
@@ -180,7 +180,7 @@ async def test_an_api_server_that_is_not_up_yet_is_waited_for() -> None:
 
 @simulated_time
 async def test_a_kind_that_is_installed_and_not_told_of_yet_is_waited_for() -> None:
-    """Kopf looks for the kinds once, and a watch that found none would wait for ever and seem alive."""
+    """Kopf looks for the kinds once, and a watch that found none would never end and seem alive."""
     house = House()
     house.cluster.told.remove(POOLS.plural)
     waiting = asyncio.create_task(house.informer.check_kinds())

@@ -34,9 +34,9 @@ class LeaseServer:
             await asyncio.sleep(self.delay_seconds)
             version = lease["metadata"].get("resourceVersion")
             if version is None and self.lease is not None:
-                raise AlreadyExists("somebody was quicker")
+                raise AlreadyExists("another candidate was faster")
             if self.lease is not None and version != self.lease["metadata"]["resourceVersion"]:
-                raise Conflict("somebody was quicker")
+                raise Conflict("another candidate was faster")
             self.writes += 1
             metadata = {**lease["metadata"], "uid": "lease", "resourceVersion": str(self.writes)}
             self.lease = copy.deepcopy({**lease, "metadata": metadata})

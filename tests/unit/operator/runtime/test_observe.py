@@ -311,8 +311,8 @@ def numbered_pod() -> dict[str, Any]:
 def test_a_group_has_its_head_for_a_worker_and_the_others_beside_it(cache: Cache) -> None:
     for resource in (WORKLOADS, RAY_CLUSTERS):
         cache.note(manifest(resource, "qwen", f"uid-{resource.kind}"))
-    for name, beside in (("a", "-member"), ("b", ""), ("c", "-member")):
-        cache.note(ray_pod(name, f"tinsmith-worker{beside}"))
+    for name, suffix in (("a", "-member"), ("b", ""), ("c", "-member")):
+        cache.note(ray_pod(name, f"tinsmith-worker{suffix}"))
     observed = observe_session(cache, SESSION_KEY, GROUP, None)
     assert observed.workload is not None
     assert observed.workload["kind"] == "RayCluster"

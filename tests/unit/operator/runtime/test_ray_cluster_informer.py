@@ -50,7 +50,7 @@ class House:
         self.cluster = FakeCluster()
         self.open: list[FakeWatch] = []
         self.changes = 0
-        self.blind_watches = 0  # which look for the kind too early, and then wait for ever
+        self.blind_watches = 0  # watches that look for the kind too early, and then never end
         self.rays = RayClusterInformer(
             cast(Any, self.cluster),
             Cache(lambda _: None),

@@ -197,7 +197,7 @@ def test_a_secret_of_thousands_is_parsed_once_and_not_at_every_scrape(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = leaf_data(datetime.now(UTC))
-    # No two are alike, as in a cluster: what is before a PEM block is read by nobody.
+    # No two are alike, as in a cluster: no program reads the text before a PEM block.
     padded = [base64.b64encode(b"%d\n" % n + base64.b64decode(data["tls.crt"])).decode() for n in range(MANY)]
     parsed = 0
 

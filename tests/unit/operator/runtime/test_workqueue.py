@@ -9,7 +9,7 @@ from tinsmith_operator.runtime.workqueue import FIRST_RETRY_SECONDS, JITTER, LON
 
 
 class Worker:
-    """Takes keys for ever; each takes a while."""
+    """A worker that takes keys without end; each takes a while."""
 
     def __init__(self, queue: WorkQueue[str], seconds: float = 1.0) -> None:
         self.queue = queue

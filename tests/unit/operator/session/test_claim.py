@@ -41,7 +41,7 @@ def test_the_worker_is_named_after_its_claim() -> None:
 
 
 def test_a_claim_gets_its_pod_before_its_file_system_has_grown() -> None:
-    """The kubelet resizes it once a pod mounts it, so a pod that waited for the size would wait for ever."""
+    """The kubelet resizes it once a pod mounts it, so a pod that waited for the size would never start."""
     world = settled_world(size="10Gi")
     world.user_sets(storage={"size": "20Gi"}, pod={"image": "tinsmith.local/tinsmith/trainer:0.2.0"})
     pending = {"type": "FileSystemResizePending", "status": "True"}

@@ -81,7 +81,7 @@ def steps(*, refusals: bool = False) -> st.SearchStrategy[Step]:
         step("its model is on a journal", lambda world: setattr(world, "read_journal", ON_A_JOURNAL)),
         step("on no journal", lambda world: setattr(world, "read_journal", None)),
         step("a pool has its model there", lambda world: setattr(world, "claim_reader", "pool ada")),
-        step("nobody has", lambda world: setattr(world, "claim_reader", None)),
+        step("no session reads the claim", lambda world: setattr(world, "claim_reader", None)),
     ]
     refusing = step("new image refuses", lambda world: world.refused_images.update({NEW_IMAGE: OLD_IMAGE}))
     return histories.steps(own + [refusing] * refusals, CHILDREN, specs)

@@ -318,7 +318,7 @@ def test_an_existing_claim_stays() -> None:
 
 
 def test_a_worker_that_lost_its_stateful_set_is_waited_for_and_stopped_all_the_same() -> None:
-    """`kubectl delete --cascade=orphan`, and then the session: nobody else would ever stop that pod."""
+    """`kubectl delete --cascade=orphan`, and then the session: no other controller would ever stop that pod."""
     world = settled_world(storage=DELETE)
     del world.objects["StatefulSet", "qwen"]
     world.objects["Pod", "qwen-0"]["metadata"]["ownerReferences"] = []

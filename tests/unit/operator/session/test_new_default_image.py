@@ -1,4 +1,4 @@
-"""The installation gets another default image: nobody restarts for that, and whoever restarts takes it."""
+"""The installation gets another default image: no worker restarts for it, and a worker that restarts takes it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tinsmith_operator.common.actions import WriteStatus
 
 
 def test_conditions_of_others_and_their_order_are_no_reason_to_write() -> None:
-    """No write of ours would change either, so it would be repeated for ever."""
+    """No write of the operator would change either, so it would be repeated without end."""
     world = World(session_manifest())
     world.settle()
     assert world.session is not None

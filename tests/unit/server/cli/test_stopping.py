@@ -1,4 +1,4 @@
-"""A server that is told to stop before it serves."""
+"""A server that gets a signal to stop before it serves."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 
 class Standby:
-    """A registry of epochs whose reads lag behind for ever, so that no comparison with them holds."""
+    """A registry of epochs with reads that always lag behind, so that no comparison with them holds."""
 
     async def get_worker(self, worker_id: str) -> Worker:
         return Worker(worker_id, epoch=1, instance_id="earlier", event_cursor=0)

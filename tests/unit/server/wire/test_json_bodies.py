@@ -88,7 +88,7 @@ def test_a_body_made_of_too_much_is_refused_in_a_sentence(body: bytes, message: 
 
 @pytest.mark.parametrize("size", [10, 16_384, 65_536 * 3 + 10])
 def test_long_data_of_an_image_is_read_beside_everything_else(size: int) -> None:
-    """However long: the bytes beside tokens are limited, and a picture may be of megabytes."""
+    """The limit is for bytes other than tokens and images: an image may have megabytes."""
     picture = bytes(range(256)) * (size // 256 + 1)
     text = base64.b64encode(picture).decode()
     content = {"chunks": [{"type": "image", "data": text}, {"tokens": list(range(100))}, {"data": text, "x": "y"}]}

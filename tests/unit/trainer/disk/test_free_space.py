@@ -83,7 +83,7 @@ def test_what_finds_no_room_again_and_again_waits_longer_until_more_is_free(tmp_
 
 
 def test_a_save_that_is_being_written_takes_its_room_once(tmp_path: Path) -> None:
-    """Another one that fits beside it is written at the same time."""
+    """Another file that fits as well is written at the same time."""
 
     async def scenario(disk: SmallDisk) -> None:
         storage = CheckpointStorage(f"file://{disk.folder}/root")

@@ -218,7 +218,7 @@ def fail_with_io_error(db: apsw.Connection) -> None:
 
 
 def test_every_callback_of_the_journal_ends_the_process_where_it_fails() -> None:
-    """`concurrent.futures` logs an error of a callback and goes on: what was acknowledged would never run."""
+    """`concurrent.futures` logs an error of a callback and continues: an acknowledged operation would never run."""
     given = [
         node.args[0]
         for package in (oplog, training)

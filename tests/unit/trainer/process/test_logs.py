@@ -1,4 +1,4 @@
-"""A worker's log is read by programs: every line of it is one JSON object, whoever wrote it."""
+"""A worker's log is read by programs: every line is one JSON object, for every library that wrote it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ try:
     raise ValueError("of an operation")
 except ValueError:
     log.exception("operation failed")
-print("and goes on")
+print("and continues")
 """
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_written_ends_nothing(log_format: str) -> None:
             text=True,
             check=False,
         )
-    assert ended.stdout == "and goes on\n"
+    assert ended.stdout == "and continues\n"
 
 
 def test_a_console_shows_an_error_without_the_values_around_it(capsys: pytest.CaptureFixture[str]) -> None:

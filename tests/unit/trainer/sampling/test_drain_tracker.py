@@ -1,4 +1,4 @@
-"""A sampler that is told to go stays for what it took, and not a second for what nobody comes for."""
+"""A draining sampler stays until its samples are fetched, and not a second longer for samples without a client."""
 
 from __future__ import annotations
 

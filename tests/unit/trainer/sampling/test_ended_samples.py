@@ -1,4 +1,4 @@
-"""Telling a client which of its samples have ended: each at least once, and none for ever."""
+"""News for a client about its ended samples: each at least once, and none without end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples as text: the same text, whether its tokens were told one by one or at the end."""
+"""Samples as text: the text is the same for tokens one by one and for all tokens at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples in flight: each one ends, whatever the sampler does, and none is kept for ever."""
+"""Samples in flight: each one ends, whatever the sampler does, and none is kept without limit."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Letters:
 
 
 async def settle() -> None:
-    """All samples are where they wait for somebody else."""
+    """Wait until every sample waits for an event from outside."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -117,7 +117,7 @@ async def test_unfetched_results_make_room_without_another_request(samples: Samp
     for name in "abcdef":
         samples.submit(request(name), TENANT)
     waiting = [asyncio.create_task(samples.wait(name, WAIT_SECONDS)) for name in "abcdef"]
-    # Whoever waits has it, also of those that are gone by then.
+    # Every waiter has its result, even if the queue has dropped the result by then.
     results = await asyncio.gather(*waiting)
     assert all(isinstance(result, bytes) for result in results)
     with pytest.raises(KeyError):

@@ -50,7 +50,7 @@ class Trainer(worker_pb2_grpc.WorkerServicer):
 
 @dataclass
 class Pods:
-    """A worker that has saved an adapter, and a sampler beside the same root."""
+    """A worker that has saved an adapter, and a sampler with the same root."""
 
     trainer: Trainer
     target: str

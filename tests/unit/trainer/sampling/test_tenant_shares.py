@@ -1,4 +1,4 @@
-"""Tenants that have work get the same, whatever they ask for, and one that comes back waits for nobody's backlog."""
+"""Tenants with work get equal shares, whatever they ask for. One that returns waits for no other's backlog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory that holds an adapter beside a model is refused: loaders disagree on whether it belongs to the model."""
+"""A directory with an adapter and a model is refused: loaders disagree on whether the adapter belongs to the model."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def test_a_want_of_memory_is_not_blamed_on_the_directory(directory: Path, monkey
 
 def test_a_name_that_is_no_directory_and_no_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelNotFound, match=r"nobody/nothing.*Use a local directory"):
-        load_torch_model("nobody/nothing")
+    with pytest.raises(ModelNotFound, match=r"no-owner/nothing.*Use a local directory"):
+        load_torch_model("no-owner/nothing")
 
 
 def test_the_revision_follows_the_weights_and_the_config_and_nothing_else(directory: Path) -> None:

@@ -54,7 +54,7 @@ def test_packed_sequences_come_out_as_the_model_computes_each_alone(family: str)
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("lengths", [(3, 16, 20), (64, 65), (127, 128, 130, 130, 200)], ids=str)
 def test_attention_by_blocks_is_pytorchs_own(key_heads: int, lengths: tuple[int, ...]) -> None:
-    """Forward and backward, beside tokens that are nobody's."""
+    """Forward and backward, next to tokens that belong to no row."""
     generator = torch.Generator().manual_seed(0)
     tokens = Packing(lengths).tokens
     states = [torch.randn((tokens, heads, 16), generator=generator).requires_grad_() for heads in (4, *[key_heads] * 2)]

@@ -1,4 +1,4 @@
-"""Equal parts for those who wait, nothing saved up by those who do not, and a short wait for whoever comes."""
+"""Equal shares for waiting tenants, no credit for idle ones, and a short wait for newcomers."""
 
 from __future__ import annotations
 

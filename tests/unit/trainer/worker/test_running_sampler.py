@@ -10,7 +10,7 @@ from tinsmith_trainer.worker.startup import RunningSampler
 
 
 class Unfetched:
-    """Samples that nobody comes for, of a sampler that can be closed; and the server before them."""
+    """Unfetched samples, a sampler that can be closed, and their server."""
 
     def __init__(self) -> None:
         self.did: list[str] = []

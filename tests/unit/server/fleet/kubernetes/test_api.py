@@ -20,10 +20,10 @@ async def test_a_request_after_the_end_opens_no_connection() -> None:
 )
 def test_what_is_beside_a_value_that_nests_deeper_than_a_parser_goes_is_read_to_the_letter(nested: str) -> None:
     """Anybody may write such managed fields into an object of theirs, and the API server keeps them."""
-    beside = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
-    text = json.dumps({"before": beside, "deep": "?", "after": beside}).replace('"?"', nested).encode()
+    neighbour = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
+    text = json.dumps({"before": neighbour, "deep": "?", "after": neighbour}).replace('"?"', nested).encode()
     read = parse_json(text)
-    assert (read["before"], read["after"]) == (beside, beside)
+    assert (read["before"], read["after"]) == (neighbour, neighbour)
     assert read["deep"]
     with pytest.raises(ValueError, match="unexpected character"):
         parse_json(b"<html>")

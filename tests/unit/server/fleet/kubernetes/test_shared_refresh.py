@@ -15,7 +15,7 @@ SOON_SECONDS = 20.0
 
 
 class Refreshes:
-    """Counts them. Each lasts until it is let go, and brings news or not."""
+    """A source that counts its refreshes. Each lasts until it is released, and brings news or not."""
 
     def __init__(self, *, news: bool = True) -> None:
         self.count = 0

@@ -17,7 +17,7 @@ from tinsmith_server.fleet.local.process import worker_environment
         pytest.param(8, "max 100000\n", 7, id="no quota"),
         pytest.param(64, "250000 100000\n", 2, id="a container's quota, rounded up"),
         pytest.param(4, "1600000 100000\n", 3, id="a quota above the cores"),
-        pytest.param(4, "nonsense", 3, id="what nobody can read"),
+        pytest.param(4, "nonsense", 3, id="an unreadable quota"),
         pytest.param(4, "50000 100000", 1, id="half a core"),
     ],
 )

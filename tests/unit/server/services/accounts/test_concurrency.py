@@ -27,7 +27,7 @@ async def settled() -> None:
 
 
 class Requests:
-    """Each is at work until it is told to end."""
+    """Requests that run until the test ends them."""
 
     def __init__(self, slots: RequestSlots) -> None:
         self._at_work = slots

@@ -123,7 +123,7 @@ async def test_a_round_that_fails_is_followed_by_another(rows: Rows, monkeypatch
 
     async def fail(_replica: str, _seconds: float) -> Sequence[str]:
         failed.set()
-        raise RuntimeError("nobody has thought of this")
+        raise RuntimeError("an unexpected error")
 
     with monkeypatch.context() as trouble:
         trouble.setattr(rows, "announce_replica", fail)
@@ -168,7 +168,7 @@ async def test_a_replica_that_does_not_know_its_workers_leaves_the_tasks_to_othe
 async def test_a_round_that_is_under_way_when_it_stops_is_not_overtaken_by_its_leaving(
     transaction: str, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store brings a transaction to its end, whoever has given up waiting for it."""
+    """The store completes a transaction even if its caller no longer waits for it."""
     under_way, may_go_on, committed = asyncio.Event(), asyncio.Event(), asyncio.Event()
     commit = getattr(rows, transaction)
 

@@ -1,4 +1,4 @@
-"""Long polls are held together and let go together, and share what they ask for."""
+"""Long polls are held and released together, and share one call for the same thing."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ LENGTH = timedelta(seconds=300)
 
 
 class Clock:
-    """Goes on when the test says so."""
+    """A clock that advances when the test says so."""
 
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Custom losses on the PEFT engine: a datum has its own numbers, a call its own failure, and nobody waits beside it."""
+"""Custom losses on the PEFT engine: a datum has its own numbers, a call its own failure, and no other call waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches beside a reference that looks at one datum at a time and knows no padding."""
+"""Batches compared with a reference that computes one datum at a time without padding."""
 
 from __future__ import annotations
 
@@ -184,9 +184,9 @@ def test_a_shifted_datum_means_the_same_in_both_alignments(length: int, seed: in
     datum, other = with_shifted_targets(sft_datum(length, seed)), sft_datum(MAX_LENGTH, seed + 1)
     loss = prepare_loss(LossSpec("cross_entropy"), [datum, other])
     alone = scored(encode([datum], loss.arrays[:1]))
-    beside = scored(encode([datum, other], loss.arrays))
-    assert alone.targets[0].tolist() == beside.targets[0, :length].tolist()
-    assert alone.inputs["weights"][0].tolist() == beside.inputs["weights"][0, :length].tolist()
+    in_a_batch = scored(encode([datum, other], loss.arrays))
+    assert alone.targets[0].tolist() == in_a_batch.targets[0, :length].tolist()
+    assert alone.inputs["weights"][0].tolist() == in_a_batch.inputs["weights"][0, :length].tolist()
 
 
 def results(*row_ids: int) -> RowResults:

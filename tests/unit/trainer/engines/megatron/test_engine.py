@@ -30,7 +30,7 @@ LORA = LoraSpec(rank=4, alpha=32.0, seed=1)
 
 
 class RecordedGroup(RankGroup):
-    """Notes every call, and fails at what it is told to."""
+    """A fake that records every call, and fails at the calls that the test names."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""The engine that a worker's flags build, and the sampler beside it."""
+"""The engine that a worker's flags build, and its colocated sampler."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ BESIDE_THE_ENGINE = (
 PROGRAM = f"""
 import importlib, sys
 for name in ("megatron", "ray", "nemo_rl"):
-    sys.modules[name] = None  # whoever imports it gets an ImportError
+    sys.modules[name] = None  # an import of it raises ImportError
 for name in {BESIDE_THE_ENGINE!r}:
     importlib.import_module(name)
 """

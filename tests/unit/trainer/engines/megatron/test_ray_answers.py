@@ -32,7 +32,7 @@ class Calls:
         if timeout is not None and answered_at > self.now + timeout:
             self.now += timeout
             return [], calls
-        assert answered_at < NEVER, "waits for ever"
+        assert answered_at < NEVER, "the wait never ends"
         self.now = answered_at
         return [first], [call for call in calls if call != first]
 

@@ -44,7 +44,7 @@ def test_folders_of_dead_processes_go_and_no_others(tmp_path: Path, monkeypatch:
 def test_sockets_of_ray_have_names_that_the_kernel_takes(
     prefix: str, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine on which nobody has run Ray by hand has no /tmp/ray, and many have a long $TMPDIR."""
+    """A machine on which Ray never ran by hand has no /tmp/ray, and many have a long $TMPDIR."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=ray_cluster.SHORT_FOLDER) as usual:
         monkeypatch.setattr(ray_cluster, "RAY_FOLDER", "/nowhere")
         monkeypatch.setattr(tempfile, "tempdir", usual)

@@ -90,7 +90,7 @@ def test_one_long_datum_does_not_make_the_short_ones_long(pipeline: int) -> None
 
 
 def test_a_fifth_of_what_stages_compute_is_padding_where_one_length_for_all_rows_made_it_two_thirds() -> None:
-    """Lengths as of a program's samples: many short ones, few that go on for long."""
+    """Lengths as of a program's samples: many short ones and few long ones."""
     lengths = [int(32 * 64 ** (row / 63)) for row in range(64)]
     datums = [sft_datum(length, seed) for seed, length in enumerate(lengths)]
     arrays = prepare_loss(LossSpec("cross_entropy"), datums).arrays

@@ -29,7 +29,7 @@ bridge_import.main(["/models/base", "/converted"])
 
 @pytest.mark.usefixtures("fake_nemo_rl")
 def test_the_saved_weights_are_the_models_for_ranks_that_build_on_gpus(tmp_path: Path) -> None:
-    """Megatron-Bridge saves its configuration too, and was told to convert in host memory."""
+    """Megatron-Bridge saves its configuration too, which was set to convert in host memory."""
     bridge_import.import_into(tiny_directory(), tmp_path)
     iteration = tmp_path / "iter_0000000"
     assert not json.loads((iteration / "run_config.yaml").read_text())["use_cpu_initialization"]

@@ -57,7 +57,7 @@ class FakeRay:
         self, pending: list[Future], *, num_returns: int, timeout: float | None
     ) -> tuple[list[Future], list[Future]]:
         ready = [future for future in pending if future.outcome is not SILENCE][:num_returns]
-        assert ready or timeout is not None, "the driver would wait for ever"
+        assert ready or timeout is not None, "the driver would never return"
         return ready, [future for future in pending if future not in ready]
 
     def get(self, future: Future) -> Any:

@@ -62,9 +62,9 @@ def test_eight_billion_parameters_on_a_gpu_have_many_rows() -> None:
     """Qwen3-8B keeps 144 KiB a token. A fixed 2 GiB held one row of 2,048 tokens to a batch."""
     token = 144 * 1024
     free = (80 - 16) * GIB
-    beside = chosen_bytes(None, of_tokens(token), 2048, free, shared_bytes("cuda", free, alone=False))
-    assert beside // (2048 * token) == 56
-    assert shared_bytes("cuda", free, alone=True) > 3 * beside
+    shared = chosen_bytes(None, of_tokens(token), 2048, free, shared_bytes("cuda", free, alone=False))
+    assert shared // (2048 * token) == 56
+    assert shared_bytes("cuda", free, alone=True) > 3 * shared
 
 
 def test_a_host_gives_a_bounded_part() -> None:

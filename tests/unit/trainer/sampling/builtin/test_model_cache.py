@@ -33,7 +33,7 @@ from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward, 
 from transformers.cache_utils import LinearAttentionLayer
 
 OWN_CACHE = ("lfm2", "mamba")
-"""Convolutions beside attention; states alone, which no block goes on from."""
+"""A model of convolutions and attention, and one of states alone, which no cached block can continue."""
 
 
 @contextmanager

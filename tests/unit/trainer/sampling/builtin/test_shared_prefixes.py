@@ -85,7 +85,7 @@ def test_samples_of_a_shared_prompt_are_those_of_rows_by_themselves(
         job(prompt_of(30, seed=2), num_samples=2, max_tokens=7),
     ]
     shared = answers(model, jobs)
-    assert any(len(spans) == 2 for spans in steps), "beside each other, and beside rows that share nothing"
+    assert any(len(spans) == 2 for spans in steps), "a step has several shared spans, and rows that share nothing"
     assert_alike(shared, unshared(model, monkeypatch, jobs))
 
 

@@ -13,7 +13,7 @@ ENEMIES = [{"a", "b"}, {"c", "d"}]
 
 
 class Watch:
-    """Holds each turn until it is told to go on, and remembers who was inside together."""
+    """A watch that holds each turn until the test releases it, and records which turns overlapped."""
 
     def __init__(self) -> None:
         self.gate = ConflictGate(FOES)

@@ -7,7 +7,7 @@ from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, P
 
 
 class Patient:
-    """A server on a clock of its own, healthy as it was told to be, and slow to answer."""
+    """A server with its own clock. The test sets its health, and it answers slowly."""
 
     def __init__(self, answers: list[bool], seconds: float) -> None:
         self.answers = answers

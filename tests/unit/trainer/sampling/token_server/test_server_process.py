@@ -1,4 +1,4 @@
-"""A server's process: what it says, how long it is waited for, and that it never outlives whoever started it."""
+"""A server's process: its output, the time limit of its start, and that it never outlives its parent."""
 
 from __future__ import annotations
 
