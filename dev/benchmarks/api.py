@@ -1,7 +1,7 @@
 """The API server's overhead over its worker's own RPCs: submit time, futures per second and held polls.
 
-The worker computes with numpy in a fraction of a millisecond, so that the API is what is measured. The reference is
-the same work sent to the same worker by gRPC, in the same run and in turns.
+The worker computes with numpy in a fraction of a millisecond, so the benchmark measures the API. For the reference, the
+same work is sent to the same worker by gRPC, in the same run and in turns.
 """
 
 from __future__ import annotations
@@ -45,21 +45,24 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class HeldPolls:
-    """`kib_each`: what the server's resident memory grows by. `release`: seconds from the operation's submit."""
+    """`kib_each`: growth of the server's resident memory per poll.
+
+    `release`: seconds from the submit of the operation.
+    """
 
     kib_each: float
     release: list[float]
 
 
 class Numbered:
-    """A side and the numbers that its model's operations have not used yet."""
+    """A side, with the sequence numbers that its model's operations have not used yet."""
 
     def __init__(self, side: ApiSide) -> None:
         self._side = side
         self._numbers = itertools.count(1)
 
     async def submits(self, count: int) -> list[float]:
-        """Seconds of each, one after the other; returns when their results are there too."""
+        """Return the seconds of each submit, measured one after the other. Return after all results have arrived."""
         seconds = []
         numbers = list(itertools.islice(self._numbers, count))
         for number in numbers:
@@ -71,7 +74,7 @@ class Numbered:
         return seconds
 
     async def rate(self, count: int) -> float:
-        """Futures per second, submit and result, with IN_FLIGHT of them on their way."""
+        """Return the futures per second, from submit to result, with IN_FLIGHT operations in flight."""
         waiting = asyncio.Semaphore(IN_FLIGHT)
 
         async def one(number: int) -> None:
@@ -102,7 +105,7 @@ async def measure_overhead(running: Installation, blocks: int) -> Overhead:
 
 
 async def measure_held_polls(running: Installation) -> HeldPolls:
-    """All of them wait for operation 2, which waits for operation 1."""
+    """Measure polls that all wait for operation 2, which waits for operation 1."""
     [url], [pid] = running.urls, running.pids
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=CLIENT_TIMEOUT) as session:
         model_id = await new_model(session, url)
@@ -161,7 +164,7 @@ def percentiles(pairs: Sequence[tuple[list[float], list[float]]], percent: int) 
 
 @contextmanager
 def databases() -> Iterator[dict[str, tuple[int, str | None]]]:
-    """Name, number of replicas, and where the store is."""
+    """Return the name of each database, the number of replicas, and the location of the store."""
     with postgres_server() as postgres:
         yield {
             "1 on SQLite": (1, None),

@@ -41,10 +41,10 @@ NETWORK = "bench"
 
 
 class OneWorker(ActivatedHandle):
-    """Reached by its Unix socket, and activated before anything else."""
+    """A worker that is reached by its Unix socket. It is activated before any other call."""
 
     def __init__(self, socket: str, epochs: Store) -> None:
-        """Make the client in the event loop that uses it: a channel belongs to one loop."""
+        """Make the client in the event loop that uses it, because a channel belongs to one event loop."""
         super().__init__(WORKER_ID)
         self._target = f"unix:{socket}"
         self._client = GrpcWorkerClient(self._target)
@@ -68,7 +68,7 @@ class OneWorker(ActivatedHandle):
     @property
     @override
     def saves(self) -> SavesAddress:
-        """A worker that keeps none says so, and its sampler reads the checkpoint root."""
+        """Return the worker's saves. If the worker keeps no saves, the sampler reads the checkpoint root."""
         return SavesAddress(self._target, WORKER_ID, NETWORK)
 
     @override
@@ -108,7 +108,7 @@ class OneReplica(SamplerHandle):
 
 
 class OneWorkerFleet(Fleet):
-    """A fleet in which nothing ever happens. Where there is a replica of a pool, that samples and not the worker."""
+    """A fleet in which nothing ever changes. If the pool has a replica, the replica samples instead of the worker."""
 
     def __init__(self, socket: str, sampler_socket: str | None) -> None:
         self._socket = socket

@@ -24,7 +24,7 @@ ROWS = 8
 TOKENS = 16
 START_SECONDS = 300.0
 HOLD_SECONDS = 25.0
-# Computes in a fraction of a millisecond, and samples nothing.
+# This worker computes in a fraction of a millisecond, and samples nothing.
 NUMPY_WORKER = ("--model", "reference", "--engine", "support.engine.reference:build_reference")
 HEADERS = {"X-API-Key": API_KEY}
 
@@ -36,7 +36,7 @@ def body_of(model_id: str, seq_id: int) -> bytes:
 
 
 class ApiSide(Protocol):
-    """Work for one model, numbered from 1 without a gap."""
+    """Operations for one model, numbered from 1 without a gap."""
 
     model_id: str
 
@@ -45,7 +45,7 @@ class ApiSide(Protocol):
 
 
 class BareWorker:
-    """The reference: the same RPCs to the same worker, without a server between."""
+    """The reference: the same RPCs to the same worker, without an API server in between."""
 
     def __init__(self, stub: worker_pb2_grpc.WorkerAsyncStub, epoch: int, model_id: str) -> None:
         self.model_id = model_id
@@ -69,7 +69,7 @@ class BareWorker:
 
 
 class Replicas:
-    """HTTP, each request to the next replica."""
+    """Clients of the API servers over HTTP. Each request is sent to the next replica."""
 
     def __init__(self, session: aiohttp.ClientSession, urls: Sequence[str], model_id: str) -> None:
         self.model_id = model_id
@@ -115,7 +115,7 @@ async def post(session: aiohttp.ClientSession, url: str, body: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Processes that run: a worker and its socket, the replicas' addresses and ids, and a sampler's id."""
+    """The running processes: a worker and its socket, the replicas' addresses and PIDs, and a sampler's PID."""
 
     socket: Path
     worker_pid: int
@@ -134,9 +134,9 @@ def installation(
     sampler: Sequence[str] | None = None,
     checkpoint_root: str | None = None,
 ) -> Iterator[Installation]:
-    """Start a worker on this engine and the API servers that share it, each as a process of its own.
+    """Start a worker with this engine, and the API servers that share it, each in its own process.
 
-    `sampler`: options of one more, which samples in the worker's place.
+    `sampler`: the options of a sampler process that samples instead of the worker.
     """
     scratch.mkdir()
     root = ["--checkpoint-root", checkpoint_root or f"file://{scratch}/root"]

@@ -1,7 +1,7 @@
-"""The reference: loops as one writes them with transformers and peft, and nothing around them.
+"""The reference: plain training and sampling loops with transformers and PEFT.
 
-A process of its own, so that it has the machine as the server's worker has it: reads a count per
-line on standard input, does so many, and answers with the seconds that they took.
+The loops run in their own process, so that they have the machine to themselves, like the server's worker. The program
+reads a count per line on standard input, runs that many iterations, and prints their duration in seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load(directory: Path) -> PeftModel:
 
 
 def train(model: PeftModel) -> Loop:
-    """`count` training steps. Reads each loss, as any loop that is watched does."""
+    """Run `count` training steps. Read each loss, as a watched training loop does."""
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=BETAS, eps=EPS, weight_decay=0.0)
@@ -59,17 +59,17 @@ def train(model: PeftModel) -> Loop:
 
 
 def sample_one_by_one(model: PeftModel) -> Loop:
-    """`count` samples, a `generate` for each."""
+    """Draw `count` samples, with one call of `generate` for each."""
     return lambda count: _generate(model, count, rows_per_call=1)
 
 
 def sample_together(model: PeftModel) -> Loop:
-    """`count` samples in one `generate`: prompts and samples are of equal length, the best case for it."""
+    """Draw `count` samples in one call of `generate`. Prompts and samples have equal length, its best case."""
     return lambda count: _generate(model, count, rows_per_call=count)
 
 
 def sample_one_prompt(model: PeftModel) -> Loop:
-    """`count` samples of one prompt in one `generate`."""
+    """Draw `count` samples of one prompt in one call of `generate`."""
     return lambda count: _generate(model, 1, rows_per_call=1, samples=count)
 
 

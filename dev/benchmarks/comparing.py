@@ -1,4 +1,4 @@
-"""Measurements in turns, their medians, and what the benchmark programs have in common."""
+"""Measurements in turns, their medians, and the code that the benchmark programs share."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Pair = tuple[float, float]
 
 
 class Side(Protocol):
-    """The reference, or what is served."""
+    """One side of a comparison: the reference or the served program."""
 
     def seconds_for_one_of(self, count: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Medians:
-    """The medians over the blocks. `ratio` is served to reference.
+    """The medians over the blocks. `ratio` is the served time divided by the reference time.
 
-    The quartiles are those of the blocks' own ratios.
+    The quartiles are those of the ratios of the blocks.
     """
 
     reference: float
@@ -47,7 +47,10 @@ class Medians:
 def measure_in_turns(
     reference: Side, served: Side, *, reference_count: int, served_count: int, blocks: int, name: str
 ) -> list[Pair]:
-    """Seconds for one, (reference, served) per block. In turns, so that what else the machine does hits both."""
+    """Return the seconds of one step, as (reference, served) per block.
+
+    The two sides run in turns, so that other load on the machine affects both.
+    """
     reference.seconds_for_one_of(reference_count)
     served.seconds_for_one_of(served_count)
     return [

@@ -1,7 +1,7 @@
-"""The cost of one tenant's flood for another: latency under the flood, as a multiple of the latency alone.
+"""How much one tenant's flood slows another tenant: latency under the flood, as a multiple of the latency alone.
 
-It also measures how much of the machine a tenant gets while the other one is connected but idle. A scenario is a kind
-of load: a class that implements `fairness_scenarios.Scenario` and a line in `SCENARIOS`.
+The benchmark also measures which share of the machine a tenant gets while the other tenant is connected but idle. A
+scenario is a kind of load: a class that implements `fairness_scenarios.Scenario`, with a line in `SCENARIOS`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ BLOCKS = 5
 REQUESTS = 20
 """The number of tenant B's requests in a block: alone, and during A's flood."""
 FLOOD_SECONDS = 10.0
-"""In which A's rate is taken, with and without B."""
+"""The duration for which A's rate is measured, with and without B."""
 MOST_TIMES_ALONE = 3.0
 LEAST_SHARE = 0.9
 
 
 @dataclass(slots=True)
 class Measured:
-    """Seconds of B's requests; of A, units a second. One list entry a request, or a block."""
+    """The seconds of B's requests, and A's units per second. Each list has one entry per request or block."""
 
     scenario: str
     unit: str

@@ -1,4 +1,4 @@
-"""Two tenants' small requests, and two tenants' model creations: the work of the API server itself."""
+"""Small requests and model creations of two tenants, which only the API server handles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATES_ON_THEIR_WAY = 8
 
 
 class PooledFlood(Flood):
-    """A flood of calls that each wait for their answer."""
+    """A flood of calls, each of which waits for its answer."""
 
     def __init__(self, call: Callable[[], object], pool: ThreadPoolExecutor, on_their_way: int) -> None:
         def submit() -> Future[object]:
@@ -44,7 +44,7 @@ def timed(call: Callable[[], object]) -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True)
 class SmallBesideSmall:
-    """Small requests of both tenants: each reads its model's info, which takes the store and no worker."""
+    """Small requests of both tenants. Each reads its model's info, which uses the store but no worker."""
 
     unit: str = "requests"
 
@@ -65,7 +65,10 @@ class SmallBesideSmall:
 
 @contextmanager
 def get_info(url: str, key: str, service: tinker.ServiceClient) -> Iterator[Callable[[], object]]:
-    """Yield a reader of a model's info by plain HTTP: the SDK's own work would be a multiple of the server's."""
+    """Yield a function that reads a model's info by plain HTTP.
+
+    The SDK would use several times the server's CPU time.
+    """
     model = service.create_lora_training_client(base_model=MODEL, rank=RANK).result()
     body = {"model_id": model.model_id}
     limits = httpx.Limits(max_connections=REQUESTS_ON_THEIR_WAY)
@@ -75,7 +78,7 @@ def get_info(url: str, key: str, service: tinker.ServiceClient) -> Iterator[Call
 
 @dataclass(frozen=True, slots=True)
 class CreateBesideCreates:
-    """Model creations of both tenants, each in a session that ends as soon as the model exists."""
+    """Model creations of both tenants. Each runs in a session that ends as soon as the model exists."""
 
     unit: str = "models"
 
@@ -90,7 +93,7 @@ class CreateBesideCreates:
 
 
 def make_a_model(url: str, key: str) -> float:
-    """Seconds from the call until it is there."""
+    """Return the seconds from the call until the model exists."""
     service = tinker.ServiceClient(base_url=url, api_key=key)
     started = time.perf_counter()
     service.create_lora_training_client(base_model=MODEL, rank=RANK).result()

@@ -1,4 +1,4 @@
-"""Two tenants sample: A many long samples, B a few tokens at a time."""
+"""Two tenants sample: A draws many long samples, and B draws a few tokens at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_PROMPT_TOKENS, SMALL_TOKENS = 16, 4
 
 
 class SteadyFlood(Flood):
-    """A flood whose first requests differ in length, so that answers arrive evenly."""
+    """A flood whose first requests differ in length, so that the answers arrive evenly."""
 
     def __init__(self, submit: Callable[[int], Any]) -> None:
         super().__init__(lambda: submit(next(self._lengths)), on_their_way=ON_THEIR_WAY, units_each=FLOOD_TOKENS)
@@ -57,7 +57,10 @@ class SamplingBesideSampling:
 
 
 def sampling(service: tinker.ServiceClient, prompt_tokens: int, first_seed: int) -> Callable[[int], Any]:
-    """Return a submitter of base-model samples. No prompt repeats, since a known prefix would be cached."""
+    """Return a function that submits base-model samples.
+
+    Prompts never repeat, because a known prefix would be cached.
+    """
     client = service.create_sampling_client(base_model=MODEL).result()
     seeds = itertools.count(first_seed)
 

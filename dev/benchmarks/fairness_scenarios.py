@@ -1,4 +1,4 @@
-"""Two tenants of one installation, and what a scenario has to be: a flood of the one's, and requests of the other's."""
+"""Two tenants of one installation, and the interface of a scenario: a flood of tenant A, and requests of tenant B."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_A = "tml-benchmark"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A server with its worker; A and B are tenants of their own."""
+    """A server with its worker. A and B are separate tenants."""
 
     url: str
     key_of_b: str
@@ -65,17 +65,20 @@ class Scenario(Protocol):
     """A kind of load."""
 
     unit: str
-    """What A's rate counts."""
+    """The unit of A's rate."""
 
     def flooding(self, installation: Installation) -> AbstractContextManager[Flood]:
-        """Return tenant A's flood, not yet started."""
+        """Return tenant A's flood, which is not started yet."""
 
     def requesting(self, installation: Installation) -> AbstractContextManager[Callable[[], float]]:
-        """Yield a function that does one request of tenant B and returns its seconds. B stays connected for as long."""
+        """Yield a function that sends one request of tenant B and returns its seconds.
+
+        B stays connected during the block.
+        """
 
 
 class Flood:
-    """Keeps so many requests on their way, one after the other's answer, from a thread of its own."""
+    """Keeps a fixed number of requests in flight from its own thread. Each answer triggers the next request."""
 
     def __init__(self, submit: Callable[[], Any], *, on_their_way: int, units_each: int) -> None:
         self._submit = submit
@@ -86,7 +89,7 @@ class Flood:
         self._answers: list[float] = []
 
     def start(self) -> None:
-        """Start the flood, and return with its first answer: from then on it is full."""
+        """Start the flood. Return after its first answer, when all its requests are in flight."""
         self._stopped.clear()
         self._answers = []
         self._thread = threading.Thread(target=self._run, name="flood")
@@ -95,7 +98,7 @@ class Flood:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop the flood, and return when all of it is answered."""
+        """Stop the flood, and return after all its requests are answered."""
         assert self._thread is not None
         self._stopped.set()
         self._thread.join()
@@ -104,7 +107,7 @@ class Flood:
         return len(self._answers)
 
     def rate(self) -> float:
-        """Units a second, from the first answer to the latest."""
+        """Return the units per second, from the first answer to the latest."""
         answers = list(self._answers)
         if len(answers) < 2:
             return 0.0
@@ -123,9 +126,9 @@ class Flood:
 
 
 class FloodProcess:
-    """A's program, a process of its own: in one, the SDK's work on A's requests would hold up B's.
+    """A's program in its own process. In B's process, the SDK's work on A's requests would delay B.
 
-    `make` is named in a module.
+    `make` is a function at the top level of a module, so that the new process can import it.
     """
 
     def __init__(self, make: Callable[[], Scenario], installation: Installation) -> None:
@@ -151,7 +154,7 @@ class FloodProcess:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Full when it begins; all of it is answered at the end."""
+        """Run the flood during the block. All requests are in flight at the start, and all are answered at the end."""
         self._ask("start")
         try:
             yield

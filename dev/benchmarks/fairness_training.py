@@ -1,4 +1,4 @@
-"""Two tenants train: A in operations of many datums, B of a few."""
+"""Two tenants train: A with operations of many datums, B with operations of a few."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingBesideTraining:
 
     @contextmanager
     def flooding(self, installation: Installation) -> Iterator[Flood]:
-        """Several operations wait at any time, each of many microbatches."""
+        """Return a flood in which several operations of many microbatches always wait."""
         data = [step_datum(row) for row in token_rows(FLOOD_DATUMS, TOKENS + 1, SHAPE.vocab_size)]
         with installation.session_of_a() as service:
             client = service.create_lora_training_client(base_model=MODEL, rank=RANK).result()
@@ -52,9 +52,9 @@ class TrainingBesideTraining:
 
 
 def training_steps() -> TrainingBesideTraining:
-    """Return the scenario of training steps of one microbatch.
+    """Return the scenario of training steps with one microbatch.
 
-    `forward_backward` and `optim_step`, submitted together.
+    Each step submits `forward_backward` and `optim_step` together.
     """
     data = [step_datum(row) for row in token_rows(ROWS, TOKENS + 1, SHAPE.vocab_size)]
 

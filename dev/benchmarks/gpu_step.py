@@ -1,9 +1,9 @@
-"""Training steps and samples on one GPU, as multiples of what transformers and PEFT do there without Tinsmith.
+"""Training steps and samples on one GPU, as multiples of the same work with transformers and PEFT, without Tinsmith.
 
-No files are read: the model has the shape of Qwen3 and random weights, made on the device. Steps of the bare loop, on
-all rows at once, come first; then the engine's, as a worker sets it up. The share of products is how much of its time a
-step would take if the device computed its products, two of a frozen weight and three of an adapter's, as fast as large
-ones.
+The benchmark reads no files: the model has the shape of Qwen3 and random weights, which are made on the device. The
+steps of the bare loop, on all rows at once, run first. Then the engine's steps run, with a worker's configuration. The
+share of products is the fraction of a step's time that its matrix products would take at the speed of large products.
+Each frozen weight has two products, and each weight of the adapter has three.
 """
 
 from __future__ import annotations
@@ -59,14 +59,17 @@ SHAPES = {
 LONGEST_TOKENS = 8192
 ADAM = AdamParams(LEARNING_RATE, BETAS[0], BETAS[1], EPS)
 SQUARE = {"cuda": 8192, "cpu": 512}
-"""Rows of the matrices that the device's rate is measured with."""
+"""The number of rows of the matrices with which the device's rate is measured."""
 WARM_UP = 2
 GB = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """`peak_gb`: of memory that PyTorch took, weights included; None on a CPU. `error`: why there are no figures."""
+    """The figures of one side.
+
+    `peak_gb`: the most memory that PyTorch took, weights included; None on a CPU. `error`: why the figures are missing.
+    """
 
     tokens_per_second: float = 0.0
     share_of_products: float = 0.0
@@ -92,7 +95,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The work that both sides do, and how often."""
+    """The number of rows, tokens and repetitions for both sides."""
 
     rows: np.ndarray
     count: int
@@ -104,7 +107,7 @@ class Steps:
         return self.rows[:, 1:].size
 
     def measured(self, prepare: Callable[[], Callable[[], None]], flops_per_token: float) -> Side:
-        """Measure the step that `prepare` makes."""
+        """Measure the step that `prepare` returns."""
         try:
             seconds = self._seconds(prepare())
         except torch.OutOfMemoryError:
@@ -122,14 +125,14 @@ class Steps:
 
 
 def free_memory(device: torch.device) -> None:
-    """Free the memory of unused models; PEFT's models hold references to themselves."""
+    """Free the memory of unused models. PEFT's models hold references to themselves."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def seconds_of(work: Callable[[], object], count: int, device: torch.device) -> float:
-    """Return the seconds of one of `count` calls, up to its end on the device."""
+    """Return the seconds of one of `count` calls. The time ends when the device has finished."""
     _synchronize(device)
     started = time.perf_counter()
     for _ in range(count):
@@ -144,7 +147,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def measured_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Multiplications and additions per second of large square matrices."""
+    """Return the multiplications and additions per second of large square matrices."""
     size = SQUARE[device.type]
     left, right = (torch.randn((size, size), device=device, dtype=dtype) for _ in range(2))
     for _ in range(WARM_UP):
@@ -161,9 +164,9 @@ def new_model(name: str, device: torch.device, dtype: torch.dtype) -> PreTrained
 
 
 def flops_per_token(model: PreTrainedModel) -> float:
-    """Return the operations of a step's products: two for a frozen weight, three for an adapter's.
+    """Return the floating-point operations of a step's products: two for a frozen weight, three for an adapter's.
 
-    Attention is left out.
+    Attention is not counted.
     """
     linears = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     frozen = sum(layer.weight.numel() for layer in linears)
@@ -172,7 +175,7 @@ def flops_per_token(model: PreTrainedModel) -> float:
 
 
 def bare_step(model: PreTrainedModel, rows: np.ndarray) -> Callable[[], None]:
-    """Return the plain step with transformers and PEFT. It reads the loss, as a watched training loop does."""
+    """Return the plain step with transformers and PEFT. The step reads the loss, as a watched training loop does."""
     lora = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(LINEAR_LAYERS))
     adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
     adapted.train()
@@ -192,7 +195,7 @@ def bare_step(model: PreTrainedModel, rows: np.ndarray) -> Callable[[], None]:
 
 
 def torch_model(name: str, model: PreTrainedModel) -> TorchModel:
-    """Return the model as a directory would load it, without the files."""
+    """Return the model that would be loaded from a directory, but without files."""
     if model.device.type == "cpu":
         wrap_activations(model)
     info = BaseModelInfo(name, type(model).__name__, "random", model.config.vocab_size, LONGEST_TOKENS)
@@ -211,7 +214,7 @@ def engine_step(engine: PeftEngine, rows: np.ndarray) -> Callable[[], None]:
 
 
 def sampled_per_second(loaded: TorchModel, engine: PeftEngine, prompts: np.ndarray, max_tokens: int) -> float:
-    """Sample once from the trained adapter for each prompt, all submitted at once, and return samples per second."""
+    """Return samples per second of the trained adapter: one sample for each prompt, all submitted at once."""
     sampler = BuiltinSampler(loaded, BuiltinSamplerSettings(deterministic=False))
     sampler.load_adapter("a", engine.state("a").weights_only())
     try:
@@ -313,7 +316,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     given = parse()
-    configure_logs("console", "error")  # standard output is for the figures
+    configure_logs("console", "error")  # standard output is only for the figures
     report = measure(given)
     if given.json:
         print(json.dumps(asdict(report), indent=2))

@@ -1,6 +1,7 @@
 """The memory of an idle API server of a cluster, compared with a bare server of the same web framework.
 
-The Kubernetes API that it watches has no objects. `start.py` measures a server with a worker of its own.
+The Kubernetes API that the API server watches contains no objects. `start.py` measures a server that has its own
+worker.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ uvicorn.run(app, port=0, log_level="error")
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Resident memory in MiB. `goal` is the server's."""
+    """Resident memory in MiB. `goal` is the upper limit for the server."""
 
     bare: float
     server: float
@@ -61,7 +62,7 @@ async def kubernetes_api() -> tuple[web.AppRunner, str]:
 
 
 async def resident_once_ready(command: Sequence[str], environment: dict[str, str]) -> float:
-    """Return the memory of a program once it has printed a line, which says that it is ready."""
+    """Return the memory of a program after it has printed the line that says that it is ready."""
     program = await asyncio.create_subprocess_exec(
         *command, env=os.environ | environment, stdout=asyncio.subprocess.PIPE
     )

@@ -1,7 +1,8 @@
-"""Tinsmith against SkyRL, another server of the Tinker API: tokens per second of one, four and eight adapters at once.
+"""Tinsmith compared with SkyRL, another server of the Tinker API: tokens per second of one, four and eight adapters.
 
-Each side's programs run in its own Python, with the SDK that it speaks; both servers run with their defaults on one
-model. The sides take turns; the first steps of each program, in which SkyRL compiles, do not count.
+The programs of each side run in that side's Python, with the SDK version that its server supports. Both servers run
+with their defaults on the same model. The sides take turns. The first steps of each program do not count, because SkyRL
+compiles in them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GOALS = {1: 1.3, 4: 1.3, 8: 1.1}
 SAMPLING_GOAL = 1.5
 TURNS = 2
 SHAPE = TinyShape(vocab_size=51_200, max_sequence_length=2048, tied_embeddings=True)
-"""3.35 million parameters, most of them the vocabulary's."""
+"""A model of 3.35 million parameters, most of them in the embedding of the vocabulary."""
 MODEL = "bench/tiny"
 
 
@@ -89,7 +90,10 @@ def _in_turns(model: Path, adapters: int, turns: int, scratch: Path) -> list[tup
 
 
 def _peers_rates(model: Path, adapters: int, scratch: Path) -> Rates:
-    """Measure a SkyRL started for exactly this many adapters: spare room makes each slower, and it forgets none."""
+    """Measure a SkyRL that is started for exactly this many adapters.
+
+    Unused slots slow each step down, and SkyRL frees none.
+    """
     python = installed_python()
     with running_skyrl(python, model, port=free_port(), adapters=adapters, scratch=scratch) as url:
         return Program(str(python), url, PEERS_MODEL).run(adapters)

@@ -1,6 +1,6 @@
 """The rates of an SDK program on a server: training tokens per second of several adapters at once, and samples.
 
-Runs in each side's own Python, with the SDK that it has, so it imports nothing else. Prints JSON.
+The program runs in each side's own Python, with the SDK in it, so it imports no other package. It prints JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def train(client: tinker.TrainingClient, number: int, seconds: list[float]) -> N
 
 
 def there(client: Any) -> Any:
-    """Newer SDKs make a client in a future."""
+    """Return the client. Newer SDKs return a future that makes it."""
     return client.result() if hasattr(client, "result") else client
 
 

@@ -1,6 +1,7 @@
 """Samples per second, compared with transformers' `generate` and a PEFT adapter, and of eight adapters with one.
 
-Through SDK and server; and of the sampler alone, which is asked in this process as the worker asks it.
+The benchmark measures sampling through SDK and server. It also measures the sampler alone, in this process, called in
+the same way as the worker calls it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ADAPTERS = [f"adapter-{number}" for number in range(8)]
 
 @dataclass(frozen=True, slots=True)
 class SamplingRate:
-    """Samples per second of one model, against a reference."""
+    """Samples per second of one model, compared with a reference."""
 
     parameters: str
     threads: int
@@ -52,7 +53,7 @@ class Asked:
 
 
 class SamplerAlone:
-    """The sampler in this process, asked by its own contract; its adapters take turns from one request to the next."""
+    """The sampler in this process, called through its own interface. Its adapters alternate from request to request."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class SamplerAlone:
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
-        """Sample new prompts each time, as `ServedSamples` does."""
+        """Sample new prompts each time, like `ServedSamples`."""
         samples, tokens = self._asked.samples, self._asked.prompt_tokens
         prompts = token_rows(count // samples, tokens, self._vocab_size, seed=next(self._seeds))
         answers = _Answers(len(prompts), samples)
@@ -84,7 +85,7 @@ class SamplerAlone:
 
 
 class _Answers:
-    """The answers to a number of jobs with several samples each; all must have the full length."""
+    """The answers to several jobs with several samples each. All samples must have the full length."""
 
     def __init__(self, jobs: int, samples: int) -> None:
         self._left = jobs
@@ -120,7 +121,7 @@ class Bench:
     options: Options
 
     def served(self, scratch: Path) -> list[SamplingRate]:
-        """Through SDK and server."""
+        """Measure sampling through SDK and server."""
         vocab_size = self.workload.shape.vocab_size
         with training_client(self.model, scratch) as training:
             client = training.save_weights_and_get_sampling_client().result()
@@ -169,7 +170,7 @@ class Bench:
         reference_count: int | None = None,
         goal: float | None = None,
     ) -> SamplingRate:
-        """Compare with a `generate` of as many samples, or of `reference_count`."""
+        """Compare with a `generate` of the same number of samples, or of `reference_count`."""
         with bare(f"sample_{loop}", self.model) as reference:
             name = f"generate, {loop.replace('_', ' ')}"
             return compared(

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: each runs a number of steps and returns the seconds of one."""
+"""The two sides of a comparison. Each runs a number of steps and returns the seconds of one step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StepFutures = tuple[tinker.APIFuture[types.ForwardBackwardOutput], tinker.APIFut
 
 
 class Bare:
-    """A loop of `bare.py`, in a process of its own."""
+    """A loop of `bare.py` in its own process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -40,7 +40,7 @@ class Bare:
 
 @contextmanager
 def bare(loop: str, model: Path) -> Iterator[Bare]:
-    # peft still calls what transformers has deprecated.
+    # PEFT still calls a function that transformers has deprecated.
     command = [
         sys.executable,
         "-W",
@@ -74,8 +74,8 @@ class ServedSteps:
     def seconds_for_one_of(self, count: int) -> float:
         """Submit all steps, then wait, as the SDK's documentation recommends.
 
-        Timed from the result of one step to the result of the last, so that the pipeline is full:
-        a training run fills it once.
+        The time is measured from the first step's result to the last step's result, so that the pipeline is full. A
+        training run fills the pipeline only once.
         """
         submitted = [self._submit() for _ in range(count + 1)]
         _finish(submitted[0])
@@ -102,18 +102,24 @@ def step_datum(row: Sequence[int]) -> types.Datum:
 
 
 class ServedSamples:
-    """Samples of a client's weights, so many of each request; all are submitted before the first is awaited."""
+    """Samples of a client's weights, with several samples in each request.
+
+    All requests are submitted before the first wait.
+    """
 
     def __init__(self, client: tinker.SamplingClient, vocab_size: int, samples_per_request: int = 1) -> None:
         self._client = client
         self._vocab_size = vocab_size
         self._samples_per_request = samples_per_request
-        # An empty list: nothing stops a sample before its length.
+        # An empty list: no stop sequence ends a sample early.
         self._params = types.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, stop=[])
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
-        """Sample new prompts each time: prefixes kept from an earlier block would flatter the server."""
+        """Sample new prompts each time.
+
+        The server would answer faster if it had cached prefixes from an earlier block.
+        """
         each = self._samples_per_request
         rows = token_rows(count // each, PROMPT_TOKENS, self._vocab_size, seed=next(self._seeds))
         prompts = [types.ModelInput.from_ints(list(row)) for row in rows]

@@ -1,4 +1,4 @@
-"""SkyRL's server of the Tinker API, on the CPU: put into an environment of its own once, and started on a model."""
+"""Installs SkyRL's server of the Tinker API into its own environment once, and starts it on a model, on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testcluster.places import cache_directory
 
 VERSION = "0.4.0"
 REQUIREMENTS = (f"skyrl[tinker,jax]=={VERSION}", "aiohttp")
-"""aiohttp is missing from what it says that it needs."""
+"""SkyRL and its packages. Its metadata does not list aiohttp, although SkyRL needs it."""
 PYTHON = "3.12"
 FIND_PYTHON = Path(__file__).parents[1] / "scripts" / "find-python"
 MODEL = "tiny/qwen3"
@@ -33,7 +33,7 @@ source = open(api.__file__).read()
 main = source[source.index('if __name__ == "__main__"'):]
 exec(compile(main, api.__file__, "exec"), {**vars(api), "__name__": "__main__"})
 """
-"""Its own start, but for `uv run`, with which it would install itself again for its engine."""
+"""SkyRL's own start command without `uv run`, which would install SkyRL again for its engine."""
 
 
 def environment_directory() -> Path:
@@ -41,7 +41,7 @@ def environment_directory() -> Path:
 
 
 def installed_python() -> Path:
-    """Return the Python of SkyRL's environment; a missing environment is made, which takes 6 GB and up to minutes."""
+    """Return the Python of SkyRL's environment. If the environment is missing, make it: 6 GB, up to minutes."""
     environment = environment_directory()
     complete = environment / "complete"
     if not complete.exists():
@@ -63,7 +63,7 @@ def running_skyrl(python: Path, model: Path, *, port: int, adapters: int, scratc
     """
     (scratch / MODEL).parent.mkdir(parents=True)
     (scratch / MODEL).symlink_to(model.resolve())
-    # One is the base model itself.
+    # One slot is for the base model itself.
     options = {"max_lora_adapters": adapters + 1, "max_lora_rank": 32}
     command = [str(python), "-c", LAUNCH, "--host=127.0.0.1", f"--port={port}", f"--base-model={MODEL}"]
     command += ["--backend=jax", f"--backend-config={json.dumps(options)}", f"--checkpoints-base={scratch}/checkpoints"]
@@ -92,7 +92,7 @@ def _wait_until_it_answers(url: str, server: subprocess.Popen[bytes], log: Path)
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """End the server and its engine, which is a process of the same group."""
+    """End the server and its engine, which is a process in the same group."""
     try:
         os.killpg(server.pid, 15)
         server.wait(10)

@@ -1,7 +1,7 @@
-"""The time from `tinsmith serve` to the result of a program's first step, against a bare PEFT program.
+"""The time from `tinsmith serve` to the result of a program's first step, compared with a bare PEFT program.
 
-The bare program imports, loads and makes one step. The report also has the memory of the server's process at the end.
-The program starts when the server has printed its URL, as a person would start it.
+The bare program imports its packages, loads the model and makes one step. The report also has the memory of the
+server's process at the end. The program starts after the server has printed its URL, as a person would start it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GOAL_MIB = 150
 STARTS = 5
 SETTLED_SECONDS = 2.0
 LAST_MOMENT = "optim_step's result"
-# In the log, of the server or of its worker: the line, its logger's last part, and what it stands for.
+# Log lines of the server or its worker: the message, the last part of its logger's name, and its meaning.
 LOGGED = (
     ("worker started", "supervisor", "worker's process there"),
     ("engine imported", "startup", "worker has imported its engine"),
@@ -46,7 +46,7 @@ LOGGED = (
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a server: seconds since then at which things were there, and its resident memory at rest."""
+    """One start of a server: the seconds until each milestone, and the resident memory at rest."""
 
     moments: dict[str, float]
     resident_mib: float
@@ -54,7 +54,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Medians of all."""
+    """The medians of all starts."""
 
     seconds: Medians
     moments: dict[str, float]
@@ -75,7 +75,7 @@ def bare_seconds(model: Path) -> float:
 
 
 def served_start(model: Path, scratch: Path) -> Start:
-    """Measure a server on a new data directory; its log is `scratch/server.log`."""
+    """Measure a server on a new data directory. Its log is `scratch/server.log`."""
     arguments = [f"--data={scratch / 'data'}", f"--model={MODEL}={model}", "--log-format=json"]
     before = time.time()
     with running_server(arguments, API_KEY, scratch) as base_url:
@@ -105,7 +105,7 @@ def _logged(log: Path) -> list[tuple[str, float]]:
 
 
 def _only_child() -> int:
-    """Return the server's PID: the bare program has ended, and the worker is the server's child."""
+    """Return the server's PID. The bare program has ended, and the worker is a child of the server."""
     [child] = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return int(child)
 
@@ -117,7 +117,7 @@ def resident_mib(pid: int) -> float:
 
 
 def measure(count: int) -> Starts:
-    """Measure both sides in turns, after one unmeasured start of each that fills the page cache."""
+    """Measure both sides in turns, after one unmeasured start of each side that fills the page cache."""
     pairs = []
     for _ in track(range(count + 1), "starts", console=Console(stderr=True), transient=True):
         with tempfile.TemporaryDirectory() as scratch:

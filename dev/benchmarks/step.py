@@ -18,7 +18,7 @@ from workloads import ROWS, TOKENS, Workload
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds per step of one model."""
+    """The seconds per step of one model."""
 
     parameters: str
     threads: int

@@ -1,10 +1,10 @@
-"""The time from new weights in the trainer to the first sample of them: the call, the checkpoint, the sampler's memory.
+"""The time from new weights in the trainer to the first sample with them: the call, the checkpoint, and the load.
 
-The unmodified SDK talks to a server, whose worker samples in one of four places: in its own process; in another process
-on the same machine, which shares memory; in a pool, to which the worker streams what it has saved; or in a pool without
-streams, which reads the checkpoint root. All of it runs on one machine, without encryption. The reference is a synced
-copy of the adapter's file in the same folder. On a busy machine several processes get a larger share of the processors
-than one, so the report also has the processor seconds of each side.
+The unmodified SDK uses a server whose worker samples in one of four places. The sampler may run in the worker's
+process, or in another process on the same machine that shares memory. It may also run in a pool to which the worker
+streams its saves, or in a pool that reads the checkpoint root. All processes run on one machine, without encryption.
+The reference is a synced copy of the adapter's file in the same folder. On a busy machine, several processes get a
+larger share of the processors than one process, so the report also has the processor seconds of each side.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from workloads import LEARNING_RATE, RANK, token_rows
 
 SHAPE = TinyShape(hidden_size=2048, intermediate_size=4096, layers=2, heads=16, kv_heads=8)
 LARGE_RANK = 1408
-"""An adapter of 370 MB on a quarter of its model, so that a sample takes little of it all."""
+"""The rank of an adapter of 370 MB on a quarter of its model. A sample then takes a small part of the time."""
 
 PROMPT = types.ModelInput.from_ints(list(token_rows(1, 8, SHAPE.vocab_size)[0]))
 ONE_TOKEN = types.SamplingParams(max_tokens=1, temperature=1.0, stop=[])
@@ -47,7 +47,7 @@ STEP_DATUM = step_datum(token_rows(1, 33, SHAPE.vocab_size)[0])
 
 
 Place = Literal["own", "shared", "pool", "root"]
-"""Of the sampler."""
+"""The place of the sampler."""
 PLACES: Sequence[tuple[Place, str, float]] = (
     ("own", "the worker's own sampler", 1.2),
     ("shared", "a sampler next to the worker", 1.5),
@@ -55,15 +55,15 @@ PLACES: Sequence[tuple[Place, str, float]] = (
     ("root", "one of a pool, by the root", 1.5),
 )
 WAYS = {"own": "own", "shared": "shared", "pool": "stream", "root": "root"}
-"""By which the sampler in each place must have taken every adapter, or something else was measured."""
+"""How the sampler in each place must load every adapter. Any other way means that the measurement is invalid."""
 STREAMING = ["--offered-saves-bytes", str(1024**3)]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians of seconds, and their ratio; the quartiles are of neighbouring measurements' own ratios.
+    """Medians of seconds, and their ratio. The quartiles are of the ratios of neighbouring measurements.
 
-    `goal` None: it has none.
+    `goal`: the largest ratio; None if there is no goal.
     """
 
     measured: str
@@ -77,7 +77,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """One client has the large adapter, the other trains meanwhile; `root` is the checkpoint root's folder."""
+    """Two clients: one has the large adapter, the other trains at the same time.
+
+    `root`: the checkpoint root's folder.
+    """
 
     large: tinker.TrainingClient
     other: tinker.TrainingClient
@@ -123,7 +126,7 @@ def ways_taken(socket: Path) -> set[str]:
 
 
 def sync(running: Programs) -> tinker.SamplingClient:
-    """Save, and sample once from what was saved."""
+    """Save the weights, and sample once from them."""
     sampler = running.large.save_weights_and_get_sampling_client().result()
     draw(sampler)
     return sampler

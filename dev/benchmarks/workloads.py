@@ -50,6 +50,6 @@ WORKLOADS = {
 
 
 def token_rows(rows: int, tokens: int, vocab_size: int, seed: int = 0) -> Sequence[Sequence[int]]:
-    """Random ids `[rows][tokens]`."""
+    """Return random token IDs of the shape `[rows][tokens]`."""
     draw = random.Random(seed)
     return [[draw.randrange(vocab_size) for _ in range(tokens)] for _ in range(rows)]

@@ -1,7 +1,7 @@
-"""Runs the tests of a backend on GPUs, its own sources, on this machine's CPU. `nemo_rl_on_cpu` and `miles_on_cpu` do.
+"""Runs the tests of a GPU backend from its own sources on this machine's CPU, for `nemo_rl_on_cpu` and `miles_on_cpu`.
 
-The sources are checkouts at the commits of trainer_image/versions.toml, which package indexes do not have; what they
-import is installed by package_environment.py.
+The sources are checkouts at the commits in trainer_image/versions.toml, because package indexes do not have them.
+package_environment.py installs the packages that the sources import.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARED_SHIMS = ROOT / "tests" / "support" / "on_cpu"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A backend's repository: its dotted section in versions.toml and the folder in it that Python imports from."""
+    """A backend's repository: its dotted section in versions.toml, and the folder from which Python imports it."""
 
     section: str
     variable: str
@@ -38,7 +38,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`shims` has the sitecustomize that changes the sources for a CPU; `marker` is that of the tests in `tests`."""
+    """A backend.
+
+    `shims`: the folder whose sitecustomize adapts the sources to a CPU. `marker`: of the tests in `tests`.
+    """
 
     title: str
     sources: tuple[Source, ...]
@@ -49,7 +52,7 @@ class Backend:
 
 
 class SourceMissing(Exception):
-    """A sentence: what is not there, and what is wanted."""
+    """A missing or wrong source. The message says what is missing, and what is needed."""
 
 
 def pinned(source: Source) -> dict[str, Any]:
@@ -77,22 +80,22 @@ def check_source(source: Source, path: str, wanted: Mapping[str, str]) -> Path:
 
 
 def environment_of_tests(backend: Backend, checkouts: Sequence[Path]) -> dict[str, str]:
-    """Return the environment with the shims first: Python looks for one sitecustomize alone."""
+    """Return the environment with the shims first, because Python imports only the first sitecustomize."""
     imports = [backend.shims, SHARED_SHIMS, *checkouts, ROOT / "trainer_image", ROOT / "rpc"]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(path) for path in imports),
         "LD_LIBRARY_PATH": package_environment.lent_libraries(),
         "OMP_NUM_THREADS": "1",
-        # Virtual machines can offer AMX, which oneDNN takes for bfloat16, and kill who uses it.
+        # A virtual machine may offer AMX, which oneDNN uses for bfloat16, but kill a process that uses it.
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
-        "TORCH_COMPILE_DISABLE": "1",  # else each rank compiles C++ for what Megatron fuses
+        "TORCH_COMPILE_DISABLE": "1",  # otherwise each rank compiles C++ for Megatron's fused operations
         "WANDB_MODE": "disabled",
     }
 
 
 def run_tests(backend: Backend, arguments: Sequence[str]) -> int:
-    """Run pytest with the arguments that name no source, and return its exit status; 2 when a source is missing."""
+    """Run pytest with the arguments that do not name a source. Return its exit status, or 2 if a source is missing."""
     parser = argparse.ArgumentParser(description=f"Runs the tests of {backend.title} itself on this machine's CPU.")
     for source in backend.sources:
         parser.add_argument(source.flag, dest=source.variable, default="", help=f"a checkout of {source.section}")
@@ -108,7 +111,7 @@ def run_tests(backend: Backend, arguments: Sequence[str]) -> int:
     if failed := package_environment.main([backend.packages.name]):
         return failed
     python = package_environment.environment_directory(backend.packages) / "bin" / "python"
-    # Their warnings, of hundreds of modules, are not ours to mend.
+    # Hundreds of third-party modules cause these warnings, and this project cannot fix them.
     pytest = [str(python), "-m", "pytest", "-W", "ignore", "-m", backend.marker, "-p", "no:cacheprovider"]
     return subprocess.run(
         [*pytest, *(for_pytest or [backend.tests])],

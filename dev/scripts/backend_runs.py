@@ -1,4 +1,4 @@
-"""The CPU runs of a backend itself, with their distance from the PEFT engine: docs/*-runs.toml, written by each run."""
+"""The CPU runs of a backend, with their difference from the PEFT engine. Each run writes docs/*-runs.toml."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Run = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class BackendRuns:
-    """The runs of one backend in `file`, for the table of `page`. `name` is the key of its own commit in the file."""
+    """The runs of one backend in `file`, for the table in `page`.
+
+    `name`: the key of the backend's commit in the file.
+    """
 
     name: str
     file: Path
@@ -34,7 +37,7 @@ class BackendRuns:
         return found
 
     def pin(self) -> str:
-        """Return the backend's commit of all recorded runs."""
+        """Return the commit of the backend in all recorded runs."""
         return str(self._read()[self.name])
 
     def rows(self) -> Iterator[tuple[str, ...]]:
@@ -42,7 +45,7 @@ class BackendRuns:
             yield run["what"], run["deviation"], run["commit"], run["date"]
 
     def note(self, run: Run, pin: str) -> None:
-        """Record this run in place of the test's last one; runs of another commit of the backend are deleted."""
+        """Record this run in place of the test's last run. Delete runs of another commit of the backend."""
         before = self.runs() if self.file.exists() and self.pin() == pin else []
         self._write([*(other for other in before if other["test"] != run["test"]), run], pin)
 
@@ -70,5 +73,5 @@ MILES = BackendRuns("miles", DOCS / "miles-runs.toml", "how-to/miles.md", "make 
 
 
 def _quoted(value: str) -> str:
-    """JSON's strings are TOML's too."""
+    """Return the TOML string. JSON strings are valid in TOML."""
     return json.dumps(value, ensure_ascii=False)

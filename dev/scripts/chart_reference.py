@@ -1,6 +1,6 @@
-"""Writes what the chart repeats: values.yaml and values.schema.json from values.schema.yaml, and its copy of the CRDs.
+"""Writes the chart's derived files: values.yaml and values.schema.json from values.schema.yaml, and a copy of the CRDs.
 
-`reference.py` calls it, and puts the table of values into docs/reference/chart.md.
+`reference.py` calls this module, and writes the table of values into docs/reference/chart.md.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SESSION_CRD = CRDS / "tinsmith.dev_trainingsessions.yaml"
 POOL_CRD = CRDS / "tinsmith.dev_samplerpools.yaml"
 COMMENT_WIDTH = 110
 
-# What descends into a schema by name, by position, and by itself.
+# Keywords with nested schemas: by name, by position, and directly.
 SCHEMA_MAPS = ("properties", "definitions")
 SCHEMA_LISTS = ("allOf", "anyOf", "oneOf")
 SCHEMAS = ("items", "additionalProperties", "not")
 
-# Keywords of the CRD, other than its extensions, that do not validate a value.
+# Keywords of the CRD that do not validate a value, apart from Kubernetes' extensions.
 FOR_KUBERNETES = ("default", "format")
 
 SERVER_SETTINGS = "apiServer.settings."
@@ -35,7 +35,7 @@ Schema = dict[str, Any]
 
 
 class Value(NamedTuple):
-    """One value of the chart, under its dotted path; NONE as its default means that it has none."""
+    """One value of the chart, with its dotted path. NONE as its default means that the value has no default."""
 
     path: str
     default: Any
@@ -74,7 +74,7 @@ def chart_schema() -> Schema:
 
 
 def session_spec() -> Schema:
-    """Return the CRD's schema of `spec` as JSON Schema. CEL rules have no such form; the API server applies them."""
+    """Return the CRD's schema of `spec` as JSON Schema, without CEL rules. The API server applies those."""
     crd = yaml.safe_load(SESSION_CRD.read_text())
     spec: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     return plain(spec)
@@ -92,7 +92,7 @@ def plain(schema: Schema) -> Schema:
 
 
 def closed(schema: Schema) -> Schema:
-    """Objects that name their properties take no others."""
+    """Return the schema in which objects with named properties allow no other properties."""
     schema = _descend(schema, closed)
     if "properties" in schema and "additionalProperties" not in schema:
         schema["additionalProperties"] = False
@@ -100,7 +100,7 @@ def closed(schema: Schema) -> Schema:
 
 
 def required(schema: Schema, defaults: Any) -> Schema:
-    """Require each value that has a default: only `null` removes one, and templates rely on it."""
+    """Require each value that has a default. Only `null` removes such a value, and templates rely on it."""
     if not defaults or "properties" not in schema:
         return schema
     properties = {name: required(each, defaults.get(name)) for name, each in schema["properties"].items()}
@@ -150,7 +150,7 @@ def _dumped(name: str, value: Any) -> str:
 
 
 def _optional_lines(schema: Schema, root: Schema, indent: str) -> Iterator[str]:
-    """Yield, as comments, the possible fields of an object that is empty by default."""
+    """Yield commented lines with the possible fields of an object that is empty by default."""
     if schema["default"] == {} and "properties" in schema:
         for name, written in schema["properties"].items():
             if description := resolved(written, root).get("description"):
@@ -168,7 +168,7 @@ Row = tuple[str, str, str]
 
 
 def values_rows(sections: Collection[str]) -> list[Row]:
-    """Return value, default and meaning in Markdown, for the values of these sections.
+    """Return the Markdown rows with value, default and meaning for the values of these sections.
 
     Exclude the server's settings, which docs/reference/settings.md lists, and the values of `shared_rows`.
     """
@@ -181,7 +181,7 @@ def values_rows(sections: Collection[str]) -> list[Row]:
 
 
 def shared_rows() -> list[Row]:
-    """Return the rows of values that operator and API server both have, with the same default and meaning."""
+    """Return the rows of values that the operator and the API server share, with the same default and meaning."""
     return [
         (f"`*{operator.path.removeprefix('operator')}`", _shown(operator.default), operator.description)
         for operator, _ in _shared_values()
@@ -199,7 +199,7 @@ def _shared_values() -> list[tuple[Value, Value]]:
 
 
 def other_sections() -> set[str]:
-    """Return the sections apart from those of the operator and the API server, which have their own tables."""
+    """Return all sections except the operator's and the API server's, which have their own tables."""
     return {_section_of(value) for value in values()} - {"operator", "apiServer"}
 
 
@@ -232,7 +232,7 @@ def _values_of_items(schema: Schema, root: Schema, path: str) -> Iterator[Value]
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """Return the schema with its reference resolved; the schema's own words win."""
+    """Return the schema with its reference resolved. The schema's own keywords take precedence."""
     if "$ref" not in schema:
         return schema
     target = root["definitions"][schema["$ref"].removeprefix("#/definitions/")]

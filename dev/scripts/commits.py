@@ -1,4 +1,4 @@
-"""The commit of a run, for records of runs."""
+"""The commit of a run, for the records of runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 class CannotRun(Exception):
-    """The machine lacks what a run needs."""
+    """The machine lacks a requirement of the run."""
 
 
 def commit_of(tree: Path, *written: str) -> str:
     """Return the commit of the tree, ignoring the files that runs write.
 
-    Raises CannotRun for a tree with uncommitted changes or without commits, since a record names a commit.
+    Raises CannotRun if the tree has uncommitted changes or no commits, because a record names a commit.
     """
     try:
         changed = _git(tree, "status", "--porcelain", "--", ".", *(f":!{path}" for path in written))

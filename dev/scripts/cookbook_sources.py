@@ -1,6 +1,7 @@
-"""Fetches tinker-cookbook's own tests, which its wheel leaves out, once: `make recipes` runs some.
+"""Downloads tinker-cookbook's own tests once, because its wheel omits them. `make recipes` runs some of them.
 
-They are in the source distribution of the version that dev/requirements/dev.txt names, whose digest is checked.
+The tests are in the source distribution of the version in dev/requirements/dev.txt. The download is checked against the
+digest there.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ WANTED = ("tests", "pyproject.toml")
 
 
 def sources_directory(lock: Path = LOCK) -> Path:
-    """Return the folder of these sources, whether they are there yet or not."""
+    """Return the folder of these sources, even if it does not exist yet."""
     return directory_for(f"{PACKAGE}-sources", lock, locked_version(lock.read_text()))
 
 
 def locked_version(lock: str) -> str:
-    """Return the package's lines of a lock: its version and its digests."""
+    """Return the package's lines in a lock file: its version and its digests."""
     found = re.search(rf"(?ms)^{PACKAGE}==.*?(?=^[a-z0-9]|\Z)", lock)
     assert found, f"the lock has no {PACKAGE}"
     return "".join(f"{line}\n" for line in found[0].splitlines() if not line.lstrip().startswith("#"))
 
 
 def fetch(directory: Path) -> None:
-    """Download the sources. Raises CalledProcessError when that fails."""
+    """Download the sources. Raises CalledProcessError if the download fails."""
     with tempfile.TemporaryDirectory() as scratch:
         requirement = Path(scratch, "requirement.txt")
         requirement.write_text(locked_version(LOCK.read_text()))
@@ -44,14 +45,14 @@ def fetch(directory: Path) -> None:
 
 
 def download_command(uv: str, requirement: Path, into: str) -> list[str]:
-    """Return a command of pip, since uv downloads no source distribution without installing it."""
+    """Return a pip command, because uv cannot download a source distribution without installing it."""
     pip = [uv, "run", "--quiet", "--no-project", "--with", "pip", "--python", sys.executable, "python", "-m", "pip"]
     options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes", "--dest", into]
     return [*pip, "download", *options, "-r", str(requirement)]
 
 
 def unpack(archive: Path, directory: Path) -> None:
-    """Unpack the wanted files of an sdist, without the folder that holds them all."""
+    """Unpack the wanted files of a source distribution, without its top-level folder."""
     with tarfile.open(archive) as packed:
         extract_files(packed, directory, _wanted_name)
 

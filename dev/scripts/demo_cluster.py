@@ -1,8 +1,8 @@
 """`make demo-cluster`: a new cluster that trains. It prints the commands of docs/how-to/kubernetes.md and runs them.
 
-The cluster is one of the tests' own, called `demo`; it stays up afterwards, to look at, and a second run finds it.
-It is a cluster of the user's where KUBECONFIG and TINSMITH_TEST_CONTEXT name one, and one that kind makes for
-`make demo-kind`.
+The cluster is a test cluster called `demo`. It keeps running afterwards, and a second run uses it again. If KUBECONFIG
+and TINSMITH_TEST_CONTEXT name a cluster of the user, the demo uses that one. `make demo-kind` uses a cluster that kind
+makes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAME, NAME_BY_KIND = "demo", "demo-kind"
 NAMESPACE = "tinsmith"
 SESSION = "tiny"
 CHART_PARTS = {"operator": "operator", "api-server": "apiServer", "trainer": "worker"}
-# Where no digest does it, a pod of another build has another one, and is made anew.
+# Gives the pods of each build another annotation, so that they are replaced if no digest changes.
 BUILD_ANNOTATION = "tinsmith.dev/demo-build"
 SERVICE = "service/tinsmith-api-server"
 READY_SECONDS = 300
@@ -85,18 +85,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_cluster() -> Cluster:
-    """Return the cluster that was given, or else create one. Raises ClusterError."""
+    """Return the given cluster, or else create one. Raises ClusterError."""
     cluster = given()
     if cluster is None:
         return recorded(bring_up(NAME, "node"))
-    # What is not known is said now, rather than after minutes of building.
+    # Report missing requirements now, not after minutes of building.
     load_command()
     console.print(f"that of {cluster.kubeconfig}, with {len(cluster.nodes)} nodes")
     return with_own_kubeconfig(cluster)
 
 
 def with_own_kubeconfig(cluster: Cluster) -> Cluster:
-    """Return the cluster with a copy of its kubeconfig: the demo sets a namespace in it."""
+    """Return the cluster with a copy of its kubeconfig, because the demo sets a namespace in it."""
     file = ROOT / OUT / "kubeconfig"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
@@ -105,11 +105,11 @@ def with_own_kubeconfig(cluster: Cluster) -> Cluster:
 
 
 class CommandFailed(Exception):
-    """A command that was shown, or a question asked quietly, ended with an error, which it has printed."""
+    """A command or a quiet query failed, and its error has been printed."""
 
 
 class Shell:
-    """Runs commands against the cluster and shows each one as one would type it."""
+    """Runs commands against the cluster and prints each command as a user would type it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -123,7 +123,7 @@ class Shell:
         self._run(command, output=None)
 
     def read(self, *command: str) -> bytes:
-        """Quietly. Raises CommandFailed."""
+        """Run a command and return its output without printing it. Raises CommandFailed."""
         return self._run(command, output=subprocess.PIPE)
 
     @contextmanager
@@ -166,9 +166,9 @@ def bring_images(cluster: Cluster, archives: Mapping[str, Path]) -> dict[str, Lo
 
 
 def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]) -> dict[str, Any]:
-    """Values that name the very images where their digests are known, so that an older installation takes them up.
+    """Return chart values that name the exact images if their digests are known, so that an older release is upgraded.
 
-    Elsewhere another build makes new pods of operator and API server; a session keeps its worker.
+    Otherwise, another build replaces the pods of operator and API server. A session keeps its worker.
     """
     values: dict[str, Any] = {}
     for part, image in images.items():
@@ -179,13 +179,13 @@ def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]
     registry = repository(images["trainer"].name).removesuffix("/tinsmith/trainer")
     values["image"] = {"registry": registry}
     if registry != LOCAL_REGISTRY:
-        # The tag stays the same, and nodes have what it meant before.
+        # The tag stays the same, but nodes still have the earlier image under it.
         values["image"]["pullPolicy"] = "Always"
     return values
 
 
 def written(name: str, content: str) -> str:
-    """Write a file of the demo, and return its path as the demo's commands name it."""
+    """Write a file of the demo, and return its path as the printed commands name it."""
     (ROOT / OUT).mkdir(parents=True, exist_ok=True)
     (ROOT / OUT / name).write_text(content)
     return str(OUT / name)
@@ -204,7 +204,7 @@ def install(shell: Shell, images: Mapping[str, Any]) -> None:
 
 
 def tiny_model(trainer: str) -> str:
-    """Return the manifest to apply, with the image's registry if that is another one."""
+    """Return the manifest to apply. If the cluster uses another registry, the image has that registry's name."""
     file = "examples/tiny-model.yaml"
     content = (ROOT / file).read_text()
     if f"image: {trainer}\n" in content:
@@ -222,7 +222,7 @@ def serve_tiny_model(shell: Shell, trainer: LoadedImage) -> None:
 
 @contextmanager
 def way_in(shell: Shell) -> Iterator[str]:
-    """Yield the server's address: the ingress's, or a forwarded port when no ingress is known."""
+    """Yield the server's address: the ingress's address, or a forwarded port if no ingress is known."""
     if shell.cluster.ingress_address:
         yield shell.cluster.ingress_url
         return
@@ -232,7 +232,7 @@ def way_in(shell: Shell) -> Iterator[str]:
 
 
 def train(shell: Shell, base_url: str) -> None:
-    """Run `examples/first_steps.py` in the folder of the model's tokenizer. Raises CommandFailed."""
+    """Run `examples/first_steps.py` in the folder with the model's tokenizer. Raises CommandFailed."""
     out = ROOT / OUT
     fetch_model(shell, out)
     wait_until_answering(base_url)
@@ -240,7 +240,7 @@ def train(shell: Shell, base_url: str) -> None:
     arguments = ["--model", MODEL, "--base-model-dir", MODEL, "--out", "."]
     console.print(f"$ export TINKER_BASE_URL={base_url} TINKER_API_KEY=tml-…", style="bold")
     console.print(f"$ python {ROOT / 'examples/first_steps.py'} {shlex.join(arguments)}", style="bold")
-    # peft reads an attribute that transformers 5 has renamed.
+    # PEFT reads an attribute that transformers 5 has renamed.
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore::FutureWarning", "NO_PROXY": "*"}
     done = subprocess.run(
         [sys.executable, find_program(), *arguments], cwd=out, env={**os.environ, **environment, **quiet}, check=False
@@ -250,7 +250,10 @@ def train(shell: Shell, base_url: str) -> None:
 
 
 def fetch_model(shell: Shell, out: Path) -> None:
-    """Fetch the tokenizer into the program's folder, under the model's name, where the SDK looks for it."""
+    """Download the tokenizer into the program's folder, into a directory with the model's name.
+
+    The SDK reads it there.
+    """
     console.print(f"$ cd {OUT}", style="bold")
     command = ("kubectl", "exec", f"{SESSION}-0", "--", "tar", "-C", "/models", "-c", MODEL)
     console.print(f"$ {shlex.join(command)} | tar -x", style="bold")
@@ -265,9 +268,9 @@ def api_key(shell: Shell) -> str:
 
 
 def wait_until_answering(base_url: str) -> None:
-    """Wait until the server answers: an ingress controller needs a moment, and so does kubectl's port.
+    """Wait until the server answers. An ingress controller and kubectl's port forwarding need a moment.
 
-    Raises ClusterError when nothing answers.
+    Raises ClusterError if the server does not answer.
     """
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:
@@ -298,7 +301,7 @@ def say_what_next(shell: Shell, seconds: float) -> None:
 
 
 def clean_up(cluster: Cluster) -> str:
-    """Remove the demo; a user's cluster keeps the CRDs, since other objects may use them."""
+    """Remove the demo. A user's cluster keeps the CRDs, because other objects may use them."""
     if cluster.name:
         return f"make cluster-down NAME={cluster.name}"
     return f"kubectl delete tsess {SESSION} && helm uninstall tinsmith && kubectl delete namespace {NAMESPACE}"

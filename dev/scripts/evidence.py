@@ -1,7 +1,7 @@
 """Run the tests that show that Tinsmith works with other projects, and record their results.
 
-Evidence.py [NAME...]  Without names it runs all of them: `make evidence`. `make docs` makes reference/evidence.md from
-the record. It exits with 1 when a test fails; failures are recorded as well.
+Evidence.py [NAME...]  Without names it runs all of them: `make evidence`. `make docs` generates reference/evidence.md
+from the record. The program exits with 1 if a test fails. It records failures as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAILED, NOTHING_RUN = 1, 2
 
 
 def run(subject: Subject) -> tuple[list[Result], int, float]:
-    """Return the results of the subject's tests, the exit status and the seconds. Output is passed through."""
+    """Return the results of the subject's tests, the exit status and the seconds. The output is printed."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "outcomes"
         path = os.pathsep.join(str(ROOT / folder) for folder in ("dev/scripts", "dev/testcluster"))
@@ -57,7 +57,7 @@ def entry_of(subject: Subject, results: Sequence[Result], status: int, seconds: 
 
 
 def versions_of(subject: Subject, results: Sequence[Result]) -> str:
-    """Return the versions of the packages; for tests of several versions, those that passed."""
+    """Return the versions of the packages. For tests of several versions, return the versions that passed."""
     if subject.version_of:
         tested = [version_in(result.test) for result in results if result.outcome == "passed"]
         return f"{subject.version_of} {', '.join(tested)}"
@@ -65,7 +65,7 @@ def versions_of(subject: Subject, results: Sequence[Result]) -> str:
 
 
 def version_in(test: str) -> str:
-    """Return the version in a test's parameter."""
+    """Return the version in the parameter of a test."""
     found = re.search(r"\[(.+)\]", test)
     return found.group(1) if found else test
 

@@ -1,4 +1,4 @@
-"""The recorded runs with other projects' programs and packages: docs/evidence.toml, and its rows of a table."""
+"""The recorded runs with programs and packages of other projects: docs/evidence.toml, and its rows of a table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`command` is run in the project's folder. `packages` are those whose versions matter, from the lock.
+    """`command` runs in the project's folder. `packages` are the packages in the lock whose versions matter.
 
-    `version_of` names a package where each test is of one version of it, which is the test's parameter.
+    `version_of` names a package. Each test has one version of that package as its parameter.
     """
 
     name: str
@@ -63,7 +63,7 @@ SUBJECTS = (
 
 
 def locked(package: str) -> str:
-    """Return the package's name and version. Raises LookupError when no lock names it."""
+    """Return the package's name and version. Raises LookupError if no lock names the package."""
     for lock in LOCKS:
         if found := re.search(rf"^{re.escape(package)}==(\S+)", lock.read_text(), re.MULTILINE):
             return f"{package} {found.group(1)}"
@@ -89,7 +89,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def note(run: Mapping[str, str]) -> None:
-    """Record this run in place of the subject's last one."""
+    """Record this run in place of the subject's last run."""
     found = {**runs(), run["name"]: run}
     order = [subject.name for subject in SUBJECTS]
     tables = [

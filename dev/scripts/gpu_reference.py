@@ -41,7 +41,7 @@ def _check(entry: Mapping[str, Any], keys: set[str]) -> None:
 def write(
     tests: Sequence[Mapping[str, Any]], benchmarks: Sequence[Mapping[str, Any]], file: Path | None = None
 ) -> None:
-    """Replace the file, which is docs/gpu-runs.toml unless another one is named."""
+    """Replace the file. The default is docs/gpu-runs.toml."""
     blocks = [_block("test", entry) for entry in tests] + [_block("benchmark", entry) for entry in benchmarks]
     (file or RUNS).write_text("\n".join([HEAD, *blocks]))
 
@@ -51,7 +51,7 @@ def _block(table: str, entry: Mapping[str, Any]) -> str:
 
 
 def _value(value: object) -> str:
-    """Strings, numbers and tables of them. JSON's strings are TOML's too."""
+    """Return the TOML form of a string, a number or a table of these. JSON strings are valid in TOML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,8 @@
-"""Rehearse `make gpu-run` on this machine's CPU, in the packages of an image of PyTorch for GPUs: `make gpu-rehearsal`.
+"""Rehearse `make gpu-run` on this machine's CPU, with the packages of a PyTorch image for GPUs: `make gpu-rehearsal`.
 
-A borrowed machine gives minutes, so its packages are tried here first: an environment of what such an image has, with
-the wheels of `make gpu-wheels` before it. Both are in the project's cache. gpu_rehearsal_steps.py runs there.
+A borrowed machine is available only for minutes, so its packages are tried here first. The environment has the packages
+of such an image, preceded by the wheels of `make gpu-wheels`. Both are in the project's cache. gpu_rehearsal_steps.py
+runs in this environment.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ WHEELS = "gpu-wheels"
 def environment(inherited: Mapping[str, str], libraries: str) -> dict[str, str]:
     """Return the environment variables of the rehearsal.
 
-    The caller's packages stay out of it. A GPU stays out of sight: `libraries` are another PyTorch's, which a CPU never
-    calls. With a thread for each of two busy cores the benchmark in float32 took 120 s, and 25 s with one.
+    The variables hide the caller's packages and any GPU. `libraries` are the GPU libraries of another PyTorch, which a
+    CPU never calls. On two busy cores, the benchmark in float32 took 120 s with two threads, and 25 s with one.
     """
     return {
         **inherited,
@@ -41,7 +42,10 @@ def environment(inherited: Mapping[str, str], libraries: str) -> dict[str, str]:
 
 
 def image_python() -> Path:
-    """Return the interpreter of the environment, which is made where the cache has none. Raises CannotRun."""
+    """Return the interpreter of the environment.
+
+    Make the environment if the cache does not have it. Raises CannotRun.
+    """
     packages = package_environment.GPU_LOOKALIKE
     if package_environment.main([packages.name]):
         raise CannotRun(f"the environment of {packages.lock.name} is missing; the lines above say why")
@@ -49,7 +53,7 @@ def image_python() -> Path:
 
 
 def cached_wheels() -> Path:
-    """Return the folder of the lock's wheels, which are downloaded where the cache has none. Raises CannotRun."""
+    """Return the folder of the lock's wheels. Download them if the cache does not have them. Raises CannotRun."""
     folder = package_environment.directory_for(WHEELS, gpu_wheels.LOCK, gpu_wheels.PYTHON_VERSION)
     package_environment.make_environment(folder, gpu_wheels.download)
     package_environment.remove_unused(folder.parent, time.time())
@@ -57,7 +61,7 @@ def cached_wheels() -> Path:
 
 
 def rehearse() -> int:
-    """Return the exit status. Raises CannotRun where the environment or the wheels cannot be had."""
+    """Return the exit status. Raises CannotRun if the environment or the wheels are not available."""
     started = time.monotonic()
     python = image_python()
     count = len(list(python.parents[1].glob("lib/*/site-packages/*.dist-info")))

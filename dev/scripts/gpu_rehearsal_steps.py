@@ -1,7 +1,7 @@
-"""The steps of `make gpu-rehearsal`, run by the interpreter of the image's look-alike.
+"""The steps of `make gpu-rehearsal`, run by the interpreter of the environment that imitates the image.
 
-Wheels are installed and packages are looked for as gpu_run.py does it on a GPU's machine. This module imports the
-standard library alone: whether the rest is there is what the rehearsal asks.
+The steps install wheels and look for packages in the same way as gpu_run.py on a machine with a GPU. This module
+imports only the standard library, because the rehearsal checks whether the other packages are available.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import run_results
 from commits import CannotRun
 
 STEP_SECONDS = 600.0
-"""A borrowed machine ends a command after ten minutes, too."""
+"""The time limit of a step. A borrowed machine also ends a command after ten minutes."""
 PYTEST = ("-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q")
 CONTRACT = "tests/contract/engine"
 PARITY = ("-m", "tinsmith_trainer.parity.command", "--engine", "peft:device=cpu,dtype=float32", "--engine")
@@ -34,7 +34,10 @@ BENCHMARK = ("dev/benchmarks/gpu_step.py", "--model", "tiny", "--device", "cpu",
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`arguments` follow the interpreter. `count` reads standard output; less than `least` is a failure."""
+    """One step.
+
+    `arguments` follow the interpreter. `count` reads standard output; a result below `least` is a failure.
+    """
 
     title: str
     arguments: Sequence[str]
@@ -59,7 +62,7 @@ def agreeing(output: str) -> int:
 
 
 def tokens_per_second(output: str) -> int:
-    """Return the engine's rate as `make gpu-run` writes it down, or 0 where there is no report with figures."""
+    """Return the engine's rate in the report of `make gpu-run`; 0 without a report that has figures."""
     try:
         entries = gpu_run.benchmark_entries([], [json.loads(output)], {})
     except json.JSONDecodeError:
@@ -96,7 +99,7 @@ def line(title: str, seconds: float, result: str) -> str:
 
 
 def run_step(step: Step, packages: Sequence[str]) -> bool:
-    """Print the step's line, then its output where it fails. Return whether it passed."""
+    """Print the step's line. If the step fails, print its output. Return whether it passed."""
     started = time.monotonic()
     status, output, errors = _run(step, packages)
     counted = step.count(output) if status == 0 else 0
@@ -109,7 +112,7 @@ def run_step(step: Step, packages: Sequence[str]) -> bool:
 
 
 def failure(step: Step, status: int | None, counted: int) -> str:
-    """Say what is wrong with a step that ended with the status, or with None at the end of its time."""
+    """Return what is wrong with a step, by its exit status. None as a status means that its time ran out."""
     if status is None:
         return f"failed: no end within {STEP_SECONDS:g} s"
     if status != 0:
@@ -141,7 +144,7 @@ def _text(said: bytes | str | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 1 where a step failed; each runs whether or not one before it failed."""
+    """Run every step, even after a failure. Return 1 if a step failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheels", type=Path, required=True, help="a folder of wheels, as `make gpu-wheels` makes it")
     given = parser.parse_args(arguments)

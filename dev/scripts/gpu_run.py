@@ -1,9 +1,9 @@
-"""Runs all that one machine's GPUs can run of the tests and the benchmark, and writes it down: `make gpu-run`.
+"""Runs the tests and the benchmark that this machine's GPUs can run, and records the results: `make gpu-run`.
 
-Nothing of the project need be installed, only what its worker imports; a machine without network takes what it lacks
-from a folder of wheels. Results are written while tests end, so a run that is killed leaves what it knows. It ends in
-time: what has not run by then keeps the row of its last run. Exits with 1 if a test failed, and with 2 if it could
-not run or not write what it knew.
+The project itself need not be installed, only the packages that its worker imports. A machine without a network takes
+missing packages from a folder of wheels. Results are written while tests end, so a run that is killed keeps its results
+so far. The run has a time limit: tests that have not run by then keep the row of their last run. The program exits with
+1 if a test failed, and with 2 if it could not run or could not write its results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TESTS = (
     ),
     *(f"tests/contract/sampler/test_{name}.py" for name in ("bfloat16", "parity", "vision")),
     "tests/contract/engine",
-    # By module: the folder's others need packages that a GPU's image may lack.
+    # Listed by module, because other modules in the folder need packages that a GPU image may lack.
     *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares")),
     "tests/gpu",
 )
@@ -55,21 +55,21 @@ NEEDED = (
 )
 """Modules that the tests and the benchmark import. `make gpu-wheels` brings those that an image of PyTorch lacks."""
 TOLD = ("torch", "transformers", "peft")
-"""Packages whose versions a run prints."""
+"""The packages whose versions a run prints."""
 RUN_SECONDS = 480.0
-"""For a machine that ends a command after ten minutes, and takes one or two of them to begin."""
+"""The time limit of a run. Some machines end a command after ten minutes, and need one or two minutes to start it."""
 BENCHMARK_SECONDS = {"tiny": 60, "0.6B": 100, "8B": 120}
-"""What is kept of the time for the benchmark of a model."""
+"""The part of the time that is reserved for the benchmark of each model."""
 END_SECONDS = 20
 NOTE_SECONDS = 5.0
-"""Between two writings of what is known so far."""
+"""The time between two writes of the results so far."""
 WRITTEN = ("docs/gpu-runs.toml", "docs/how-to/gpu.md")
 FAILED, NOTHING_RUN = 1, 2
 
 
 @contextmanager
 def packages_of(wheels: Path | None) -> Iterator[list[str]]:
-    """Install the folder's wheels for as long as the block runs, before whatever the machine has of those packages.
+    """Install the folder's wheels during the block. They take precedence over the machine's own versions.
 
     Yields the folders to put on the path of child processes. Raises CannotRun.
     """
@@ -101,7 +101,7 @@ def _install(wheels: Path, site: str) -> None:
 
 
 def require_packages() -> None:
-    """Raise CannotRun, in one sentence, where packages are missing."""
+    """Raise CannotRun, with a one-sentence message, if packages are missing."""
     if missing := [name for name in NEEDED if not _is_there(name)]:
         raise CannotRun(
             f"{sys.executable} has no {', '.join(missing)}: install them there, bring them by --wheels, "
@@ -110,9 +110,9 @@ def require_packages() -> None:
 
 
 def device_name() -> str:
-    """Return the name of the GPUs. Raises CannotRun, in one sentence, where packages or GPUs are missing."""
+    """Return the name of the GPUs. Raises CannotRun, with a one-sentence message, if packages or GPUs are missing."""
     require_packages()
-    import torch  # takes seconds, and may be what is missing
+    import torch  # this import takes seconds, and torch may be missing
 
     if not torch.cuda.is_available():
         raise CannotRun(f"PyTorch {torch.__version__} of {sys.executable} sees no GPU: nvidia-smi says what there is")
@@ -123,7 +123,7 @@ def device_name() -> str:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # a package that would hold it
+    except ModuleNotFoundError:  # the name of a package that may contain this module
         return False
 
 
@@ -137,7 +137,7 @@ class Record:
     reports: list[Mapping[str, Any]] = field(default_factory=list)
 
     def write(self) -> None:
-        """Write the file. Raises CannotRun when that fails."""
+        """Write the file. Raises CannotRun if that fails."""
         unfinished = self.file.with_suffix(".unfinished")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Record:
 
 
 def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Sequence[str], record: Record) -> None:
-    """Run what the time allows of the tests, in their order; the record has each result soon after it is there."""
+    """Run the tests in order until the time is over. The record has each result shortly after the test ends."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "results"
 
@@ -172,11 +172,11 @@ def path_of_children(packages: Sequence[str]) -> dict[str, str]:
 def _run_for(
     seconds: float, program: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
 ) -> int:
-    """Run the program to its end or to the end of the time, and return its exit status.
+    """Run the program until it ends or until the time is over, and return its exit status.
 
-    The end of the time is a Ctrl-C first, so that servers that the program started end, too.
+    When the time is over, the program first gets a Ctrl-C, so that the servers that it started also end.
     """
-    # A shell starts what runs in the background with SIGINT ignored, which a child inherits.
+    # A shell starts background programs with SIGINT ignored, and a child inherits that.
     command = ["env", "--default-signal=INT", *program]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True)
     ends_at = time.monotonic() + seconds
@@ -185,7 +185,7 @@ def _run_for(
             if (status := _ended(process, min(left, NOTE_SECONDS))) is not None:
                 return status
             meanwhile()
-    except BaseException:  # a Ctrl-C at this program reaches no other session, and the tests would run on
+    except BaseException:  # a Ctrl-C at this program does not reach another session, so the tests would continue
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
@@ -206,7 +206,7 @@ def _ended(process: subprocess.Popen[bytes], patience_seconds: float) -> int | N
 def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[str, Any] | None:
     """Return the report of dev/benchmarks/gpu_step.py.
 
-    None when it fails or takes too long, with the reason on stderr.
+    Return None if the benchmark fails or takes too long, and print the reason on standard error.
     """
     program = [sys.executable, "dev/benchmarks/gpu_step.py", "--model", model, "--json"]
     try:
@@ -228,7 +228,10 @@ def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[s
 def test_entries(
     known: Sequence[Mapping[str, Any]], results: Sequence[Result], run: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The entries, with this run where a test passed or failed. One that was skipped keeps its last run."""
+    """Return the entries, updated with the tests that passed or failed in this run.
+
+    A skipped test keeps its last run.
+    """
     counted = run_results.by_row([entry["name"] for entry in known], results)
     return [{**entry, **_run_of(counted.get(entry["name"]), run)} for entry in known]
 
@@ -242,7 +245,7 @@ def _run_of(result: Result | None, run: Mapping[str, str]) -> dict[str, Any]:
 def benchmark_entries(
     known: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, Any]], run: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the entries with new ones for the reports' models. A side without figures makes no entry."""
+    """Return the entries, updated with the models in the reports. A side without figures gets no entry."""
     measured = [benchmark_entry(report, run) for report in reports if not _error_of(report)]
     models = {entry["model"] for entry in measured}
     return sorted(
@@ -256,7 +259,10 @@ def _error_of(report: Mapping[str, Any]) -> str | None:
 
 
 def benchmark_entry(report: Mapping[str, Any], run: Mapping[str, str]) -> dict[str, Any]:
-    """`engine`, `samples`: tokens per second. `ratio`: the engine's as a multiple of the bare loop's."""
+    """Return one entry.
+
+    `engine`, `samples`: tokens per second. `ratio`: the engine's rate divided by the bare loop's.
+    """
     engine, bare = report["engine"], report["bare"]
     return {
         "model": report["model"],

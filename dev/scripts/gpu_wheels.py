@@ -1,7 +1,8 @@
-"""Downloads what an image of PyTorch lacks of the packages that GPU tests import: `make gpu-wheels`.
+"""Downloads the packages that GPU tests import and that a PyTorch image lacks: `make gpu-wheels`.
 
-A machine that is lent for minutes often has no network, and takes files up to a certain size. This fills a folder that
-git ignores, checks that it fits together with the tree, and prints the command to run over there.
+A machine that is lent for minutes often has no network, and limits the size of transferred files. This script fills a
+folder that git ignores, and checks that the folder and the tree together stay below the limit. Then it prints the
+command to run on the other machine.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ LOCK = ROOT / "dev" / "requirements" / "gpu-wheels.txt"
 FOLDER = ROOT / ".wheels"
 MIB = 2**20
 MOST_BYTES = 64 * MIB
-"""Of the tree and the wheels together."""
+"""The size limit of the tree and the wheels together."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 PYTHON_VERSION = "3.12"
 
 
 def download(folder: Path, lock: Path = LOCK) -> list[Path]:
-    """Fill the folder with exactly the wheels of the lock. Raises CannotRun with pip's last words."""
+    """Fill the folder with exactly the wheels of the lock. Raises CannotRun with the end of pip's output."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     with tempfile.TemporaryDirectory() as scratch:
-        # The environments of this project have no pip of their own.
+        # The environments of this project contain no pip.
         subprocess.run([sys.executable, "-m", "venv", scratch], check=True)
         command = [f"{scratch}/bin/python", "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         wanted = ["--no-deps", "--require-hashes", "--only-binary=:all:", f"--python-version={PYTHON_VERSION}"]
@@ -49,7 +50,7 @@ def download(folder: Path, lock: Path = LOCK) -> list[Path]:
 
 
 def tree_bytes(tree: Path) -> int:
-    """Return the size of the files that git does not ignore: a copy of the working tree has all of them."""
+    """Return the size of the files that git does not ignore. A copy of the working tree contains all of them."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=tree,
@@ -62,7 +63,10 @@ def tree_bytes(tree: Path) -> int:
 
 
 def told(wheels: Sequence[Path], tree: int, commit: str) -> str:
-    """Return the instructions to print. Raises CannotRun when tree and wheels exceed the limit of the transfer."""
+    """Return the instructions to print.
+
+    Raises CannotRun if the tree and the wheels exceed the limit of the transfer.
+    """
     brought = sum(wheel.stat().st_size for wheel in wheels)
     if tree + brought > MOST_BYTES:
         raise CannotRun(

@@ -1,8 +1,8 @@
-"""Makes the image of kind's nodes where no registry can be reached: `make kind-node-image`.
+"""Makes the image of kind's nodes on a machine that reaches no registry: `make kind-node-image`.
 
-It is put together from kind's own files, which come with its Go module, Debian's packages, and programs that are built
-here; `make demo-kind` takes it where it was made. What kind's own image has and this one lacks is kindnet, which no Go
-module brings: the network knows one node, and enforces no NetworkPolicies.
+The image consists of files from kind's Go module, Debian's packages, and programs that are built locally. `make
+demo-kind` uses this image if it exists. Unlike kind's own image, it lacks kindnet, because no Go module contains it.
+Therefore the network has only one node and enforces no NetworkPolicies.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from testcluster.programs.builds import KIND, KIND_STORAGE, KUBERNETES, KUBERNET
 
 RECIPE = Path(kind.__file__).parent / "kind_node"
 PODS_TAG = "1"
-"""The recipe's files name it."""
+"""The tag that the manifests of the node image name."""
 ON_THE_NODE = ("kubeadm", "kubectl", "kubelet")
 IN_PODS = {
     "coredns": "coredns",
-    # A module's path ends in its version, so its program has the name before that.
+    # A module's path ends with its version, and the program has the name before that version.
     "etcd": "server",
     "kube-apiserver": "kube-apiserver",
     "kube-controller-manager": "kube-controller-manager",
@@ -39,7 +39,7 @@ IN_PODS = {
     "kube-scheduler": "kube-scheduler",
     "local-path-provisioner": "local-path-provisioner",
 }
-"""What pods call a program, and what its build does."""
+"""The image name of each program in pods, and the name of its build."""
 LOAD_SECONDS = 600
 
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def make_archive() -> Path:
-    """Build the node image as a docker-archive; unchanged parts are reused. Raises ClusterError and ImageError."""
+    """Build the node image as a docker-archive, and reuse unchanged parts. Raises ClusterError and ImageError."""
     programs = find_programs()
     with build_context(RECIPE / "pods.Dockerfile") as context:
         link(context / "pods", {name: programs[built_as] for name, built_as in IN_PODS.items()})
@@ -74,13 +74,13 @@ def make_archive() -> Path:
 
 
 def find_programs() -> Mapping[str, Path]:
-    """All that the image takes, by name; those that are missing are built."""
+    """Return all programs that the image contains, by name. Build the missing ones."""
     folders = [built(program) for program in (KUBERNETES, KIND, KIND_STORAGE, PAUSE)]
     return {file.name: file for folder in folders for file in folder.iterdir()}
 
 
 def kind_files() -> Path:
-    """Return the files that kind's base image adds to Debian, in this kind's version, checked against its go.sum."""
+    """Return the files that kind's base image adds to Debian, in the version of this kind, verified by its go.sum."""
     download = run("env", f"--chdir={KIND.source}", "go", "mod", "download", "-json", "sigs.k8s.io/kind", seconds=300)
     return Path(json.loads(download)["Dir"]) / "images" / "base" / "files"
 
@@ -102,7 +102,7 @@ def link(folder: Path, files: Mapping[str, Path]) -> None:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy files without their modes: Go's module cache is read-only."""
+    """Copy files without their modes, because Go's module cache is read-only."""
     for file in source.rglob("*"):
         if file.is_file():
             copy = target / file.relative_to(source)

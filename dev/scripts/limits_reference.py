@@ -1,4 +1,4 @@
-"""The rows of docs/reference/limits.md: every limit of the API server, and what happens at it."""
+"""The rows of docs/reference/limits.md: every limit of the API server, and what happens when it is reached."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _whole(path: str) -> str:
 
 
 def body_rows() -> list[tuple[str, ...]]:
-    """Return each limit of a body with the calls that have it; the one of most calls comes last, without them."""
+    """Return each limit of a request body with the calls that have this limit."""
     calls: dict[str, list[str]] = {}
     for path, limit in sorted(uploads.BODY_BYTES.items()):
         calls.setdefault(f"`{limit}`" if isinstance(limit, str) else _size(limit), []).append(f"`{_whole(path)}`")

@@ -1,6 +1,6 @@
 """The rows of docs/reference/conditions.md: conditions, their reasons, Events and alerts.
 
-`reference.py` calls it. Events are read from the operator's source, alerts from the chart.
+`reference.py` calls this module. It reads Events from the operator's source, and alerts from the chart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The number of GPUs that a model takes under the nemo-rl engine: a formula, and the table of its page.
+"""The number of GPUs that a model needs with the nemo-rl engine: a formula, and the table of its page.
 
 The figures are computed, not measured. `Layout.gpu_bytes` and docs/how-to/nemo-rl.md list what is counted.
 """
@@ -16,17 +16,17 @@ from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 GIB = 1024**3
 GPU_GIB = 80
 ROOM = 0.9
-"""Of a GPU's memory; the rest is the allocator's, whose pieces never fit together without gaps."""
+"""The usable part of a GPU's memory. The allocator loses the rest in gaps between its blocks."""
 OTHERS_GIB = 5
-"""CUDA's context, NCCL's buffers, TransformerEngine's workspaces: a guess, on the generous side."""
+"""A generous estimate for CUDA's context, NCCL's buffers and TransformerEngine's workspaces."""
 GPUS_PER_NODE = 8
 
 BASE_BYTES = 2
-"""bfloat16, frozen: neither gradients nor optimizer."""
+"""The bytes of a base weight: bfloat16, frozen, so without gradients and optimizer state."""
 ADAPTER_BYTES = 2 + 4 + 4 + 8
-"""In the model: bfloat16, float32 gradients, float32 masters, Adam's two moments."""
+"""The bytes of an adapter weight in the model: bfloat16, float32 gradient, float32 master, and Adam's two moments."""
 SLOT_BYTES = 4 + 8 + 4
-"""In host memory while another adapter is in the model: masters, moments, gradients of an open step."""
+"""The bytes in host memory while another adapter is in the model: master, moments, and gradient of an open step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,21 @@ class Sizes:
     tied: bool = False
 
     def projections(self) -> list[tuple[int, int]]:
-        """Input and output of each linear layer of one transformer layer."""
+        """Return the input and output sizes of each linear layer in one transformer layer."""
         query, key_value = self.heads * self.head, self.kv_heads * self.head
         attention = [(self.hidden, query), (self.hidden, key_value), (self.hidden, key_value), (query, self.hidden)]
         return [*attention, (self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden)]
 
     def values(self) -> tuple[int, int]:
-        """Return the inputs and outputs of a layer's projections for a token.
+        """Return the number of values of a token in the inputs and outputs of a layer's projections.
 
-        Those of attention and of the feed-forward.
+        The first number is for attention, the second for the feed-forward layers.
         """
         widths = [given + out for given, out in self.projections()]
         return sum(widths[:4]), sum(widths[4:])
 
     def kept_values(self, recompute: RankRecompute) -> int:
-        """Return the values of a token that a layer keeps for its backward. Flash attention keeps no more."""
+        """Return how many values of a token a layer keeps for its backward pass. Flash attention keeps no more."""
         attention, feed_forward = self.values()
         kept = {"layers": self.hidden, "mlp": attention + self.hidden, "none": attention + feed_forward}
         return kept[recompute]
@@ -76,7 +76,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One copy of a model: `tensor` x `pipeline` GPUs."""
+    """One copy of a model on `tensor` x `pipeline` GPUs."""
 
     tensor: int
     pipeline: int
@@ -86,29 +86,33 @@ class Layout:
         return self.tensor * self.pipeline
 
     def fits(self, sizes: Sizes) -> bool:
-        """Return whether the ranks' parts are equal.
+        """Return whether the model can be divided equally among the ranks.
 
-        Tensor ranks share a node, since they communicate in every layer.
+        Tensor ranks share a node, because they communicate in every layer.
         """
         whole = (sizes.kv_heads % self.tensor, sizes.layers % self.pipeline, sizes.vocab % self.tensor)
         return whole == (0, 0, 0) and self.tensor <= GPUS_PER_NODE and not (sizes.tied and self.pipeline > 1)
 
     def gpu_bytes(self, sizes: Sizes, rank: int, tokens: int, recompute: RankRecompute = "layers") -> float:
-        """Return the memory of the fullest GPU; `tokens` are those of a microbatch."""
+        """Return the memory use of the fullest GPU. `tokens`: the number of tokens in a microbatch."""
         base = BASE_BYTES * sizes.parameters / self.gpus
         adapter = ADAPTER_BYTES * sizes.adapter_parameters(rank) / self.gpus
-        # The first stage of a pipeline has as many microbatches under way as there are stages, each for its share of
-        # the layers.
+        # The first stage of a pipeline has as many microbatches in progress as the pipeline has stages. For each of
+        # them it keeps the values of its own layers.
         kept = 2 * tokens * sizes.kept_values(recompute) * sizes.layers / self.tensor
-        # One layer computed anew, and its gradients: two values for each of the projections' inputs and outputs.
+        # One recomputed layer and its gradients: two values for each input and output of its projections.
         working = 2 * 2 * tokens * sum(sizes.values()) / self.tensor
-        # Of a chunk of tokens: bfloat16 logits and their gradient, and float32 ones with what softmax needs.
+        # One chunk of tokens: bfloat16 logits and their gradient, and float32 logits with the intermediate values of
+        # softmax.
         logits = (2 * 2 + 3 * 4) * min(tokens, LOGPROB_CHUNK_TOKENS) * sizes.vocab / self.tensor
         return base + adapter + kept + max(working, logits) + OTHERS_GIB * GIB
 
 
 def smallest(sizes: Sizes, rank: int, tokens: int) -> Layout | None:
-    """Fewest GPUs that it fits on; of equally many, the one with fewest pipeline stages, which wait for each other."""
+    """Return the layout with the fewest GPUs. Of equal layouts, return the one with the fewest pipeline stages.
+
+    Pipeline stages wait for each other.
+    """
     layouts = [Layout(tensor, pipeline) for tensor, pipeline in product((1, 2, 4, 8), (1, 2, 4))]
     fitting = [
         layout
@@ -160,7 +164,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def recompute_rows() -> Iterator[tuple[str, ...]]:
-    """GiB on each GPU of the fewest that would do with layers recomputed, at the lower rank and number of tokens."""
+    """Return the GiB on each GPU with recomputed layers, on the fewest GPUs, at the lower rank and number of tokens."""
     for sizes in MODELS:
         layout = smallest(sizes, RANKS[0], TOKENS[0])
         if layout is not None:

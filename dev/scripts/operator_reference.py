@@ -1,4 +1,4 @@
-"""The operator's settings and metrics, as rows and families for the reference tables."""
+"""The operator's settings and metrics, as rows for the reference tables."""
 
 from __future__ import annotations
 

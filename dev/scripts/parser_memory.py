@@ -1,4 +1,4 @@
-"""The memory that each parser of a tenant's bytes may take.
+"""The memory that each parser of a tenant's bytes may use.
 
 docs/reference/limits.md links here, and tests/attacks/test_parsers.py measures each parser.
 """
@@ -13,7 +13,7 @@ SERVER, WORKER = "API server", "worker"
 
 @dataclass(frozen=True, slots=True)
 class ParserMemory:
-    """`times` the bytes that it reads, and `beside_mib` more, whatever it reads."""
+    """The limit of a parser: `times` the number of bytes that it reads, plus `beside_mib`."""
 
     where: str
     what: str
@@ -51,4 +51,4 @@ PARSERS = {
     "adapter_config": ParserMemory(WORKER, "an adapter's configuration", "64 for each such tensor, and 1 MiB", 32, 2),
     "recipients": ParserMemory(WORKER, "recipients of an encrypted save", "256 KiB", 8, 2),
 }
-"""By the names of `tests/support/parsers/worst_inputs.py`."""
+"""The limits, by the names in `tests/support/parsers/worst_inputs.py`."""

@@ -1,6 +1,6 @@
-"""Rules of plain English that ruff does not know: how a docstring opens, and which words are no names.
+"""Rules of plain English that ruff does not check: the first word of a docstring, and words that are not names.
 
-tests/unit/test_prose.py holds them for every file; `make sizes` counts what breaks the first.
+tests/unit/test_prose.py checks every file. `make sizes` counts the docstrings that break the first rule.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-# Words that open a fragment. A docstring opens with an imperative verb or a noun phrase.
+# Words that begin a fragment. A docstring begins with an imperative verb or a noun phrase.
 OPENING = re.compile(
     r"(?:Each of|One of|Some of|Any of|"
     r"Also|And|Anything|As|Behind|Beside|Both|But|By (?!default)|Either|Else|Everybody|Everything|From|How|Like|Nobody|"
@@ -19,12 +19,12 @@ OPENING = re.compile(
     r"Where|Wherever|Whether|Which|Who|Whoever|Whom|Whose|Why|Within"
     r")\b"
 )
-# Words that open a sentence without a subject of its own. The docstring of a test may: it explains the test's name.
+# Words that begin a sentence without its own subject. A test's docstring may use them, because it explains the name.
 CONTEXT = re.compile(
     r"(?:After|At|Before|For|If|In|It|Its|Neither|None|On|Otherwise|Over|There|They|Until|When|While|With|Without)\b"
 )
 
-# A name says what a thing is; these say only that there is one.
+# A name says what a thing is. These pronouns say only that a thing exists.
 PRONOUN = re.compile(
     r"(?:^|_)(?:anybody|anyone|everybody|nobody|ours|somebody|someone|theirs|whatever|whoever|whom|whose)(?:_|$)",
     re.IGNORECASE,

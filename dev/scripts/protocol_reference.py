@@ -1,4 +1,4 @@
-"""The API call by call and field by field, as rows of tables, from the document that the server serves."""
+"""Table rows for each call and field of the API, from the OpenAPI document of the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def call_rows() -> Iterator[tuple[str, ...]]:
 
 
 def flag_rows() -> Iterator[tuple[str, ...]]:
-    """Return the flags of the SDK's two configurations, with their values or with what decides them."""
+    """Return the flags of the SDK's two configurations, with their values or the rule for their values."""
     models = {"client/config": ClientConfigResponse, "client/dynamic_config": DynamicConfigResponse}
     for call, model in models.items():
         for name, field in model.model_fields.items():
@@ -55,7 +55,7 @@ def _taken(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
 
 
 def _required(document: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """Return the names of an object's required fields, or of those of each alternative."""
+    """Return the names of an object's required fields, or the required fields of each alternative."""
     resolved = _resolved(document, schema)
     if choices := resolved.get("anyOf") or resolved.get("oneOf"):
         return list(dict.fromkeys(name for choice in choices for name in _required(document, choice)))

@@ -1,6 +1,6 @@
 """The rows of the fields of TrainingSessions and SamplerPools, from their CRDs.
 
-`reference.py` calls it, and writes docs/reference/training-session.md and docs/reference/sampler-pool.md.
+`reference.py` calls this module, and writes docs/reference/training-session.md and docs/reference/sampler-pool.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Outcomes of tests, as the plugin `outcomes` writes them: read, and counted by row.
+"""Reads the test outcomes that the plugin `outcomes` writes, and counts them by row.
 
-Without pytest, which the machine of a run may lack until its wheels are installed.
+This module does not need pytest, which a machine may lack until its wheels are installed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 FILE = "TINSMITH_TEST_OUTCOMES"
-"""The variable that names the file, one line of JSON for each test."""
+"""The variable that names the file. The file has one line of JSON for each test."""
 
 Outcome = Literal["passed", "failed", "skipped"]
 WORST_FIRST: tuple[Outcome, ...] = ("failed", "passed", "skipped")
@@ -20,7 +20,10 @@ WORST_FIRST: tuple[Outcome, ...] = ("failed", "passed", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`test`: pytest's name of it, parameters included. `reason`: a failure's first line, or why it was skipped."""
+    """`test`: pytest's name of the test, with its parameters.
+
+    `reason`: a failure's first line, or why it was skipped.
+    """
 
     test: str
     outcome: Outcome
@@ -32,9 +35,9 @@ def read_results(file: Path) -> list[Result]:
 
 
 def by_row(rows: Iterable[str], results: Iterable[Result]) -> Mapping[str, Result]:
-    """Map each row that results speak of to the one that counts: a failure of any of its tests, else one that passed.
+    """Map each row to the result that counts: a failure of any of its tests, else a test that passed.
 
-    A row is a test without its parameters, a module of tests, or a folder of them.
+    A row is a test without its parameters, a module of tests, or a folder of modules.
     """
     found: dict[str, Result] = {}
     names = list(rows)
@@ -47,6 +50,6 @@ def by_row(rows: Iterable[str], results: Iterable[Result]) -> Mapping[str, Resul
 
 
 def _speaks_of(result: Result, row: str) -> bool:
-    """Return whether the result is of the row's test, of its module or folder, or of the module of the row's test."""
+    """Return whether the result belongs to the row's test, module or folder, or to the module of the row's test."""
     test = result.test.partition("[")[0]
     return test == row or test.startswith((f"{row}/", f"{row}::")) or row.startswith(f"{test}::")

@@ -1,8 +1,7 @@
 """Make an environment for each generation of the tinker SDK, once: `make sdk-environments`.
 
-Versions named on the command line replace the list. The dependencies of an SDK come in the versions of
-dev/requirements/dev.txt, so that new releases change no test. All environments share one copy of PyTorch, the largest
-package.
+Versions on the command line replace the list. An SDK's dependencies have the versions in dev/requirements/dev.txt, so
+that new releases change no test. All environments share one copy of PyTorch, the largest package.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def make_sdk_environment(version: str) -> Path:
 
 def _install_sdk(environment: Path, version: str, pytorch: Path) -> None:
     _install(environment, f"tinker=={version}", ("--override", str(OVERRIDES)))
-    # Behind its own packages, which come first.
+    # PyTorch's folder comes after the environment's own packages, which take precedence.
     (site_packages(environment) / "pytorch.pth").write_text(f"{site_packages(pytorch)}\n")
 
 
@@ -54,7 +53,7 @@ def _install(environment: Path, requirement: str, options: Sequence[str]) -> Non
         constraints.write(without_sdk(LOCK.read_text()))
         constraints.flush()
         python = f"{environment}/bin/python"
-        # The overrides of pyproject.toml are for today's SDK.
+        # The overrides in pyproject.toml are for the current SDK.
         alone = ("pip", "install", "--quiet", "--no-config", "--python", python)
         _run(uv, *alone, "-c", constraints.name, *options, requirement)
 

@@ -1,6 +1,6 @@
-"""The generations of the tinker SDK, and how each differs.
+"""The generations of the tinker SDK, and their differences.
 
-docs/reference/protocol.md has the table. The tests run a whole program on each version that is named.
+docs/reference/protocol.md has the table. The tests run a whole program on each version in the list.
 """
 
 from __future__ import annotations

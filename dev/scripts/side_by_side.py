@@ -1,6 +1,6 @@
-"""Runs make targets at the same time, each line of theirs behind the target's name: side_by_side.py TARGET...
+"""Runs make targets at the same time, and prefixes each output line with its target: side_by_side.py TARGET...
 
-Failures are printed again at the very end, since an early one has scrolled away.
+The script repeats failures at the very end, because earlier output has scrolled away.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections import deque
 from typing import IO
 
 INTERRUPTED = 130
-# What pytest's summary and make say of a failure.
+# The texts with which pytest's summary and make report a failure.
 FAILURE = re.compile(r"(FAILED|ERROR) |make(\[\d+\])?: \*\*\*|=+ .*\b(failed|error)")
 LAST_LINES = 10
-"""Shown of a target that failed without a line of that kind."""
+"""The number of lines that are shown of a failed target without such a line."""
 
 
 def main(targets: list[str]) -> int:
-    """1 when one of them failed, after all have ended."""
+    """Run the targets to their end. Return 1 if one of them failed."""
     make = [os.environ.get("MAKE", "make"), "--no-print-directory"]
     running = [
         subprocess.Popen([*make, target], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -31,7 +31,7 @@ def main(targets: list[str]) -> int:
     try:
         statuses = [process.wait() for process in running]
     except KeyboardInterrupt:
-        # The terminal has told them too; each takes down what it started.
+        # The terminal has also sent the signal to the targets. Each target stops the programs that it started.
         for process in running:
             process.wait()
         return INTERRUPTED
@@ -44,7 +44,7 @@ def main(targets: list[str]) -> int:
 
 
 class Reader:
-    """Passes a target's output on as it comes, and keeps of it what tells why the target failed."""
+    """Prints a target's output at once, and keeps the lines that explain a failure."""
 
     def __init__(self, target: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

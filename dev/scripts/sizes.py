@@ -1,7 +1,7 @@
-"""Print how large the project is and how it reads: files, lines, words, and docstrings that open with a fragment.
+"""Print the size and readability of the project: files, lines, words, and docstrings that begin with a fragment.
 
-`make sizes` runs it on the work tree; `--at COMMIT` measures a commit instead, so that two states can be compared.
-`--check` prints only what exceeds the limits of docs/, and exits with 1 then.
+`make sizes` runs it on the work tree. With `--at COMMIT` it measures a commit instead, so that two states can be
+compared. With `--check` it prints only what exceeds the limits of docs/, and then exits with 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("operator/", "api_server/", "trainer_image/", "client/", "rpc/")
 GENERATED = "_pb2"
 WORD = re.compile(r"\S*\w\S*")
-"""A token with a letter or a digit: the lines of a table are none."""
+"""A token with a letter or a digit. The lines of a table are not words."""
 
 MOST_WORDS = 45_000
 MOST_LINES = 200
@@ -46,7 +46,7 @@ def sources_of(commit: str | None) -> Mapping[str, str]:
 
 
 def measure(sources: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield what is counted with its figure."""
+    """Yield the name and the value of each measure."""
     python = {name: text for name, text in sources.items() if name.endswith(".py") and GENERATED not in name}
     product = {name: text for name, text in python.items() if name.startswith(PRODUCT)}
     tests = {name: text for name, text in python.items() if name.startswith("tests/")}

@@ -1,4 +1,4 @@
-"""Archives of the images of a checkout; only what has changed is built again."""
+"""Archives of the images of a checkout. Only changed images are built again."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from images.commands import ImageError, run
 from images.docker import Docker
 from images.sources import IMAGES, ROOT, Image
 
-# A run of tests may still import the archive before the newest.
+# A test run that still uses the previous archive may import it.
 KEPT_ARCHIVES = 2
 
 
 def cache_directory() -> Path:
-    """Outside the checkout, so that a fresh clone builds nothing again."""
+    """Return the cache's folder. It is outside the checkout, so that a fresh clone reuses earlier builds."""
     return Path(os.environ.get("TINSMITH_CACHE") or Path.home() / ".cache" / "tinsmith")
 
 
@@ -53,7 +53,7 @@ def build_to_run(name: str) -> Builder:
 
 
 def find_builder(cache: Path) -> Builder:
-    """docker where its daemon answers, else buildah; raises ImageError where there is neither."""
+    """Return docker if its daemon answers, else buildah. Raises ImageError if neither is available."""
     if Docker.works():
         return Docker()
     if Buildah.works():
@@ -65,7 +65,7 @@ def find_builder(cache: Path) -> Builder:
 
 
 def clean_images(images: Collection[Image]) -> None:
-    """Remove every archive, these images, and the builder's caches."""
+    """Remove every archive, the project's images, and the builder's caches."""
     cache = cache_directory()
     with _locked(cache / "images" / "lock"):
         tags = [tag for image in images for tag in (image.reference, *map(image.stage_tag, image.stages))]
@@ -89,12 +89,12 @@ def _archive(image: Image, cache: Path) -> Archive:
 
 
 def _prefix(image: Image) -> str:
-    """Return the prefix of the image's archives; another tag is another image."""
+    """Return the prefix of the image's archives. Each tag has its own prefix."""
     return f"{image.name}_{image.tag}-"
 
 
 def _prepare_base(builder: Builder) -> None:
-    """Debian's own image, or where no registry can be reached the same made of Debian's packages."""
+    """Prepare Debian's image. If no registry can be reached, make the same image from Debian's packages."""
     if builder.has_base():
         return
     try:
@@ -114,7 +114,7 @@ def _make_base(builder: Builder, refusal: ImageError) -> None:
 
 
 def _build(image: Image, cache: Path) -> Builder:
-    """Stage by stage: each has a name then, so that pruning leaves its layers to the next build."""
+    """Build each stage separately. A stage then has a name, so pruning keeps its layers for the next build."""
     builder = find_builder(cache)
     _prepare_base(builder)
     log = cache / "images" / f"{image.name}.log"
@@ -130,7 +130,7 @@ def _build(image: Image, cache: Path) -> Builder:
 
 
 def _prune(builder: Builder) -> None:
-    """Prune the builder. An image that a container uses stays, even of a killed program."""
+    """Prune the builder. An image that a container uses stays, even if the program that started it was killed."""
     try:
         builder.prune()
     except ImageError as error:
@@ -153,7 +153,7 @@ def _forget_old_archives(image: Image, directory: Path) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One build at a time: two would do the same work, and prune each other's layers."""
+    """Hold a lock during a build. Two builds at once would do the same work, and prune each other's layers."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as handle:
         flock(handle, LOCK_EX)
@@ -194,7 +194,7 @@ def build_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[dict[
 
 
 def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Proxies, and pip's settings except the paths among them, which mean nothing inside a build."""
+    """Return the proxy variables and pip's settings, except settings with paths, which do not exist inside a build."""
     return {
         name: value
         for name, value in environment.items()

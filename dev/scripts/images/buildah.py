@@ -1,4 +1,4 @@
-"""Builds with buildah, which needs no daemon, in a storage of its own below the cache."""
+"""Builds images with buildah. It needs no daemon, and its storage is in the project's cache."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from images.commands import ImageError, run, run_logged, succeeds
 from images.sources import ROOT, Image
 
 SANDBOX = ROOT / "dev" / "scripts" / "run-in-image"
-# A registry that cannot be reached must not be waited for as long as a slow download.
+# The timeout for a registry that cannot be reached is shorter than the one for a slow download.
 PULL_SECONDS = 300
 
 
 class Buildah:
-    """Keeps `images.builder.Builder`. It takes overlay mounts where the kernel gives them, else whole copies (vfs)."""
+    """Implements `images.builder.Builder`. It uses overlay mounts if the kernel allows them, else full copies (vfs)."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        # In a namespace of its own a step would need cgroups, which a container or a small machine may not give.
+        # A step in its own namespace would need cgroups, which a container or a small machine may not provide.
         os.environ["BUILDAH_ISOLATION"] = "chroot"
 
     @staticmethod
@@ -73,7 +73,7 @@ class Buildah:
         self._run("rmi", "--prune")
 
     def clean(self, references: Sequence[str]) -> None:
-        """Delete the whole storage, which belongs to this tool alone."""
+        """Delete the whole storage, which only this tool uses."""
         self._run("rm", "--all")
         self._run("rmi", "--all", "--force")
         shutil.rmtree(self._directory)
@@ -83,6 +83,6 @@ class Buildah:
 
     def _places(self) -> list[str]:
         places = [f"--root={self._directory / 'storage'}", f"--runroot={self._directory / 'run'}"]
-        # Told of a root, buildah no longer reads this variable by itself.
+        # When a root is given, buildah no longer reads this variable by itself.
         driver = os.environ.get("STORAGE_DRIVER")
         return [*places, f"--storage-driver={driver}"] if driver else places

@@ -1,4 +1,4 @@
-"""The interface of image builders, and the choice of the one on this machine."""
+"""The interface of image builders, and the choice of the builder on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Program:
     words: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[Path, str] = field(default_factory=dict)
-    """Directories of this machine that it can read, and where: below /tmp."""
+    """Readable directories of this machine, and their mount points below /tmp."""
 
 
 class Builder(Protocol):
@@ -33,7 +33,7 @@ class Builder(Protocol):
         """Import the file system in `directory` as the base image."""
 
     def build(self, image: Image, tag: str, secrets: Mapping[str, Path], log: Path, stage: str | None = None) -> None:
-        """Build the image, or only its stage, and reuse the layers of earlier builds."""
+        """Build the image, or only one stage of it, and reuse the layers of earlier builds."""
 
     def save(self, reference: str, archive: Path) -> None:
         """Write the image into a docker-archive, which docker, containerd and podman import."""
@@ -47,4 +47,4 @@ class Builder(Protocol):
         """Remove layers that no named image or stage uses."""
 
     def clean(self, references: Sequence[str]) -> None:
-        """Remove the named images and everything else that this tool has made."""
+        """Remove the named images and all other data that this tool has created."""

@@ -1,4 +1,4 @@
-"""Runs a program, and says in one sentence when it fails: the one exception of the images' tools."""
+"""Runs a program, and raises the only exception of the image tools if the program fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class ImageError(Exception):
-    """`str(error)` says what happened, to what, and what to do."""
+    """An error whose text says what happened, to what, and what to do."""
 
 
 TAIL_LINES = 25

@@ -12,11 +12,11 @@ from images.sources import Image
 
 
 class Docker:
-    """Keeps `images.builder.Builder`. The daemon looks after its build cache by itself."""
+    """Implements `images.builder.Builder`. The daemon manages its build cache by itself."""
 
     @staticmethod
     def works() -> bool:
-        """BuildKit is needed, since the Dockerfiles mount secrets."""
+        """Return whether docker can build the images. It needs BuildKit, because the Dockerfiles mount secrets."""
         return succeeds("docker", "info") and succeeds("docker", "buildx", "version")
 
     def has_base(self) -> bool:

@@ -1,4 +1,4 @@
-"""Runs commands in an image that is built: as a pod would, or the trainer's own tests on its Python and torch."""
+"""Runs commands in a built image: as a pod would, or the trainer's own tests with the image's Python and PyTorch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TOOLS_LOCK = ROOT / "dev" / "requirements" / "image-tests.txt"
 FIND_UV = ROOT / "dev" / "scripts" / "find-uv"
 SOURCE = "/tmp/source"
 TOOLS = "/tmp/tools"
-# What another Python, PyTorch or build of it could compute otherwise.
+# Tests whose results could differ with another Python or another PyTorch build.
 TRAINER_TESTS = (
     "tests/contract/engine",
     *(f"tests/unit/trainer/{folder}" for folder in ("engines", "sampling/builtin", "torch_model")),
 )
-# These ask the client's command, the SDK, Megatron, Ray or Triton, which the image is right not to have.
+# These tests need the client's command, the SDK, Megatron, Ray or Triton, which the image omits on purpose.
 NOT_OF_THE_IMAGE = (
     "tests/unit/trainer/engines/custom_losses",
     "tests/unit/trainer/engines/megatron",
@@ -32,13 +32,16 @@ NOT_OF_THE_IMAGE = (
 
 
 def run_in_image(name: str, program: Program) -> subprocess.CompletedProcess[str]:
-    """Run a program in the image of this checkout, which is built if needed. The caller checks its status."""
+    """Run a program in the image of this checkout, and build the image first if needed.
+
+    The caller checks its status.
+    """
     command = _command(name, program)
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def run_trainer_tests(arguments: Sequence[str]) -> int:
-    """Run what `arguments` name, or the tests of engines, models and samplers. Returns pytest's exit status."""
+    """Run the tests in `arguments`, or the tests of engines, models and samplers. Return pytest's exit status."""
     with TemporaryDirectory(prefix="tinsmith-tools-") as tools:
         _install_tools(Path(tools))
         return subprocess.run(_command("trainer", _pytest(Path(tools), arguments)), check=False).returncode
@@ -53,7 +56,7 @@ def _pytest(tools: Path, arguments: Sequence[str]) -> Program:
     return Program(
         words=["env", f"--chdir={SOURCE}", "python3", "-m", "pytest", *ignored, *(arguments or TRAINER_TESTS)],
         environment={
-            # The checkout's packages come first: a test may ask for more than the image's copies have.
+            # The checkout's packages come first, because a test may need newer code than the image has.
             "PYTHONPATH": f"{TOOLS}:{SOURCE}/trainer_image:{SOURCE}/rpc",
             "PYTEST_ADDOPTS": "-p no:cacheprovider",
             "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis",

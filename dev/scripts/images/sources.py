@@ -1,4 +1,4 @@
-"""The images and the files each is made of, read from its Dockerfile."""
+"""The images, and the files that each image contains, read from its Dockerfile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 IGNORED = "__pycache__"
 LOCAL_REGISTRY = "tinsmith.local"
-"""The domain is in no public DNS, so a node that lacks an image cannot pull a stranger's of the same name."""
+"""The domain does not exist in public DNS, so a node that lacks an image cannot pull another image of that name."""
 
 
 def version() -> str:
@@ -38,28 +38,28 @@ class Image:
 
     @cached_property
     def instructions(self) -> list[list[str]]:
-        """The Dockerfile's lines, cut into words, continued ones joined, comments left out."""
+        """Return the Dockerfile's instructions as lists of words, with continued lines joined and without comments."""
         text = re.sub(r"^\s*#.*\n", "", self.dockerfile.read_text(), flags=re.MULTILINE)
         return [line.split() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
     @property
     def stages(self) -> list[str]:
-        """The names of the stages that have one, in order."""
+        """Return the names of the named stages, in order."""
         return [words[3] for words in self.instructions if words[0] == "FROM" and "AS" in words]
 
     def stage_tag(self, stage: str) -> str:
-        """Return the builder's name of a stage."""
+        """Return the name that the builder gives a stage."""
         return f"localhost/tinsmith/{self.name}-{stage}:{self.tag}"
 
     def copied(self) -> Iterator[Path]:
-        """Every file that the build takes from the checkout."""
+        """Yield every file that the build copies from the checkout."""
         for words in self.instructions:
             if words[0] == "COPY" and not words[1].startswith("--from"):
                 for source in words[1:-1]:
                     yield from _files(self.root / source)
 
     def digest(self) -> str:
-        """Return a hash of the name and of every file in the checkout that is built in, without Debian's packages."""
+        """Return a hash of the name and of every file that the build copies, without Debian's packages."""
         digest = hashlib.sha256(self.reference.encode())
         for file in [self.dockerfile, self.root / ".dockerignore", *self.copied()]:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -68,7 +68,7 @@ class Image:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files below the path. Raises FileNotFoundError when there are none."""
+    """Return the files below the path. Raises FileNotFoundError if no files exist."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.is_file() and IGNORED not in file.parts)
     return [path]
@@ -89,7 +89,10 @@ OPTIONAL_IMAGES = {
     "test-services": Image("test-services", ROOT / "tests" / "support" / "in_cluster" / "Dockerfile"),
     "trainer-megatron": Image("trainer-megatron", ROOT / "trainer_image" / "Dockerfile.cpu-megatron"),
 }
-"""Services that tests install next to Tinsmith, and the worker of nemo-rl and miles on CPUs; built only when named."""
+"""Services that tests install next to Tinsmith, and the CPU worker of nemo-rl and miles.
+
+They are built only on request.
+"""
 GPU_IMAGES = {
     name: Image(name, ROOT / "trainer_image" / dockerfile)
     for name, dockerfile in (
@@ -98,4 +101,4 @@ GPU_IMAGES = {
         ("trainer-gpu", "Dockerfile.gpu"),
     )
 }
-"""On bases of tens of gigabytes, for machines with GPUs; `docker build` makes them, and nothing of ours."""
+"""Images for GPUs on bases of tens of gigabytes. Users build them with `docker build`; these tools do not."""
