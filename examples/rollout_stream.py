@@ -21,7 +21,7 @@ def datum(sample: types.SampledSequence, advantage: float) -> types.Datum:
 
 
 async def rollout(sampler: tinker.SamplingClient, policy_step: int) -> RolloutGroup:
-    """Eight answers, better the more of their tokens are small numbers."""
+    """Return eight answers. An answer is better if more of its tokens are small numbers."""
     asked = types.SamplingParams(max_tokens=8)
     samples = (await sampler.sample_async(types.ModelInput.from_ints(PROMPT), 8, asked)).sequences
     rewards = [sum(token < 100 for token in sample.tokens) / len(sample.tokens) for sample in samples]
@@ -33,7 +33,7 @@ async def rollout(sampler: tinker.SamplingClient, policy_step: int) -> RolloutGr
 async def main() -> None:
     model = await tinker.ServiceClient().create_lora_training_client_async(MODEL, rank=8)
     policy = (await model.save_weights_and_get_sampling_client_async(), 0)
-    buffer = RolloutBuffer(groups=2)  # a sampler that is further ahead waits
+    buffer = RolloutBuffer(groups=2)  # a sampler waits if it is further ahead of the training
 
     async def sample() -> None:
         try:

@@ -15,9 +15,9 @@ URL = os.environ["BASE_URL"] + "/api/v1"
 HEADERS = {"X-API-Key": os.environ["API_KEY"]}
 TIMEOUT_SECONDS = float(os.environ["TIMEOUT_SECONDS"])
 DEADLINE = time.monotonic() + TIMEOUT_SECONDS
-# Longer than the server holds a poll.
+# Longer than the time for which the server holds a poll.
 CALL_SECONDS = 60
-# Every vocabulary has these.
+# Every vocabulary contains these token IDs.
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
 
 
@@ -55,7 +55,7 @@ def losses_around_a_step(session_id: str, base_model: str) -> tuple[float, float
 
 
 def submit_forward_backward(model_id: str, seq_id: int) -> dict:
-    """Cross-entropy of each token given those before it."""
+    """Submit the cross-entropy of each token, given the tokens before it."""
     request = wire_pb2.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, loss_fn="cross_entropy")
     datum = request.data.add()
     datum.model_input.add().encoded_text.tokens = array.array("i", TOKENS[:-1]).tobytes()

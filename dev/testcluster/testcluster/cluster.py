@@ -1,4 +1,4 @@
-"""A running cluster as tests and people use it, whether made here or given."""
+"""A running cluster for tests and people, made by this package or given by the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from testcluster.record import Record
 
 CONTEXT_VARIABLE = "TINSMITH_TEST_CONTEXT"
 INGRESS_VARIABLE = "TINSMITH_TEST_INGRESS"
-# Above every timeout that is given to `kubectl wait`.
+# Longer than every timeout that callers give to `kubectl wait`.
 _KUBECTL_SECONDS = 900.0
 _LOG_LINES = 20
 _POD_SECURITY = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"}
@@ -31,7 +31,10 @@ _POD_SECURITY = {"pod-security.kubernetes.io/enforce": "restricted", "pod-securi
 
 @dataclass(frozen=True)
 class Cluster:
-    """`ingress_address` is None where no Ingress controller is known, `runtimes` empty where the nodes are not ours."""
+    """`ingress_address`: None without a known Ingress controller.
+
+    `runtimes`: empty if the nodes belong to a foreign cluster.
+    """
 
     name: str
     kubeconfig: Path
@@ -67,25 +70,28 @@ class Cluster:
         self.kubectl(f"--namespace={name}", "wait", "serviceaccount/default", "--for=create", "--timeout=120s")
 
     def delete_namespace(self, name: str) -> None:
-        """Delete a namespace, and return when its pods are gone; its other objects follow within seconds."""
+        """Delete a namespace, and return when its pods are gone. Its other objects vanish within seconds."""
         self.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
-        # Without nodes no kubelet stops the pods that a test assigned.
+        # A cluster without nodes has no kubelet that would stop the pods that a test assigned.
         if self.nodes:
             self.kubectl(f"--namespace={name}", "wait", "pods", "--all", "--for=delete", "--timeout=180s")
 
     def load_image(self, archive: Path) -> list[LoadedImage]:
-        """Load the images of an archive into every node, or into a foreign cluster by its owner's command.
+        """Load the images of an archive into every node; for a foreign cluster, run the user's load command.
 
-        Raises ClusterError when that fails, or where the owner names no command.
+        Raises ClusterError if the load fails, or if the user gave no command.
         """
         return load(archive, self.runtimes) if self.runtimes else load_command().load(archive)
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
-        """Kills the container's first process, as the kernel's memory killer does; the kubelet starts it anew."""
+        """Kill the container's first process, like the kernel's out-of-memory killer.
+
+        The kubelet restarts the container.
+        """
         self._signal_container(namespace, pod, container, signal.SIGKILL)
 
     def freeze_container(self, namespace: str, pod: str, container: str) -> None:
-        """Freeze the container's first process: only `kill_container` ends it afterwards."""
+        """Freeze the container's first process. Afterwards only `kill_container` can end it."""
         self._signal_container(namespace, pod, container, signal.SIGSTOP)
 
     def _signal_container(self, namespace: str, pod: str, container: str, number: signal.Signals) -> None:
@@ -104,7 +110,7 @@ class Cluster:
         self._expendable(node).reconnect()
 
     def power_off(self, node: str) -> None:
-        """Kill the node with all that runs on it, for good."""
+        """Kill the node and all its processes permanently."""
         self._expendable(node).power_off()
 
     def _expendable(self, node: str) -> Node:
@@ -117,7 +123,7 @@ class Cluster:
         raise ClusterError(f"{node} is no node to lose: use `--nodes 2` and the second one.")
 
     def logs(self) -> str:
-        """Return the end of each process's log; nothing for a foreign cluster."""
+        """Return the end of each process's log; empty for a foreign cluster."""
         files = sorted(Places(self.name).logs.glob("*.log")) if self.name else []
         ends = [(file.stem, file.read_text(errors="replace").splitlines()[-_LOG_LINES:]) for file in files]
         return "\n".join(f"== {name}\n" + "\n".join(lines) for name, lines in ends)
@@ -155,8 +161,8 @@ def own_nodes(places: Places, count: int) -> list[Node]:
 def given() -> Cluster | None:
     """Return the cluster of KUBECONFIG, if its current context is the one that TINSMITH_TEST_CONTEXT names.
 
-    The second variable says that tests may write there: KUBECONFIG alone points at a cluster in use. Raises
-    ClusterError when the two disagree.
+    The second variable confirms that tests may write to this cluster, because KUBECONFIG alone may name a cluster in
+    use. Raises ClusterError if the two variables name different contexts.
     """
     confirmed, kubeconfig = os.environ.get(CONTEXT_VARIABLE), os.environ.get("KUBECONFIG")
     if not confirmed:

@@ -1,4 +1,4 @@
-"""Runs a system program and says in one sentence when it fails."""
+"""Runs a system program, and raises a one-sentence error if it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) 
 
 
 def attempt(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """Run a command whose failure is a valid answer."""
+    """Run a command. Its failure is a valid result."""
     try:
         return subprocess.run(
             [str(word) for word in command],

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """Something about the test cluster did not work; the message says what, and what to do."""
+    """An error of the test cluster. The message says what failed, and what to do."""

@@ -1,7 +1,8 @@
-"""A cluster by kind, on Docker or podman: asked for by name, or where a cluster of our own is not to be had.
+"""A cluster made by kind, on Docker or Podman: on request, or if this machine cannot run a cluster of its own.
 
-It has what kind brings: one storage class, `standard`, and no Ingress controller. Tests that need more fail and say so.
-Its node is of kind's own image, or of the one that `make kind-node-image` has made, which enforces no NetworkPolicies.
+The cluster has what kind provides: one storage class, `standard`, and no Ingress controller. Tests that need more fail
+and say so. The node uses kind's own image, or the image that `make kind-node-image` has made. The latter enforces no
+NetworkPolicies.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ from testcluster.places import Places
 from testcluster.programs.builds import KIND, KUBERNETES_VERSION
 
 OWN_NODE_IMAGE = f"tinsmith.local/tinsmith/kind-node:v{KUBERNETES_VERSION}"
-"""What `make kind-node-image` makes where kind's own cannot be pulled."""
-# It has a network that knows one node, and kind is not to install another.
+"""The image that `make kind-node-image` makes on a machine that cannot pull kind's own image."""
+# This image contains a network for one node, so kind must not install another one.
 _ITS_SETTINGS = {
     "kind": "Cluster",
     "apiVersion": "kind.x-k8s.io/v1alpha4",
     "networking": {"disableDefaultCNI": True},
 }
-# Kind's own: it looks for docker first, and takes another engine by this variable.
+# kind's own variable. By default kind looks for docker first; this variable selects another engine.
 _ENGINE_VARIABLE = "KIND_EXPERIMENTAL_PROVIDER"
 _ENGINES = ("docker", "podman")
 _CREATION_SECONDS = 600.0
 
 
 def missing() -> str | None:
-    """One sentence on what this machine lacks for a cluster by kind; None where it lacks nothing."""
+    """Return a sentence that says what this machine lacks for a kind cluster; None if it lacks nothing."""
     if _program() is None:
         return "kind is not installed: `go install sigs.k8s.io/kind@latest`, or see https://kind.sigs.k8s.io."
     return None if _engine() else _engine_is_missing()
 
 
 def running_engine() -> str:
-    """Return the container engine that runs the nodes. Raises ClusterError when none answers."""
+    """Return the container engine that runs the nodes. Raises ClusterError if none answers."""
     if (engine := _engine()) is None:
         raise ClusterError(_engine_is_missing())
     return engine
 
 
 def create(places: Places) -> None:
-    """Create the cluster from the project's node image, or else from kind's, which may have to be pulled.
+    """Create the cluster from the project's node image, or else from kind's image, which kind may have to pull.
 
-    Raises ClusterError when that or the start fails.
+    Raises ClusterError if the pull or the start fails.
     """
     engine = running_engine()
     places.directory.mkdir(parents=True, exist_ok=True)
@@ -68,12 +69,12 @@ def create(places: Places) -> None:
 
 
 def was_here(places: Places) -> bool:
-    """Return whether kind was ever asked to create this cluster."""
+    """Return whether kind was ever called to create this cluster."""
     return _marker(places).exists()
 
 
 def delete(places: Places) -> None:
-    """Fine where there is none of that name."""
+    """Delete the cluster. Do nothing if no cluster of that name exists."""
     _kind(places, "delete")
 
 
@@ -99,12 +100,12 @@ def _engine_is_missing() -> str:
 
 
 def _program() -> str | None:
-    """Kind's command: the one that is installed, or else the one that was built with our node image."""
+    """Return the command of kind: the installed one, or else the one that was built with the project's node image."""
     return shutil.which("kind") or shutil.which("kind", path=KIND.folder())
 
 
 def _kind(places: Places, verb: str, *options: str, stdin: str | None = None) -> None:
-    """Run kind on the engine that created the cluster, whichever answers today."""
+    """Run kind with the engine that created the cluster, even if another engine answers now."""
     engine = f"{_ENGINE_VARIABLE}={_marker(places).read_text()}"
     named = (f"--name={_name(places)}", f"--kubeconfig={places.kubeconfig}")
     if (program := _program()) is None:

@@ -1,7 +1,8 @@
-"""Brings clusters up and down; `up` and the tests' fixtures come through here.
+"""Starts and stops clusters. Both `up` and the tests' fixtures use this module.
 
-We make them ourselves, from Go modules and Debian packages, in seconds once built. Where something for that is missing
-and kind is there, kind makes the ones with a single node; it makes any of those that is asked of it.
+This package makes clusters itself, from Go modules and Debian packages; once built, that takes seconds. If a
+requirement is missing and kind is installed, kind makes the clusters with a single node. On request, kind makes any
+such cluster.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ from testcluster.teardown import take_down
 
 
 def missing(tier: Tier, nodes: int = 1) -> str | None:
-    """One sentence on what this machine lacks for such a cluster; None where it lacks nothing."""
+    """Return a sentence that says what this machine lacks for such a cluster; None if it lacks nothing."""
     return None if choose_maker(tier, nodes) == "kind" else own.missing(tier)
 
 
 def choose_maker(tier: Tier, nodes: int) -> Maker:
-    """Ours have an Ingress controller and the storage classes that tests ask for, so they go first."""
+    """Choose this package if possible.
+
+    Its clusters have an Ingress controller and the storage classes that tests need.
+    """
     for_kind = tier == "node" and nodes == 1 and own.missing(tier) is not None and kind.missing() is None
     return "kind" if for_kind else "ourselves"
 
 
 def bring_up(name: str, tier: Tier, nodes: int = 1) -> Record:
-    """Build what is missing and start the cluster; a running one stays as it is.
+    """Build missing programs and start the cluster. Leave a running cluster unchanged.
 
-    Raises ClusterError with the reason when it does not start, or when it runs with another tier or number of nodes;
-    the parts that had started are stopped, and the logs stay.
+    Raises ClusterError with the reason if the cluster does not start, or if it runs with another tier or number of
+    nodes. After a failed start, the started parts are stopped, and the logs stay.
     """
     return _bring_up(name, tier, nodes, choose_maker(tier, nodes))
 
 
 def bring_up_by_kind(name: str) -> Record:
-    """Likewise one of a single node, by kind, also where one of our own could be had."""
+    """Start a cluster with a single node by kind, even if this package could make one."""
     return _bring_up(name, "node", 1, "kind")
 
 
@@ -57,7 +61,7 @@ def _bring_up(name: str, tier: Tier, nodes: int, maker: Maker) -> Record:
 
 
 def bring_down(name: str) -> bool:
-    """Remove the cluster, whole or half; return whether there was anything."""
+    """Remove the cluster, even if only parts of it run. Return whether anything existed."""
     places = Places(name)
     with locked(places.lock):
         existed = places.directory.exists()

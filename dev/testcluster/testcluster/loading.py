@@ -1,8 +1,8 @@
-"""Images for a cluster that is not ours: its owner names the command that brings them there.
+"""Loads images into a cluster that this package did not make. The user gives the command for that.
 
-The command is a line of the shell, such as `kind load image-archive {archive} --name dev`. `{archive}` stands for the
-path of a docker or OCI archive, `{image}` for the name by which pods will ask for what is in it. Where the nodes pull
-from a registry the command is a push, and a second variable says what pods call that registry.
+The command is a shell command, such as `kind load image-archive {archive} --name dev`. `{archive}` stands for the path
+of a docker or OCI archive, and `{image}` for the name that pods use for its image. If the nodes pull from a registry,
+the command pushes the image, and a second variable gives the registry's name in pods.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from testcluster.programs.archives import image_names
 
 COMMAND_VARIABLE = "TINSMITH_TEST_LOAD_IMAGES"
 REGISTRY_VARIABLE = "TINSMITH_TEST_REGISTRY"
-# A push of the trainer's image, of 1.5 GB, on a slow line.
+# For a push of the trainer's image, of 1.5 GB, on a slow connection.
 _SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
 class LoadCommand:
-    """`registry` is None where pods ask for images by the names that their archives give them."""
+    """The load command. `registry`: None if pods use the image names in the archives."""
 
     line: str
     registry: str | None = None
 
     def load(self, archive: Path) -> list[LoadedImage]:
-        """Run the command once for each image in the archive, and return the images by name, without a digest.
+        """Run the command once for each image in the archive. Return the images by name, without a digest.
 
-        Raises ClusterError when the command fails, in its own words, or when the archive names no image.
+        Raises ClusterError, with the command's own message, if the command fails. Raises it also if the archive names
+        no image.
         """
         names = [self.name_for_pods(name) for name in image_names(archive)]
         if not names:
@@ -47,7 +48,7 @@ class LoadCommand:
         return self.line.replace("{archive}", shlex.quote(str(archive))).replace("{image}", shlex.quote(image))
 
     def name_for_pods(self, name: str) -> str:
-        """Return the name in full, as docker writes it: `team/trainer:1` is `docker.io/team/trainer:1`."""
+        """Return the full name, as docker writes it: `team/trainer:1` becomes `docker.io/team/trainer:1`."""
         first, _, rest = name.partition("/")
         if not rest or not (first == "localhost" or "." in first or ":" in first):
             first, rest = "docker.io", name
@@ -55,9 +56,9 @@ class LoadCommand:
 
 
 def load_command() -> LoadCommand:
-    """Return the command that the variables name.
+    """Return the load command in the environment variables.
 
-    Raises ClusterError, with an example, when no command takes an archive.
+    Raises ClusterError, with an example, if the command has no placeholder for the archive.
     """
     line, registry = os.environ.get(COMMAND_VARIABLE, ""), os.environ.get(REGISTRY_VARIABLE)
     if "{archive}" not in line:

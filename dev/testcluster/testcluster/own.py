@@ -1,9 +1,9 @@
-"""A cluster of our own: from Go modules and Debian packages, on this machine, in seconds once built.
+"""A cluster that this package makes on this machine, from Go modules and Debian packages; once built, in seconds.
 
-Tier `api` is etcd, the API server and the controller manager on free ports of the loopback address; several can run at
-once, and no root is needed. Tier `node` is a whole Kubernetes. Each node is a network namespace with its own
-containerd, kubelet, kube-proxy and control group; the first carries the control plane, DNS and the ingress too, as
-processes. The host reaches the nodes' addresses, and pods reach the host; nothing goes further.
+Tier `api` consists of etcd, the API server and the controller manager, on free ports of the loopback address. Several
+such clusters can run at once, and need no root rights. Tier `node` is a whole Kubernetes. Each node is a network
+namespace with its own containerd, kubelet, kube-proxy and control group. The first node also has the control plane, DNS
+and the ingress, as processes. The host reaches the nodes' addresses, and pods reach the host, but nothing beyond it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NEEDED_COMMANDS: dict[Tier, tuple[str, ...]] = {
 
 
 def missing(tier: Tier) -> str | None:
-    """One sentence on what this machine lacks for such a cluster; None where it lacks nothing."""
+    """Return a sentence that says what this machine lacks for such a cluster; None if it lacks nothing."""
     if tier == "node" and os.geteuid() != 0:
         return "A test cluster with nodes makes network namespaces and containers: run as root."
     lacking = [command for command in _NEEDED_COMMANDS[tier] if shutil.which(command) is None]
@@ -63,7 +63,7 @@ def build(tier: Tier) -> None:
 
 
 def start(places: Places, tier: Tier, nodes: int) -> Record:
-    """Start the built programs. Raises ClusterError when a part does not come up."""
+    """Start the built programs. Raises ClusterError if a part does not start."""
     places.directory.mkdir(parents=True, exist_ok=True)
     return _start_api_tier(places) if tier == "api" else _start_node_tier(places, nodes)
 
@@ -113,14 +113,14 @@ def _start_node_tier(places: Places, nodes: int) -> Record:
 
 
 def _control_plane_on(node: Node) -> ControlPlane:
-    """Return the control plane on the first node, where the addresses of Services work for it."""
+    """Return the control plane on the first node, where it can reach the addresses of Services."""
     authority = create_authority(node.places.certificates)
     namespace = node.network.namespace(node.number)
     return ControlPlane(node.places, built(KUBERNETES), authority, node.address, inside_ports(), namespace)
 
 
 def _wait_until_ready(control_plane: ControlPlane, node: Node) -> None:
-    # A list, because the node may not have registered yet.
+    # List all nodes, because the node may not be registered yet.
     query = ["get", "nodes", f"--field-selector=metadata.name={node.name}"]
     ready = '--output=jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}'
     kubectl, kubeconfig = control_plane.programs / "kubectl", f"--kubeconfig={node.places.kubeconfig}"

@@ -1,4 +1,4 @@
-"""The folders of a test cluster: one per cluster, and one shared cache of programs."""
+"""The folders of a test cluster: one folder per cluster, and one shared cache of programs."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from pathlib import Path
 from testcluster.errors import ClusterError
 
 CACHE_VARIABLE = "TINSMITH_CACHE"
-# The longest that keeps the sockets below a cluster's folder under the 107 bytes of a Unix address.
+# The longest name with which the paths of a cluster's sockets stay below the 107 bytes of a Unix address.
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
 
 
 def cache_directory() -> Path:
-    """Outside the checkout, so that a fresh clone does not build for ten minutes again."""
+    """Return the cache's folder. It is outside the checkout, so a fresh clone need not build for ten minutes again."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tinsmith")
 
 
 def clusters_directory() -> Path:
-    """Root's clusters hold images of gigabytes, which neither /run nor a home directory is for."""
+    """Return the clusters' folder. Root's clusters hold gigabytes of images, too large for /run or a home directory."""
     return Path("/var/lib/tinsmith-clusters") if os.geteuid() == 0 else cache_directory() / "clusters"
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock between processes on this file, and leave no file behind."""
+    """Hold a lock between processes on this file. Delete the file afterwards."""
     file.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with file.open("w") as handle:
             flock(handle, LOCK_EX)
-            # Who held it before has removed it, and others may lock a new one of that name.
+            # The earlier holder of the lock has removed this file. Other processes may lock a new file of that name.
             if not _is_still(handle.fileno(), file):
                 continue
             try:
@@ -73,7 +73,10 @@ class Places:
 
     @property
     def record(self) -> Path:
-        """Written last by `up`, removed first by `down`: where it is, the cluster came up whole."""
+        """The path of the record.
+
+        `up` writes it last and `down` removes it first. If it exists, the cluster started fully.
+        """
         return self.directory / "cluster.json"
 
     @property

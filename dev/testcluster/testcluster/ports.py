@@ -1,4 +1,4 @@
-"""Ports for programs that bind them later."""
+"""Free ports for programs that bind them later."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 FIRST, LAST = 12_000, 29_999
 """Below what Linux gives to outgoing connections, and below the ports of a cluster's nodes.
 
-A port that the system chose would be one of the former: by the time that a program has started, an outgoing connection
-of another test may hold it.
+The system would choose a port from the range for outgoing connections. Before a program binds such a port, an outgoing
+connection of another test may use it.
 """
 
 

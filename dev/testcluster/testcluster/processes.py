@@ -1,4 +1,7 @@
-"""The processes of a cluster: started apart from who starts them, written down, and ended only if still the same."""
+"""The processes of a cluster.
+
+They run in their own sessions, are recorded in files, and are verified before they end.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from pathlib import Path
 from testcluster.errors import ClusterError
 from testcluster.places import Places
 
-# Children that a process leaves behind, such as the shims of containers, still carry this.
+# This variable marks child processes that outlive their parent, such as the shims of containers.
 MARKER = "TINSMITH_CLUSTER_MEMBER"
-# All of them are written in Go, and would spend a good part of their time on collecting garbage; memory is there.
+# All these programs are written in Go, and would spend much time on garbage collection. Memory is plentiful.
 _ENVIRONMENT = {"GOGC": "400"}
 _POLL_SECONDS = 0.05
 _END_SECONDS = 60.0
@@ -24,7 +27,7 @@ _END_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Running:
-    """A process as it was when it started: a later one with the same pid started at another tick, or after a boot."""
+    """A process, identified by its start. A later process with the same PID has another start tick or boot ID."""
 
     pid: int
     start_ticks: int
@@ -34,7 +37,7 @@ class Running:
         return self == identify(self.pid)
 
     def send(self, number: signal.Signals) -> None:
-        """Reaches this process or none: the handle is taken before the look at who it is."""
+        """Send the signal to exactly this process or to none. The handle is opened before the identity check."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -49,15 +52,15 @@ class Running:
 
 
 def identify(pid: int) -> Running | None:
-    """Return the process of this PID; None when there is none, or only one that has ended.
+    """Return the process of this PID; None if no process has the PID, or if it has ended.
 
-    The first thread of a killed process ends before the others, which may still use a file.
+    The first thread of a killed process ends before the other threads, which may still use a file.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name in parentheses may hold spaces and parentheses of its own.
+    # The name in parentheses may itself contain spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
     if fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1):
         return None
@@ -69,9 +72,9 @@ def _boot() -> str:
 
 
 def end(processes: Iterable[Running], number: signal.Signals = signal.SIGKILL) -> None:
-    """Send the signal to each process and wait until all are gone.
+    """Send the signal to each process and wait until all have ended.
 
-    Raises ClusterError when one remains after a minute.
+    Raises ClusterError if a process remains after a minute.
     """
     waiting = [process for process in processes if process.is_alive()]
     for process in waiting:
@@ -98,9 +101,10 @@ class ProcessTable:
         environment: Mapping[str, str] | None = None,
         network: Path | None = None,
     ) -> None:
-        """Start `command` in a session of its own, inside the network namespace if one is given.
+        """Start `command` in its own session, and inside the network namespace if one is given.
 
-        It uses nsenter, because `ip netns exec` mounts /sys anew and the kubelet then finds no control groups.
+        The function uses nsenter, because `ip netns exec` mounts /sys again, and then the kubelet finds no control
+        groups.
         """
         self.places.logs.mkdir(parents=True, exist_ok=True)
         self.places.processes.mkdir(parents=True, exist_ok=True)
@@ -116,7 +120,7 @@ class ProcessTable:
                 start_new_session=True,
             )
         running = identify(child.pid)
-        # It belongs to the cluster from here on, not to this object, whose end would warn of it.
+        # From here on the process belongs to the cluster. Otherwise this object would warn about it when it is deleted.
         child.returncode = 0
         if running is None:
             raise ClusterError(f"{name} ended at once.{self._last_words(name)}")
@@ -126,7 +130,7 @@ class ProcessTable:
         return sorted(file.stem for file in self.places.processes.glob("*.json"))
 
     def running(self, name: str) -> Running:
-        """Return the process of this name. Raises ClusterError when none was ever started."""
+        """Return the process of this name. Raises ClusterError if no such process was ever started."""
         try:
             return Running(**json.loads(self._file(name).read_text()))
         except (FileNotFoundError, json.JSONDecodeError) as error:
@@ -136,7 +140,7 @@ class ProcessTable:
         return self.running(name).is_alive()
 
     def stop(self, *names: str) -> None:
-        """End these processes and forget them."""
+        """End these processes and remove their records."""
         end(self.running(name) for name in names)
         for name in names:
             self._file(name).unlink()
@@ -145,7 +149,7 @@ class ProcessTable:
         return self.places.logs / f"{name}.log"
 
     def wait_until(self, what: str, check: Callable[[], bool], *, needs: Sequence[str], seconds: float = 240.0) -> None:
-        """Poll `check`. Raises ClusterError when a process that it `needs` has ended, or when time is up."""
+        """Poll `check`. Raises ClusterError if a process that it `needs` has ended, or when the time is over."""
         deadline = time.monotonic() + seconds
         while not check():
             for name in needs:
@@ -166,7 +170,7 @@ class ProcessTable:
 
 
 def marked(directory: Path) -> list[Running]:
-    """Every process that descends from one of the cluster in `directory` and kept its environment."""
+    """Return every process that descends from a process of the cluster in `directory` and kept its environment."""
     wanted = f"{MARKER}={directory}".encode()
     found = []
     for entry in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""The project's images for a test cluster, built by the same program as `make images`: what is unchanged, it keeps."""
+"""The project's images for a test cluster, built by the same program as `make images`. Unchanged images are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class ImagesNotBuilt(Exception):
-    """`str(error)` says why, and what to do."""
+    """An error whose text says why the images were not built, and what to do."""
 
 
 def build_images(*names: str, checkout: Path | None = None, tag: str | None = None) -> dict[str, Path]:

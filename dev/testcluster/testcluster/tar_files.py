@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 
 def extract_files(archive: tarfile.TarFile, directory: Path, name_of: Callable[[str], str | None] = str) -> None:
-    """Write each regular file below `directory`, with its permissions; links and devices are left out.
+    """Write each regular file below `directory`, with its permissions. Links and devices are left out.
 
-    `name_of` gives a file's name there, by its name in the archive, or None to leave it out.
+    `name_of` maps a file's name in the archive to its name in the directory, or to None to leave it out.
     Raises ValueError for a name that leads out of the directory.
     """
     for member in archive.getmembers():

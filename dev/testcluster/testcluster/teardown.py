@@ -1,4 +1,4 @@
-"""Takes a cluster down, whole or half up: its processes, containers, mounts, network, control groups and folders."""
+"""Stops a cluster that fully or partly runs: processes, containers, mounts, network, control groups and folders."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _KUBELET_FOLDER = Path("/var/lib/kubelet")
 
 
 def take_down(places: Places, *, keep_logs: bool = False) -> None:
-    """Leaves nothing of the cluster but, where asked for, its logs; nothing to do is fine.
+    """Remove everything of the cluster, except its logs on request. Do nothing if the cluster does not exist.
 
-    Raises ClusterError when a process or a mount does not go away; then it can be called again.
+    Raises ClusterError if a process or a mount does not go away. The function can then be called again.
     """
     places.record.unlink(missing_ok=True)
     network = claimed(places)
@@ -42,14 +42,17 @@ def take_down(places: Places, *, keep_logs: bool = False) -> None:
 
 
 def _stop_agents(places: Places) -> None:
-    """Stop the agents, first those that restart pods."""
+    """Stop the agents. Stop those first that restart pods."""
     table = ProcessTable(places)
     agents = [name for name in table.names() if name.startswith(("kubelet-", "kube-proxy-", "provisioner"))]
     table.stop(*agents)
 
 
 def _delete_containers(node: Node) -> None:
-    """Through containerd where it still answers: its shims then remove their sockets, which lie outside our folders."""
+    """Delete the containers through containerd if it answers, because its shims then remove their sockets.
+
+    These sockets are outside the cluster's folders.
+    """
     table, name = ProcessTable(node.places), node.process("containerd")
     if name not in table.names() or not table.is_alive(name):
         return
@@ -60,7 +63,7 @@ def _delete_containers(node: Node) -> None:
 
 
 def _stop_rest(places: Places, nodes: list[Node]) -> None:
-    """Then everything that runs in the nodes' groups, or descends from a process of the cluster."""
+    """Stop all remaining processes in the nodes' groups, and all descendants of the cluster's processes."""
     table = ProcessTable(places)
     table.stop(*table.names())
     end(marked(places.directory))
@@ -69,7 +72,7 @@ def _stop_rest(places: Places, nodes: list[Node]) -> None:
 
 
 def _unmount(directory: Path) -> None:
-    """Every mount below the directory, the innermost first."""
+    """Unmount everything below the directory, the innermost first."""
     for mount in sorted(mounts_below(directory, Path("/proc/self/mountinfo").read_text()), reverse=True):
         run("umount", "--lazy", mount)
     if left := mounts_below(directory, Path("/proc/self/mountinfo").read_text()):
@@ -77,7 +80,7 @@ def _unmount(directory: Path) -> None:
 
 
 def mounts_below(directory: Path, mountinfo: str) -> list[str]:
-    """Return the mount points below the directory; stacked mounts are listed once each."""
+    """Return the mount points below the directory. A mount point with stacked mounts is listed once for each mount."""
     points = [re.sub(r"\\([0-7]{3})", _unescaped, line.split()[4]) for line in mountinfo.splitlines()]
     return [point for point in points if Path(point).is_relative_to(directory)]
 
@@ -87,12 +90,12 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _remove_what_lies_elsewhere(directory: Path) -> None:
-    """Sockets and links that containerd and the kubelet make in fixed places, whatever their own folders are."""
+    """Remove sockets and links that containerd and the kubelet create in fixed places outside their own folders."""
     for address in directory.glob("node-*/containerd-state/io.containerd.runtime.v2.task/*/*/address"):
         Path(address.read_text().removeprefix("unix://")).unlink(missing_ok=True)
     if _LOG_LINKS.is_dir():
         for link in _LOG_LINKS.iterdir():
-            # The kubelet of another cluster removes those that point nowhere.
+            # The kubelet of another cluster removes links without a target.
             with contextlib.suppress(FileNotFoundError):
                 if link.is_symlink() and link.readlink().is_relative_to(directory):
                     link.unlink()
@@ -101,7 +104,10 @@ def _remove_what_lies_elsewhere(directory: Path) -> None:
 
 
 def _remove_kubelet_folder() -> None:
-    """Remove the kubelet's folder, unless it holds more than a test's kubelet writes: then it is another's."""
+    """Remove the kubelet's folder, unless it contains more than a test's kubelet writes.
+
+    Then a real kubelet owns it.
+    """
     plugins = _KUBELET_FOLDER / "device-plugins"
     if list(_KUBELET_FOLDER.rglob("*")) in ([], [plugins], [plugins, plugins / "kubelet.sock"]):
         shutil.rmtree(_KUBELET_FOLDER, ignore_errors=True)

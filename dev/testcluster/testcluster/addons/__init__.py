@@ -1,1 +1,1 @@
-"""Kinds of others in a cluster, and KubeRay's operator."""
+"""Custom resource definitions of other projects, and KubeRay's operator."""

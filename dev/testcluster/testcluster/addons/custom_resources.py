@@ -1,4 +1,4 @@
-"""Kinds of others that the chart makes objects of, and when objects of a new kind can be made."""
+"""Other projects' kinds of which the chart creates objects, and the wait until objects of a new kind can be created."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ESTABLISHED_SECONDS = 60.0
 
 
 def definition_files() -> list[Path]:
-    """Return the definitions, in the versions and hashes of `definitions/`; missing ones are downloaded."""
+    """Return the definitions, in the versions and with the hashes of `definitions/`. Download missing ones."""
     if shutil.which("go") is None:
         raise ClusterError(GO_MISSING)
     command = ["go", "mod", "download", "-json"]
@@ -37,14 +37,14 @@ def definition_files() -> list[Path]:
 
 
 def install_other_kinds(kubectl: Callable[..., str]) -> None:
-    """Install the kinds, and return when objects of them can be created."""
+    """Install the kinds, and return when objects of these kinds can be created."""
     files = [f"--filename={file}" for file in definition_files()]
     kubectl("apply", "--server-side", "--force-conflicts", *files)
     wait_established(kubectl, *files)
 
 
 def wait_established(kubectl: Callable[..., str], *crds: str) -> None:
-    """`crds`: their names, or `--filename=…` of where they are written."""
+    """Wait until the CRDs are established. `crds`: their names, or `--filename=…` with the path of their files."""
     ends_at = time.monotonic() + ESTABLISHED_SECONDS
     what = () if crds[0].startswith("--") else ("crd",)
     while True:
@@ -75,7 +75,7 @@ def wait_explained(kubectl: Callable[..., str], kind: str) -> None:
 
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:
-    """JSON documents that follow one another."""
+    """Return the JSON documents in a text that contains several in sequence."""
     decoder, rest = json.JSONDecoder(), text.lstrip()
     while rest:
         document, end = decoder.raw_decode(rest)

@@ -1,4 +1,4 @@
-"""KubeRay in a test cluster: its kinds, and its operator as a process of this machine, both of one version."""
+"""KubeRay in a test cluster: its CRDs, and its operator as a process on this machine, both in the same version."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 def definitions() -> list[Manifest]:
-    """Return KubeRay's CRDs from Go's module cache in their stored version; RayCluster keeps its whole schema.
+    """Return KubeRay's CRDs from Go's module cache in their stored version. Only RayCluster keeps its whole schema.
 
-    KubeRay asks for its other kinds before it starts. Their schemas hold whole pods several times over, which keeps an
-    API server busy for many seconds, and no test makes any.
+    KubeRay needs its other kinds before it starts. Their schemas contain several whole pods, which would keep an API
+    server busy for many seconds. No test creates objects of those kinds.
     """
     return [_lightened(yaml.load(file.read_bytes(), yaml.CSafeLoader)) for file in _files()]
 
@@ -51,7 +51,7 @@ def _lightened(crd: Manifest) -> Manifest:
 
 
 def _files() -> list[Path]:
-    """Return the module's files; a missing module is downloaded."""
+    """Return the module's files. Download the module if it is missing."""
     _go("mod", "download", MODULE)
     directory = Path(_go("list", "-m", "-f={{.Dir}}", MODULE))
     return sorted((directory / "config" / "crd" / "bases").glob("ray.io_*.yaml"))
@@ -70,7 +70,7 @@ def _go(*words: str) -> str:
 
 @contextmanager
 def kuberay_operator(kubeconfig: Path, namespace: str, log: Path) -> Iterator[None]:
-    """Run the operator for one namespace until the end of the block. Its kinds must exist."""
+    """Run the operator for one namespace during the block. Its CRDs must be installed."""
     options = ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"]
     command = [str(built(KUBERAY) / "ray-operator"), f"--watch-namespace={namespace}", *options]
     with log.open("wb") as output:

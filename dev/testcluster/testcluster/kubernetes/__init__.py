@@ -1,1 +1,1 @@
-"""The parts of a cluster of our own: control plane, nodes, network, DNS, ingress, storage."""
+"""The parts of the project's own cluster: control plane, nodes, network, DNS, ingress and storage."""

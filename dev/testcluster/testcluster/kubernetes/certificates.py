@@ -1,4 +1,4 @@
-"""One authority per cluster, and the certificates and kubeconfig files that it gives out."""
+"""One certificate authority per cluster, and the certificates and kubeconfig files that it issues."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Authority:
     def issue(
         self, file_name: str, common_name: str, *, groups: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
     ) -> Pair:
-        """Issue a certificate for both ends of a connection. Kubernetes reads user and groups from its subject."""
+        """Issue a certificate for servers and clients. Kubernetes reads the user and the groups from its subject."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _certificate(_subject(common_name, groups), self.certificate.subject, key)
         builder = builder.add_extension(x509.ExtendedKeyUsage(_USAGES), critical=False)
-        # Python 3.13 refuses a server whose certificate does not say which key signed it.
+        # Python 3.13 refuses a server certificate that does not identify its signing key.
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = builder.add_extension(issuer, critical=False)
         if hosts:
@@ -66,7 +66,7 @@ class Authority:
         return _write(self.directory / file_name, key, builder.sign(self.key, hashes.SHA256()))
 
     def kubeconfig(self, file: Path, server: str, pair: Pair) -> Path:
-        """Write a kubeconfig that names the files of certificates and key."""
+        """Write a kubeconfig that names the files of the certificates and the key."""
         cluster = {"server": server, "certificate-authority": str(self.file.absolute())}
         user = {"client-certificate": str(pair.certificate.absolute()), "client-key": str(pair.key.absolute())}
         document = {
@@ -96,7 +96,7 @@ def create_authority(directory: Path) -> Authority:
 
 
 def create_signing_key(file: Path) -> Path:
-    """Create the key that signs and checks service-account tokens."""
+    """Create the key that signs and verifies service-account tokens."""
     _write_key(file, ec.generate_private_key(ec.SECP256R1()))
     return file
 
@@ -109,7 +109,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePri
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # A minute back: clocks inside virtual machines step.
+        # The certificate begins a minute earlier, because clocks inside virtual machines may jump.
         .not_valid_before(now - timedelta(minutes=1))
         .not_valid_after(now + _LIFETIME)
     )

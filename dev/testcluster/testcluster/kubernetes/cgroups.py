@@ -1,4 +1,4 @@
-"""A control group for each node, in which all processes of its pods are found."""
+"""A control group for each node. It contains all processes of the node's pods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from testcluster.processes import Running, end, identify
 
 _COPIED_FROM_PARENT = ("cpuset.cpus", "cpuset.mems")
-# Four times as much as by default, in version 1 and 2.
+# Four times the default, for cgroup versions 1 and 2.
 _WEIGHTS = (("cpu.shares", "4096"), ("cpu.weight", "400"))
 _DELETE_SECONDS = 20.0
 
@@ -26,11 +26,11 @@ def create(name: str) -> None:
             _delegate(hierarchy)
         group = hierarchy / name
         group.mkdir(exist_ok=True)
-        # A new cpuset has no processors, and takes no process until it has some.
+        # A new cpuset has no processors, and accepts no process until it has some.
         for file in _COPIED_FROM_PARENT:
             if (hierarchy / file).exists() and not _is_unified(hierarchy):
                 (group / file).write_text((hierarchy / file).read_text())
-        # All pods of the node together would weigh as much as one busy program of the host.
+        # By default, all pods of the node together would weigh as much as one busy program of the host.
         for file, weight in _WEIGHTS:
             if (group / file).exists():
                 (group / file).write_text(weight)
@@ -40,16 +40,16 @@ def processes(name: str) -> list[Running]:
     """Return the processes of the group and of the groups below it."""
     pids: set[int] = set()
     for hierarchy in _mounted():
-        for folder, _, _ in os.walk(hierarchy / name):  # which ignores a folder that vanishes
+        for folder, _, _ in os.walk(hierarchy / name):  # this function ignores a folder that vanishes
             with contextlib.suppress(OSError):
                 pids.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
     return [running for pid in pids if (running := identify(pid)) is not None]
 
 
 def delete(name: str) -> None:
-    """Remove the group and those below it, once their last processes have ended.
+    """Delete the group and the groups below it, after their last processes have ended.
 
-    Raises OSError when files remain, and ClusterError when a process does.
+    Raises OSError if files remain, and ClusterError if a process remains.
     """
     deadline = time.monotonic() + _DELETE_SECONDS
     while True:
@@ -75,7 +75,7 @@ def _delete_now(name: str) -> None:
 
 
 def _hierarchies() -> list[Path]:
-    """Version 1 has one per controller; version 2, where it is alone, has one for all."""
+    """Return the hierarchies. Version 1 has one for each controller; version 2 alone has one for all controllers."""
     mounted = _mounted()
     return [path for path in mounted if not _is_unified(path)] or mounted
 
@@ -83,7 +83,7 @@ def _hierarchies() -> list[Path]:
 def _mounted() -> list[Path]:
     """Return the mounted hierarchies.
 
-    An empty one of version 2, in which runc makes groups, may accompany version 1.
+    Version 1 may be mounted together with an empty hierarchy of version 2, in which runc makes groups.
     """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return [Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")]

@@ -1,4 +1,4 @@
-"""Brings images into the nodes of a cluster without a registry, and reaches their containers from outside."""
+"""Loads images into the nodes of a cluster without a registry, and accesses their containers from outside."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SECONDS = 600.0
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """An image in the cluster: `name` is repository:tag, `digest` its manifest's, or None if unknown."""
+    """An image in the cluster. `name`: repository:tag. `digest`: the digest of its manifest, or None if unknown."""
 
     name: str
     digest: str | None = None
 
     @property
     def pinned(self) -> str:
-        """repository@digest: what a pod names to get exactly this, and what its status calls it.
+        """The reference repository@digest. A pod names it to get exactly this image, and the pod's status shows it.
 
-        Raises ClusterError where the digest is not known.
+        Raises ClusterError if the digest is not known.
         """
         if self.digest is None:
             raise ClusterError(f"The digest of {self.name} is not known: a command of yours brought it there.")
@@ -34,7 +34,7 @@ class LoadedImage:
 
 
 def repository(name: str) -> str:
-    """Return the name without its tag; the colon of a registry's port stays."""
+    """Return the name without its tag. The colon before a registry's port stays."""
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition('@')[0].partition(':')[0]}"
 
@@ -46,7 +46,7 @@ def unpacked(output: str) -> list[LoadedImage]:
 
 @dataclass(frozen=True)
 class Containerd:
-    """The containerd of one node; `command` is how its `ctr` is reached."""
+    """The containerd of one node. `command`: the command that runs its `ctr`."""
 
     command: tuple[str, ...]
 
@@ -58,7 +58,7 @@ class Containerd:
         return images
 
     def kill(self, container_id: str, number: signal.Signals) -> None:
-        """Signal the container's first process, which no process inside the container can do."""
+        """Send a signal to the container's first process. No process inside the container can do that."""
         self._run("tasks", "kill", f"--signal={number.name}", container_id)
 
     def _run(self, *words: str, stdin: int = subprocess.DEVNULL) -> str:
@@ -70,10 +70,10 @@ class Containerd:
 
 
 def load(archive: Path, nodes: Iterable[Containerd]) -> list[LoadedImage]:
-    """Import an OCI or docker archive into every node, under its tags and its digest.
+    """Import an OCI or docker archive into every node, with its tags and its digest.
 
-    Only a name with the digest lets a pod that is pinned to it start, and fills `imageID` in its status.
-    Raises ClusterError when the archive names no image.
+    A pod that pins the digest starts only if the image also has a name with the digest. That name also sets `imageID`
+    in the pod's status. Raises ClusterError if the archive names no image.
     """
     loaded: list[LoadedImage] = []
     for node in nodes:

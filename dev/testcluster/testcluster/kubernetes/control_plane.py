@@ -1,4 +1,4 @@
-"""etcd, the API server, the controller manager and, where there are nodes, the scheduler."""
+"""etcd, the API server, the controller manager and, in a cluster with nodes, the scheduler."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from testcluster.places import Places
 from testcluster.processes import ProcessTable
 
 FIRST_SERVICE_ADDRESS = "10.96.0.1"
-# Longer than two of the kubelet's reports, short enough for a test that waits for a lost node.
+# Longer than two reports of the kubelet, but short enough for a test that waits for a lost node.
 NODE_GRACE_SECONDS = 16
 _NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
 
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """The address of the control plane and its network namespace; None is the host's own."""
+    """The address of the control plane and its network namespace. None stands for the host's own namespace."""
 
     places: Places
     programs: Path
@@ -39,7 +39,7 @@ class ControlPlane:
         return ProcessTable(self.places)
 
     def start_api(self) -> None:
-        """etcd and the API server; returns when it answers."""
+        """Start etcd and the API server, and return when the API server answers."""
         self.places.certificates.mkdir(parents=True, exist_ok=True)
         admin = self.authority.issue("admin", "tinsmith-test-admin", groups=("system:masters",))
         self.authority.kubeconfig(self.places.kubeconfig, self.server, admin)
@@ -56,7 +56,7 @@ class ControlPlane:
             self.table.start("kube-scheduler", self._scheduler(kubeconfig), network=self.namespace)
 
     def wait_for_controllers(self) -> None:
-        """Wait until the controllers work: a namespace without its service account takes no pods."""
+        """Wait until the controllers work. A namespace without its service account accepts no pods."""
         self.table.wait_until(
             "the controllers work",
             lambda: self._kubectl("get", "serviceaccount", "default", "--namespace=default").returncode == 0,
@@ -87,9 +87,9 @@ class ControlPlane:
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
-            # Nothing here must survive a power cut.
+            # The data need not survive a power failure.
             "--unsafe-no-fsync",
-            # Else a watch that starts from nowhere, on kinds that do not change, waits for minutes and fails.
+            # Otherwise a watch without a start version, on a kind that does not change, waits for minutes and fails.
             "--experimental-watch-progress-notify-interval=2s",
             "--logger=zap",
             "--log-level=warn",
@@ -98,7 +98,7 @@ class ControlPlane:
     def _api_server(self, kubelet_client: Pair) -> list[str]:
         hosts = (self.address, "127.0.0.1", FIRST_SERVICE_ADDRESS, "localhost", *_NAMES)
         serving = self.authority.issue("kube-apiserver", "kube-apiserver", hosts=hosts)
-        # The Service `kubernetes` may not point at a loopback address.
+        # The Service `kubernetes` may not have a loopback address as its endpoint.
         endpoints = "none" if self.address.startswith("127.") else "lease"
         return [
             str(self.programs / "kube-apiserver"),
@@ -113,7 +113,7 @@ class ControlPlane:
             f"--kubelet-certificate-authority={self.authority.file}",
             f"--kubelet-client-certificate={kubelet_client.certificate}",
             f"--kubelet-client-key={kubelet_client.key}",
-            # Else `kubectl exec` and `kubectl logs` look the node's name up in DNS.
+            # Otherwise `kubectl exec` and `kubectl logs` look up the node's name in DNS.
             "--kubelet-preferred-address-types=InternalIP",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
@@ -136,9 +136,9 @@ class ControlPlane:
             f"--service-account-private-key-file={self._signing_key}",
             f"--root-ca-file={self.authority.file}",
             f"--cluster-cidr={POD_RANGE}",
-            # Each node knows its pods' range from us.
+            # Each node gets the address range of its pods from this package.
             "--allocate-node-cidrs=false",
-            # Else it holds itself back for five seconds while it starts.
+            # Otherwise the scheduler pauses for five seconds while it starts.
             "--kube-api-qps=500",
             "--kube-api-burst=1000",
             f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
@@ -160,5 +160,5 @@ class ControlPlane:
 
 
 def inside_ports() -> Sequence[int]:
-    """Return the well-known ports, which are free in a network namespace of its own."""
+    """Return the well-known ports. They are free in a network namespace of the control plane's own."""
     return 6443, 2379, 2380, 10257

@@ -1,6 +1,6 @@
-"""The network of a cluster: a bridge on the host, and a namespace per node with one leg on that bridge.
+"""The network of a cluster: a bridge on the host, and one network namespace per node, connected to the bridge.
 
-The host's own routes and packet filters stay as they are, and pods reach nothing beyond the host.
+The host's own routes and packet filters stay unchanged, and pods cannot reach anything beyond the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUBNETS = range(1, 255)
 
 @dataclass(frozen=True)
 class Network:
-    """Subnet `number` of 10.213.0.0/16, taken by the cluster called `cluster`."""
+    """Subnet `number` of 10.213.0.0/16, used by the cluster called `cluster`."""
 
     cluster: str
     number: int
@@ -52,7 +52,7 @@ class Network:
         return f"{self.bridge}n{node}"
 
     def create(self, nodes: int) -> None:
-        """Create the bridge and a namespace for each node, with routes to the pods of the others."""
+        """Create the bridge, and a namespace for each node with routes to the pods of the other nodes."""
         run("ip", "link", "add", self.bridge, "type", "bridge")
         run("ip", "address", "add", f"{self.host_address}/24", "dev", self.bridge)
         run("ip", "link", "set", self.bridge, "up")
@@ -71,15 +71,18 @@ class Network:
         self._inside(node, "ip", "link", "set", "eth0", "up")
         self._inside(node, "ip", "route", "add", "default", "via", self.host_address)
         self._inside(node, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-        # Who is refused hears of it each time, and not once a second.
+        # Send an error for every refused packet, not only once a second.
         self._inside(node, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/icmp_ratelimit")
         self._fence(node)
-        # To the host a pod speaks with its node's address: the host knows no way back to a pod.
+        # Pods use their node's address towards the host, because the host has no route back to a pod.
         rule = ["-s", POD_RANGE, "!", "-d", POD_RANGE, "-o", "eth0", "-j", "MASQUERADE"]
         self._inside(node, "iptables", "-t", "nat", "-A", "POSTROUTING", *rule)
 
     def _fence(self, node: int) -> None:
-        """Refuses at once what leaves the cluster: the host would drop it, and the sender wait for its timeout."""
+        """Reject packets that leave the cluster.
+
+        The host would drop them, and the sender would wait for its timeout.
+        """
         self._inside(node, "iptables", "-N", "OUTWARD")
         for inner in (f"{self.host_address}/24", POD_RANGE):
             self._inside(node, "iptables", "-A", "OUTWARD", "-d", inner, "-j", "RETURN")
@@ -91,22 +94,22 @@ class Network:
         run("nsenter", f"--net={self.namespace(node)}", *command)
 
     def delete(self) -> None:
-        """Delete what `create` made, however far it came."""
+        """Delete everything that `create` made, even if it was interrupted."""
         for namespace in Path("/run/netns").glob(f"{self.namespace_name(0)[:-1]}*"):
             if namespace.name.removeprefix(self.namespace_name(0)[:-1]).isdigit():
                 run("ip", "netns", "delete", namespace.name)
-        # A namespace may outlive its name for a moment, and its leg with it.
+        # A namespace may exist for a moment after its name is deleted, and so may its link to the bridge.
         legs = [f"{self.bridge}n{node}" for node in range(1, 10)]
         for link in (*legs, self.bridge):
             attempt("ip", "link", "delete", link)
 
     def set_cable(self, node: int, state: Literal["up", "down"]) -> None:
-        """Plugs the node into the bridge, or pulls it out."""
+        """Connect the node to the bridge, or disconnect it."""
         run("ip", "link", "set", self.host_leg(node), state)
 
 
 def claim(places: Places) -> Network:
-    """Claim a subnet that no other cluster of this machine has; the cluster's folder records it."""
+    """Claim a subnet that no other cluster on this machine uses. The cluster's folder records the subnet."""
     with locked(clusters_directory() / "subnets.lock"):
         places.directory.mkdir(parents=True, exist_ok=True)
         taken = {int(file.read_text()) for file in clusters_directory().glob("*/subnet")} | set(_in_use())
@@ -118,7 +121,7 @@ def claim(places: Places) -> Network:
 
 
 def claimed(places: Places) -> Network | None:
-    """Return the network of a cluster that is up or half up; None when it has none."""
+    """Return the network of a cluster that is fully or partly running; None if the cluster has no network."""
     with contextlib.suppress(FileNotFoundError):
         return Network(places.name, int((places.directory / "subnet").read_text()))
     return None

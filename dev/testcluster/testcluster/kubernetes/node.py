@@ -1,4 +1,4 @@
-"""A node: containerd, the kubelet and kube-proxy, each with folders, sockets and a network of its own."""
+"""A node: containerd, the kubelet and kube-proxy, with their own folders, sockets and network."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Node:
         )
 
     def start_agents(self, control_plane: ControlPlane) -> None:
-        """Start the kubelet and kube-proxy; the node is ready some seconds later."""
+        """Start the kubelet and kube-proxy. The node is ready some seconds later."""
         self._start("kubelet", self._kubelet(control_plane))
         self._start("kube-proxy", self._proxy(control_plane))
 
@@ -89,7 +89,10 @@ class Node:
         self.network.set_cable(self.number, "up")
 
     def power_off(self) -> None:
-        """Kill the agents first, since they restart pods; containerd's shims stay without containers."""
+        """Kill the agents first, because they restart pods.
+
+        Then kill the rest; containerd's shims remain without containers.
+        """
         self.disconnect()
         self._table.stop(*self.processes)
         end(cgroups.processes(self.cgroup))
@@ -143,7 +146,7 @@ class Node:
             "resolvConf": str(resolver),
             "failSwapOn": False,
             "localStorageCapacityIsolation": False,
-            # Disks of developers are full, and images that were loaded by hand cannot be pulled again.
+            # Disks of developers are often full, and images that were loaded by hand cannot be pulled again.
             "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
@@ -163,7 +166,8 @@ class Node:
             "clusterCIDR": POD_RANGE,
             "hostnameOverride": self.name,
             "metricsBindAddress": "127.0.0.1:10249",
-            # The tables of connections belong to the machine, whose sysctl we leave alone.
+            # The connection tracking table belongs to the machine, and this package does not change the machine's
+            # sysctl settings.
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         }
         return [
@@ -172,7 +176,7 @@ class Node:
         ]
 
     def _cni_settings(self) -> dict[str, object]:
-        """Return settings with one link per pod and no bridge, so that all traffic passes the Services' rules."""
+        """Return settings with one link per pod and no bridge, so that all traffic passes the rules of the Services."""
         addresses = {
             "type": "host-local",
             "dataDir": str(self.directory / "cni-addresses"),
@@ -187,7 +191,7 @@ class Node:
         return {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
 
     def _gather_cni_programs(self) -> None:
-        """Link the machine's CNI programs and the policy plugin into the one folder that containerd reads."""
+        """Link the machine's CNI programs and the policy plugin into the single folder that containerd reads."""
         programs = self.directory / "cni-programs"
         programs.mkdir(exist_ok=True)
         for program in CNI_PROGRAMS.iterdir():

@@ -1,7 +1,7 @@
-"""Makes volumes for the storage classes `local` and `shared`: folders below one directory of the machine.
+"""Creates volumes for the storage classes `local` and `shared`, as folders below one directory of the machine.
 
-Runs as a process of the cluster: `python -m testcluster.kubernetes.provisioner KUBECONFIG DIRECTORY`. Every change of
-a claim or volume makes it look at all of them anew, so that a missed event costs nothing.
+The provisioner runs as a process of the cluster: `python -m testcluster.kubernetes.provisioner KUBECONFIG DIRECTORY`.
+After every change of a claim or volume, it checks all of them again, so a missed event does no harm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Document = dict[str, Any]
 
 
 def wanted_volume(claim: Document, directory: Path) -> Document | None:
-    """Return the volume that the claim waits for; None when another provisioner is responsible or it is too early."""
+    """Return the volume that the claim waits for; None if it is early or another provisioner's."""
     spec, metadata = claim["spec"], claim["metadata"]
     storage_class = spec.get("storageClassName")
     if spec.get("volumeName") or storage_class not in (LOCAL, SHARED) or metadata.get("deletionTimestamp"):
@@ -73,7 +73,7 @@ def _only_on(node: str) -> Document:
 
 
 def wanted_capacity(claim: Document, volume: Document) -> str | None:
-    """Return the size to which a bound volume must grow; None when it is large enough."""
+    """Return the size to which a bound volume must grow; None if the volume is large enough."""
     asked: str = claim["spec"]["resources"]["requests"]["storage"]
     return asked if _bytes(asked) > _bytes(volume["spec"]["capacity"]["storage"]) else None
 
@@ -84,7 +84,7 @@ def _bytes(quantity: str) -> Decimal:
 
 
 def is_released(volume: Document) -> bool:
-    """Return whether the volume's claim is gone and its files are to be deleted."""
+    """Return whether the volume's claim is gone and the volume's files must be deleted."""
     phase, policy = volume.get("status", {}).get("phase"), volume["spec"]["persistentVolumeReclaimPolicy"]
     return (phase, policy) == ("Released", "Delete")
 
@@ -96,7 +96,7 @@ class Provisioner:
         self._changed = threading.Event()
 
     def run(self) -> None:
-        """Provision until the process ends."""
+        """Create and delete volumes until the process ends."""
         for list_all in (self._api.list_persistent_volume_claim_for_all_namespaces, self._api.list_persistent_volume):
             threading.Thread(target=self._watch, args=(list_all,), daemon=True).start()
         while True:
@@ -105,7 +105,7 @@ class Provisioner:
             try:
                 self.look_at_all()
             except Exception as error:
-                # The API server may be gone for a while; what is left to do is found anew.
+                # The API server may be unavailable for a while. The next list finds all remaining work.
                 _log(f"will look again: {error}")
                 time.sleep(_RETRY_SECONDS)
                 self._changed.set()
@@ -130,7 +130,7 @@ class Provisioner:
         name = volume["metadata"]["name"]
         folder = self._directory / name
         folder.mkdir(exist_ok=True)
-        # Every user of a pod may write; a mode given to mkdir would lose the bits of the umask.
+        # Any user in a pod may write. The umask would remove bits from a mode given to mkdir.
         folder.chmod(0o777)
         try:
             self._api.create_persistent_volume(volume)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Enforces NetworkPolicies in a cluster of our own, whose other network programs know none."""
+"""Enforces NetworkPolicies in this package's clusters, whose other network programs do not enforce them."""

@@ -1,7 +1,7 @@
-"""Keeps the rules of every node as the NetworkPolicies, pods and namespaces of the cluster ask for.
+"""Updates the rules of every node to match the NetworkPolicies, pods and namespaces of the cluster.
 
-Runs as a process of the cluster: `python -m testcluster.policies.enforcer KUBECONFIG SOCKET NETWORK_NAMESPACE…`. The
-CNI plugin tells it of each pod's address by the socket, and waits for the answer.
+The enforcer runs as a process of the cluster: `python -m testcluster.policies.enforcer KUBECONFIG SOCKET
+NETWORK_NAMESPACE…`. Through the socket, the CNI plugin reports each pod's address and waits for the answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Enforcer:
         self._changed = threading.Condition()
 
     def listed(self, kind: str, documents: Iterable[Document]) -> None:
-        """All there are of a kind."""
+        """Return all objects of a kind."""
         with self._changed:
             self._known[kind] = {document["metadata"]["uid"]: document for document in documents}
             self._refresh()
@@ -57,7 +57,7 @@ class Enforcer:
             self._refresh()
 
     def admit(self, container: str, uid: str, address: str) -> None:
-        """Wait until the policies of the pod are in force. Raises TimeoutError when the pod stays unknown."""
+        """Wait until the policies of the pod are in force. Raises TimeoutError if the pod stays unknown."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_complete() and uid in self._known[PODS], _WAIT_SECONDS):
                 raise TimeoutError(f"the API server names no pod {uid}")
@@ -104,7 +104,7 @@ class _Question(socketserver.StreamRequestHandler):
                 self.enforcer.release(asked["container"])
             answer = IN_FORCE
         except Exception as error:
-            # The pod does not start then, and the kubelet tries again.
+            # The pod does not start in this case, and the kubelet tries again.
             answer = f"{error}"
             _log(f"{asked}: {error}")
         self.wfile.write(f"{answer}\n".encode())
@@ -121,7 +121,7 @@ def _watch(kind: str, list_all: Callable[..., Any], enforcer: Enforcer) -> None:
             for event in watch.stream(list_all, resource_version=since, timeout_seconds=_WATCH_SECONDS):
                 enforcer.seen(kind, event["type"], event["raw_object"])
         except Exception as error:
-            # The API server may be gone for a while; what is there is listed anew.
+            # The API server may be unavailable for a while. Afterwards all objects are listed again.
             _log(f"will watch {kind} again: {error}")
             time.sleep(_RETRY_SECONDS)
 

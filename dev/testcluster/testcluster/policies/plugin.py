@@ -1,7 +1,7 @@
-"""The last CNI plugin of a pod: says which pod has which address, and waits until its policies are in force.
+"""The last CNI plugin of a pod: it reports the pod's address, and waits until the pod's policies are in force.
 
-So no pod runs before it is isolated, and none is a stranger to those that let it in. A program of the standard library
-alone, since containerd starts it for every pod.
+Thus no pod runs before it is isolated, and the policies of other pods already know its address. The plugin uses only
+the standard library, because containerd starts it for every pod.
 """
 
 import json
@@ -38,7 +38,7 @@ def _pod(result: dict) -> dict:  # type: ignore[type-arg]
 
 
 def _forget(path: str) -> None:
-    """Tell the enforcer that the container is gone; when the cluster is being taken down, nothing may listen."""
+    """Report that the container is gone. During the removal of a cluster, the enforcer may no longer listen."""
     try:
         _ask(path, {"container": os.environ["CNI_CONTAINERID"]})
     except (ConnectionRefusedError, FileNotFoundError):

@@ -1,8 +1,9 @@
-"""The rules by which the kernel enforces NetworkPolicies, as a table for nft.
+"""The kernel's rules that enforce NetworkPolicies, as a table for nft.
 
-A connection is judged once, when it begins: first by what its sender may reach, then by who may reach its receiver. It
-passes here after a Service's address became a pod's. Every node has the table for all pods. What a node itself sends to
-its pods is not judged, as in every Kubernetes; of the nodes' processes, DNS and the ingress are such.
+The rules judge each connection once, when it begins: first by the policies of its sender, then by the policies of its
+receiver. At this point, a Service's address has already been replaced by a pod's address. Every node has the table for
+all pods. Connections from a node itself to its pods are not judged, as in every Kubernetes. DNS and the ingress are
+such processes of a node.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from testcluster.policies.isolation import Allowed, Block, Direction, Pod, Ports
 TABLE = "tinsmith_policies"
 _OWN: dict[Direction, str] = {"egress": "saddr", "ingress": "daddr"}
 _OTHER: dict[Direction, str] = {"egress": "daddr", "ingress": "saddr"}
-# The sender gets an error at once: no route to the host, which differs from the error of a closed port.
+# The sender gets an error at once: no route to the host. A closed port gives another error.
 _REFUSE = "reject with icmp admin-prohibited"
 _HOOKS = "\n".join(
     f"  chain {hook} {{\n    type filter hook {hook} priority filter - 1; policy accept;\n    jump judged\n  }}"
@@ -23,7 +24,7 @@ _HOOKS = "\n".join(
 
 
 def table(world: World) -> str:
-    """Return the rules, which replace the previous ones atomically."""
+    """Return the rules. They replace the previous rules atomically."""
     chains, dispatch = [], ["    ct state established,related return"]
     for direction, own in _OWN.items():
         isolated = [(pod, found) for pod in world.pods if (found := allowed(pod, direction, world)) is not None]
@@ -41,7 +42,7 @@ def _name(pod: Pod, direction: Direction) -> str:
 
 
 def _chain(pod: Pod, direction: Direction, found: list[Allowed]) -> str:
-    """No policy keeps a pod from itself."""
+    """Return the chain for one direction. No policy blocks connections from a pod to itself."""
     to_itself = f"ip {_OTHER[direction]} {pod.address}"
     let_through = [to_itself, *(match for one in found for match in _matches(one, direction))]
     lines = [*(f"{' '.join([match, 'return']).strip()}" for match in dict.fromkeys(let_through)), _REFUSE]
@@ -57,7 +58,7 @@ def _matches(one: Allowed, direction: Direction) -> Iterator[str]:
 
 
 def _peers(peers: tuple[str | Block, ...], side: str) -> Iterator[str]:
-    """Single addresses in one set, ranges each for itself: ranges of a set must not overlap."""
+    """Return single addresses in one set, and each range separately, because ranges in a set must not overlap."""
     if addresses := sorted({peer for peer in peers if isinstance(peer, str)}):
         yield f"ip {side} {{ {', '.join(addresses)} }}"
     for block in peers:

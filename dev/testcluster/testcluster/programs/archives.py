@@ -1,6 +1,6 @@
-"""Image archives made here: of a program that needs nothing around it, and of an image with a digest of its own.
+"""Image archives made by this package: of a program that needs no other files, and of an image variant.
 
-And what images any archive holds.
+This module also reads the image names in any archive.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _NAME = "io.containerd.image.name"
 
 
 def write_archive(file: Path, image: str, program: Path) -> Path:
-    """Write a docker archive of one layer: `program` as /<its name> and as the entry point.
+    """Write a docker archive with one layer: `program` as /<its name> and as the entry point.
 
-    The same program gives the same image, since no time enters it.
+    The same program gives the same image, because the archive contains no time.
     """
     layer = _tar({program.name: (program.read_bytes(), 0o755)})
     architecture = "arm64" if program.read_bytes()[18:20] == b"\xb7\x00" else "amd64"
@@ -39,9 +39,9 @@ def write_archive(file: Path, image: str, program: Path) -> Path:
 
 
 def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
-    """Write an OCI archive called `image` with the behaviour of `original`; each mark has its own digest.
+    """Write an OCI archive called `image` that behaves like `original`. Each mark gives another digest.
 
-    Its layers are missing: only a node that has loaded the original can load it, instantly.
+    The archive contains no layers, so only a node that has loaded the original can load it. That takes no time.
     """
     with tarfile.open(original) as archive:
         [contained] = json.loads(_read(archive, "manifest.json"))
@@ -64,7 +64,7 @@ def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
 
 
 def image_names(file: Path) -> list[str]:
-    """Return the tags of a docker archive, or an OCI archive's annotations of the same meaning."""
+    """Return the tags of a docker archive, or the corresponding annotations of an OCI archive."""
     with tarfile.open(file) as archive:
         if "manifest.json" in archive.getnames():
             return [name for image in json.loads(_read(archive, "manifest.json")) for name in image["RepoTags"] or ()]

@@ -26,7 +26,7 @@ GO_MISSING = (
 
 @dataclass(frozen=True)
 class Stub:
-    """A file of the program's folder that replaces a package, so that what the package imports is not compiled."""
+    """A file in the program's folder that replaces a package, so that the imports of that package are not compiled."""
 
     module: str
     package: str
@@ -36,7 +36,7 @@ class Stub:
 
 @dataclass(frozen=True)
 class Program:
-    """A folder of `programs/` with its own go.mod: the dependencies of two such folders clash."""
+    """A folder of `programs/` with its own go.mod. The dependencies of two such folders conflict."""
 
     name: str
     packages: tuple[str, ...] = (".",)
@@ -101,7 +101,7 @@ KIND = Program(
     variables=_kubernetes_variables(),
     cold_build="5 minutes",
 )
-# On its own: it spells a package in capitals that etcd spells in small letters, which no single build takes.
+# Built separately: it imports a package with capitals in its path, and etcd the same path in small letters.
 KIND_STORAGE = Program("kind", packages=("github.com/rancher/local-path-provisioner",), cold_build="a minute")
 
 OF_TESTS = (KUBERNETES, COREDNS, TRAEFIK, KUBERAY, PAUSE, HELLO, PROMQL)
@@ -109,9 +109,9 @@ OF_TESTS = (KUBERNETES, COREDNS, TRAEFIK, KUBERAY, PAUSE, HELLO, PROMQL)
 
 
 def built(program: Program) -> Path:
-    """Return the folder of the program's binaries; missing ones are built first.
+    """Return the folder of the program's binaries. Build missing programs first.
 
-    Two builders of one program wait for each other. An interrupted build leaves nothing that looks complete.
+    Two builds of one program wait for each other. An interrupted build leaves no folder that looks complete.
     """
     folder = program.folder()
     if folder.is_dir():
@@ -140,9 +140,9 @@ def _build(program: Program, folder: Path) -> None:
 
 
 def _module_file(program: Program, scratch: Path) -> Path:
-    """Write a go.mod whose modules with stubs are altered copies; return its path.
+    """Write a go.mod in which modules with stubs are replaced by modified copies. Return its path.
 
-    Go's own -overlay cannot replace these files: it refuses any file of the module cache.
+    Go's own -overlay option cannot replace these files, because it refuses files in the module cache.
     """
     scratch.mkdir()
     for name in ("go.mod", "go.sum"):
@@ -164,7 +164,7 @@ def _copy_module(program: Program, module: str, target: Path) -> None:
         if file.is_file():
             copy = target / file.relative_to(downloaded)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            # Without the mode: Go's module cache is read-only, and the copy is altered and removed.
+            # Copied without the mode, because Go's module cache is read-only and the copy is changed and removed.
             shutil.copyfile(file, copy)
 
 
