@@ -194,12 +194,13 @@ test-other-pythons: venv ## imports on each other Python that is installed; on t
 	dev/scripts/install-tinsmith .venv-$*
 	@touch $@
 
-check: venv ## formatting, lint, types, import directions, reference tables
+check: venv ## formatting, lint, types, import directions, reference tables, limits of docs/
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/lint-imports
 	$(BIN)/python dev/scripts/reference.py --check
+	$(BIN)/python dev/scripts/sizes.py --check
 
 sizes: venv ## files, lines, words and docstrings that open with a fragment; AT=COMMIT measures a commit instead of the work tree
 	@$(BIN)/python dev/scripts/sizes.py $(AT:%=--at %)

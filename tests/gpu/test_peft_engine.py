@@ -46,7 +46,7 @@ def test_in_bfloat16_it_agrees_with_a_plain_peft_loop_on_the_same_gpu() -> None:
     parity("peft:device=cuda", "peft-reference:device=cuda", steps=6, atol=BFLOAT16_ATOL)
 
 
-def test_an_adapter_that_was_trained_on_it_goes_on_on_the_cpu() -> None:
+def test_an_adapter_trained_on_it_continues_on_the_cpu() -> None:
     directory = str(tiny_directory())
     datums = [Datum(np.arange(3, 40, dtype=np.int32), {"target_tokens": np.arange(4, 41, dtype=np.int64)})]
     on_gpu = build_peft_engine(load_torch_model(directory, dtype=torch.bfloat16, device="cuda"))

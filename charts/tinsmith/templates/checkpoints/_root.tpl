@@ -1,4 +1,4 @@
-{{/* Where checkpoints live, as operator and API server are told. */}}
+{{/* The place of checkpoints, as operator and API server get it. */}}
 
 {{- define "tinsmith.checkpointRoot" -}}
 {{ .Values.checkpoints.remote.url | default "file:///var/lib/tinsmith/checkpoints" }}
