@@ -1,4 +1,4 @@
-"""How much one tenant's flood slows another tenant: latency under the flood, as a multiple of the latency alone.
+"""The slowdown of a tenant by another tenant's flood: latency under the flood, as a multiple of the latency alone.
 
 The benchmark also measures which share of the machine a tenant gets while the other tenant is connected but idle. A
 scenario is a kind of load: a class that implements `fairness_scenarios.Scenario`, with a line in `SCENARIOS`.
