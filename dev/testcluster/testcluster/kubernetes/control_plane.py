@@ -138,7 +138,7 @@ class ControlPlane:
             f"--cluster-cidr={POD_RANGE}",
             # Each node gets the address range of its pods from this package.
             "--allocate-node-cidrs=false",
-            # Otherwise the scheduler pauses for five seconds while it starts.
+            # Otherwise the controller manager pauses for five seconds while it starts.
             "--kube-api-qps=500",
             "--kube-api-burst=1000",
             f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
