@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.kubernetes.api_proxy import ApiProxy
 from support.kubernetes.chart_account import grant, kubeconfig_of_the_account, rights_of
+from support.kubernetes.crds import install_crds
 from support.kubernetes.fixtures import Cluster, own_api_cluster
 from support.kubernetes.kubectl import KubectlUser, Kubelet, is_of_a_job
 from support.operator.built_sessions import MILES, NEMO_RL
@@ -39,6 +40,12 @@ SLOW_SECONDS = 2 * WAIT_SECONDS
 def api_cluster() -> Iterator[Cluster]:
     with own_api_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def kinds(api_cluster: Cluster) -> None:
+    """Install the CRDs in this module's own cluster."""
+    install_crds(api_cluster.kubectl)
 
 
 @pytest.fixture
