@@ -75,6 +75,8 @@ def phrases_in(text: str) -> Iterator[tuple[int, str]]:
 
     A string of one word is exempt: it is a name, such as a key in a file.
     """
+    if not PHRASES.search(text):  # reading the tokens of every file takes seconds
+        return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         is_text = token.type in {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
         if is_text and not token.string.strip("\"'").isidentifier():
