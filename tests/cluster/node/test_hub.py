@@ -76,7 +76,7 @@ def test_a_token_that_is_refused_is_named_and_with_the_right_one_the_model_comes
 def test_a_repository_that_is_not_there_is_named(hub: Installation) -> None:
     hub.apply(secret(TOKEN))
     hub.apply(session("demo/no-such-repository"))
-    reason_with(hub, "no model repository demo/no-such-repository")
+    reason_with(hub, "no visible model repository demo/no-such-repository")
 
 
 def session(repository: str) -> Object:
