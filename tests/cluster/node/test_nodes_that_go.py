@@ -168,7 +168,7 @@ def test_a_worker_of_a_dead_node_starts_on_another_once_an_administrator_marks_t
 @pytest.mark.usefixtures("node_lost")
 def test_a_volume_that_went_with_its_node_is_named(installation: Installation) -> None:
     message = installation.wait_reason(BOUND, "VolumeOnLostNode", 90)
-    assert "bring the node back" in message
+    assert "Bring the node back" in message
     assert installation.condition(BOUND, "Degraded")["status"] == "True"
 
 
