@@ -31,14 +31,17 @@ def python_files() -> list[str]:
     return [name for name in tracked("*.py") if "_pb2" not in name]
 
 
+@pytest.mark.slow("it reads every Python file")
 def test_docstrings_open_with_a_verb_or_a_noun_phrase() -> None:
     assert findings(lambda text: fragments_in(ast.parse(text)), python_files()) == []
 
 
+@pytest.mark.slow("it reads every Python file")
 def test_identifiers_contain_no_pronouns() -> None:
     assert findings(lambda text: pronouns_in(ast.parse(text)), python_files()) == []
 
 
+@pytest.mark.slow("it reads every Python file")
 def test_comments_and_strings_avoid_phrases_that_need_a_second_reading() -> None:
     assert findings(phrases_in, python_files()) == []
 
