@@ -19,7 +19,7 @@ from .test_life import release
 @pytest.mark.parametrize(
     ("callback", "calls"),
     [
-        ("_place", [create()]),
+        ("_add_accepted", [create()]),
         ("_settle_late", [create(), train(1), release(), train(2)]),
         ("_kept.take", [create(), train(1), release(), train(2)]),
         ("close_below", [create(), train(2)]),
