@@ -7,6 +7,7 @@ PYTHON_VERSIONS := 3.11 3.12 3.13
 PACKAGES := api_server client operator rpc trainer_image
 LOCK := dev/requirements/dev.txt
 NAME := dev
+BENCHMARK := step
 NODES := 1
 ONLY := test
 SEED := 1
@@ -267,8 +268,8 @@ test-protocol-model: venv ## ten thousand random sequences of the protocol, with
 load: venv ## a thousand polls and sessions, 400 samples, 64 tenants, bodies of 100 MiB, on one server and on two: memory, errors, shares
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/load.py
 
-bench: venv ## run one benchmark and its reference: NAME=step, sampling, weight_sync, start, memory, api, fairness or peer
-	PYTHONPATH=tests:dev/testcluster $(BIN)/python dev/benchmarks/$(or $(filter-out dev,$(NAME)),step).py
+bench: venv ## run one benchmark and its reference: BENCHMARK=step, sampling, weight_sync, start, memory, api, fairness or peer
+	PYTHONPATH=tests:dev/testcluster $(BIN)/python dev/benchmarks/$(BENCHMARK).py
 
 cluster-programs: venv ## build what tests run, once: Kubernetes, CoreDNS, Traefik, the parser of Prometheus
 	$(CLUSTER) build

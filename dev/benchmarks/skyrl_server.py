@@ -57,9 +57,7 @@ def installed_python() -> Path:
 def running_skyrl(python: Path, model: Path, *, port: int, adapters: int, scratch: Path) -> Iterator[str]:
     """Start SkyRL with room for this many adapters, and yield its address.
 
-    scratch: a folder to create.
-
-        Raises TimeoutError, with the server's output, when it does not answer.
+    scratch: a folder to create. Raises TimeoutError, with the server's output, when it does not answer.
     """
     (scratch / MODEL).parent.mkdir(parents=True)
     (scratch / MODEL).symlink_to(model.resolve())

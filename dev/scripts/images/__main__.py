@@ -1,16 +1,15 @@
-"""`python -m images`, with scripts/ on PYTHONPATH: build, clean, or test the trainer's image."""
+"""`python -m images`, with dev/scripts/ on PYTHONPATH: build, clean, or test the trainer's image."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from images.archives import build_images, clean_images
 from images.commands import ImageError
 from images.running import run_trainer_tests
-from images.sources import IMAGES, OPTIONAL_IMAGES, ROOT, images_of, version
+from images.sources import IMAGES, OPTIONAL_IMAGES
 
 
 def main() -> int:
@@ -19,8 +18,6 @@ def main() -> int:
     build = commands.add_parser("build", help="build the images, and print where their archives are, as JSON")
     known = f"of {', '.join(IMAGES | OPTIONAL_IMAGES)}; default: {', '.join(IMAGES)}"
     build.add_argument("names", nargs="*", metavar="NAME", help=known)
-    build.add_argument("--checkout", type=Path, default=ROOT, help="where the sources are, of another revision too")
-    build.add_argument("--tag", default=version(), help="of the images; another revision needs one of its own")
     commands.add_parser("clean", help="remove the archives and the build's cache")
     test = commands.add_parser("test-trainer", help="run the trainer's tests on the image's Python and torch")
     test.add_argument("arguments", nargs="*", help="for pytest, after --")
@@ -40,7 +37,7 @@ def _do(options: argparse.Namespace) -> int:
     if options.command == "clean":
         clean_images((IMAGES | OPTIONAL_IMAGES).values())
         return 0
-    images = OPTIONAL_IMAGES | images_of(options.checkout.absolute(), options.tag)
+    images = OPTIONAL_IMAGES | IMAGES
     archives = build_images(images[name] for name in options.names or IMAGES)
     print(json.dumps({name: str(archive.path) for name, archive in archives.items()}, indent=2))
     return 0

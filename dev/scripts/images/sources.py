@@ -74,17 +74,11 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def images_of(root: Path, tag: str) -> dict[str, Image]:
-    """Return the images of a checkout, by name."""
-    dockerfiles = {
-        "trainer": root / "trainer_image" / "Dockerfile.cpu",
-        "api-server": root / "api_server" / "Dockerfile",
-        "operator": root / "operator" / "Dockerfile",
-    }
-    return {name: Image(name, dockerfile, root, tag) for name, dockerfile in dockerfiles.items()}
-
-
-IMAGES = images_of(ROOT, version())
+IMAGES = {
+    "trainer": Image("trainer", ROOT / "trainer_image" / "Dockerfile.cpu"),
+    "api-server": Image("api-server", ROOT / "api_server" / "Dockerfile"),
+    "operator": Image("operator", ROOT / "operator" / "Dockerfile"),
+}
 OPTIONAL_IMAGES = {
     "test-services": Image("test-services", ROOT / "tests" / "support" / "in_cluster" / "Dockerfile"),
     "trainer-megatron": Image("trainer-megatron", ROOT / "trainer_image" / "Dockerfile.cpu-megatron"),

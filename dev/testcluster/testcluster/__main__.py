@@ -1,4 +1,4 @@
-"""`python -m testcluster up|down|status|kubeconfig|load|build`, with testcluster/ on PYTHONPATH."""
+"""`python -m testcluster up|down|status|kubeconfig|load|build`, with dev/testcluster/ on PYTHONPATH."""
 
 from __future__ import annotations
 

@@ -15,18 +15,13 @@ class ImagesNotBuilt(Exception):
     """An error whose text says why the images were not built, and what to do."""
 
 
-def build_images(*names: str, checkout: Path | None = None, tag: str | None = None) -> dict[str, Path]:
+def build_images(*names: str) -> dict[str, Path]:
     """Return the archives of these images, or of all of the project's, by name. Raises ImagesNotBuilt.
 
-    checkout, tag.
-
-        Those of another revision; the default is this one.  A first build takes minutes, an unchanged checkout no time.
-        Progress is printed on standard error.
+    A first build takes minutes, an unchanged checkout no time. Progress is printed on standard error.
     """
-    options = [f"--checkout={checkout}"] if checkout is not None else []
-    options += [f"--tag={tag}"] if tag is not None else []
     finished = subprocess.run(
-        [sys.executable, "-m", "images", "build", *options, *names],
+        [sys.executable, "-m", "images", "build", *names],
         env={**os.environ, "PYTHONPATH": str(ROOT / "dev" / "scripts")},
         stdout=subprocess.PIPE,
         text=True,
