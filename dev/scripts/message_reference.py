@@ -78,5 +78,15 @@ def _template(text: ast.expr) -> str:
         case ast.JoinedStr(values=parts):
             return "".join(_template(part) for part in parts)
         case ast.FormattedValue(value=value):
-            return f"{{{ast.unparse(value)}}}"
+            return f"{{{_name_of(value)}}}"
     raise ValueError(f"an Event's message is not written out: {ast.unparse(text)}")
+
+
+def _name_of(value: ast.expr) -> str:
+    """Return the name of a value in words: that of its attribute or variable, without the calls around it."""
+    match value:
+        case ast.Call(args=[argument]):
+            return _name_of(argument)
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name.replace("_", " ").lower()
+    raise ValueError(f"a value of an Event's message has no name: {ast.unparse(value)}")

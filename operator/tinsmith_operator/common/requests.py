@@ -82,13 +82,13 @@ def answered_restart(owner: Owner, before: str | None, running_for: str | None) 
     return asked if _is_done(asked, asked == running_for) else before
 
 
-def restart_events(before: str | None, after: str | None, done: str) -> tuple[Emit, ...]:
-    """Return the Events for a new status. done: the beginning of a sentence that says what was restarted."""
-    if after is None or after == before:
+def restart_events(before: str | None, request: str | None, subject: str) -> tuple[Emit, ...]:
+    """Return the Events for a new status. subject: what was restarted, with its verb: "The worker was"."""
+    if request is None or request == before:
         return ()
-    if not is_time(after):
-        return (_unreadable(RESTART_REQUEST_ANNOTATION, after),)
-    return (Emit(EventType.NORMAL, "Restarted", f"{done} restarted, as requested at {after}."),)
+    if not is_time(request):
+        return (_unreadable(RESTART_REQUEST_ANNOTATION, request),)
+    return (Emit(EventType.NORMAL, "Restarted", f"{subject} restarted, as requested at {request}."),)
 
 
 def request_events(
