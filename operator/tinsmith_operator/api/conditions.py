@@ -61,11 +61,11 @@ class ConditionState:
 
 
 def move_conditions(
-    before: Iterable[Condition], wanted: Iterable[ConditionState], *, generation: int, now: datetime
+    before: Iterable[Condition], states: Iterable[ConditionState], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
     """Return the desired conditions. The transition time changes if the status changes or if the condition begins."""
     old = {condition.type: condition for condition in before}
-    return tuple(_move(old.get(state.type), state, generation, now) for state in wanted)
+    return tuple(_move(old.get(state.type), state, generation, now) for state in states)
 
 
 def _move(old: Condition | None, state: ConditionState, generation: int, now: datetime) -> Condition:

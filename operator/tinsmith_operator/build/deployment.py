@@ -105,8 +105,8 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
     The hash contains an image that the spec names. It does not contain the installation's default image, so a new
     default image waits for the next rollout. It also leaves out default values and the number of replicas.
     """
-    said = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
-    return _hashed(said, pool, installation, restart)
+    spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
+    return _hashed(spec, pool, installation, restart)
 
 
 def equivalent_sampler_hashes(
@@ -116,15 +116,15 @@ def equivalent_sampler_hashes(
 
     pull_secrets: the pull Secrets in the template that is compared.
     """
-    said = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
-    ways = pull_variants(said.pop("pod", {}), pull_secrets)
-    specs = [{**said, "pod": pod} if pod else said for pod in ways]
+    spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
+    ways = pull_variants(spec.pop("pod", {}), pull_secrets)
+    specs = [{**spec, "pod": pod} if pod else spec for pod in ways]
     return frozenset(_hashed(spec, pool, installation, restart) for spec in specs)
 
 
-def _hashed(said: Manifest, pool: SamplerPool, installation: Installation, restart: str | None) -> str:
+def _hashed(spec: Manifest, pool: SamplerPool, installation: Installation, restart: str | None) -> str:
     inputs = {
-        "spec": said,
+        "spec": spec,
         "worker": pool.uid,
         "checkpointRoot": installation.checkpoint_root,
         "checkpointClaim": installation.checkpoint_claim,
@@ -183,8 +183,8 @@ def server_volumes(spec: SamplerPoolSpec, volumes: Sequence[Mounted]) -> list[Mo
     """Return the volumes and the server's volumes. The server's volumes replace volumes at the same path."""
     if not spec.runs_a_server:
         return list(volumes)
-    said = spec.pod.shared_memory
-    shared_bytes = SHARED_MEMORY_BYTES if said is None else int(parse_quantity(said))
+    shared_memory = spec.pod.shared_memory
+    shared_bytes = SHARED_MEMORY_BYTES if shared_memory is None else int(parse_quantity(shared_memory))
     own = [
         Mounted("scratch", SCRATCH_PATH, scratch(SCRATCH_LIMIT)),
         Mounted("shared-memory", SHARED_MEMORY_PATH, in_memory(shared_bytes)),

@@ -150,10 +150,10 @@ def _resources(spec: TrainingSessionSpec) -> Manifest:
     A conversion needs memory of about twice the model's size. That memory is free, because the session's pods start
     later.
     """
-    asked = spec.resources.model_dump(mode="json", exclude_defaults=True)
+    resources = spec.resources.model_dump(mode="json", exclude_defaults=True)
     plain = {
         kind: {name: amount for name, amount in amounts.items() if name in PLAIN_RESOURCES}
-        for kind, amounts in asked.items()
+        for kind, amounts in resources.items()
     }
     return {kind: amounts for kind, amounts in plain.items() if amounts}
 

@@ -57,8 +57,8 @@ def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
     """Return the engine's variables for each pod. A variable that the user sets with the same name takes precedence."""
     if not spec.engine.divides:
         return []
-    given = {**VARIABLES, **OWN_VARIABLES[spec.engine], **(GPU_VARIABLES if spec.gpus_per_node else {})}
-    return [{"name": name, "value": value} for name, value in given.items()]
+    variables = {**VARIABLES, **OWN_VARIABLES[spec.engine], **(GPU_VARIABLES if spec.gpus_per_node else {})}
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
@@ -76,8 +76,8 @@ def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> lis
 
 def shared_bytes(spec: TrainingSessionSpec) -> int:
     """Return the size of /dev/shm: a quarter of the pod's memory. The ranks of a node communicate through it."""
-    said = spec.pod.shared_memory
-    if said is not None:
-        return int(parse_quantity(said))
+    shared_memory = spec.pod.shared_memory
+    if shared_memory is not None:
+        return int(parse_quantity(shared_memory))
     memory = spec.resources.limits.get("memory", spec.resources.requests.get("memory", 0))
     return max(LEAST_SHARED_MEMORY, int(parse_quantity(memory)) // 4 // MEBIBYTE * MEBIBYTE)

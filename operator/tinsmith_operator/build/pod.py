@@ -46,13 +46,12 @@ PULL_FIELDS = frozenset({"image_pull_policy", "image_pull_secrets"})
 """The fields that say how a node pulls the image. They do not change what runs."""
 
 
-def pull_variants(said: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
+def pull_variants(overrides: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
     """Yield the pod's overrides with every variant of how a node may pull the same image.
 
-    said: the overrides.
     pull_secrets: the pull Secrets of the pod that is compared.
     """
-    rest = {name: value for name, value in said.items() if name not in PULL_FIELDS}
+    rest = {name: value for name, value in overrides.items() if name not in PULL_FIELDS}
     for policy, secrets in itertools.product((None, *PULL_POLICIES), ((), tuple(pull_secrets))):
         fetching = {"image_pull_policy": policy, "image_pull_secrets": list(secrets)}
         yield {**rest, **{name: value for name, value in fetching.items() if value}}
@@ -86,7 +85,7 @@ def build_pod_spec(
 
 
 def _as_the_user_wrote(pod: PodOverrides) -> Manifest:
-    said = {
+    fields = {
         "nodeSelector": pod.node_selector,
         "tolerations": pod.tolerations,
         "affinity": pod.affinity,
@@ -96,7 +95,7 @@ def _as_the_user_wrote(pod: PodOverrides) -> Manifest:
         "serviceAccountName": pod.service_account_name,
         "imagePullSecrets": pod.image_pull_secrets,
     }
-    return {field: value for field, value in said.items() if value}
+    return {field: value for field, value in fields.items() if value}
 
 
 STARTUP_PERIOD_SECONDS = 5
@@ -190,9 +189,9 @@ def escape_dollars(argument: str) -> str:
 
 def checkpoint_variables(installation: Installation, users: Sequence[Manifest]) -> list[Manifest]:
     """Return the variables for a remote checkpoint root, except the variables that the user sets."""
-    said = {variable["name"] for variable in users}
-    given = sorted(installation.checkpoint_environment.items())
-    return [{"name": name, "value": value} for name, value in given if name not in said]
+    names = {variable["name"] for variable in users}
+    variables = sorted(installation.checkpoint_environment.items())
+    return [{"name": name, "value": value} for name, value in variables if name not in names]
 
 
 def checkpoint_secrets(installation: Installation) -> Manifest:
@@ -219,8 +218,8 @@ def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), pro
         token = {"secretKeyRef": hub.token_secret_ref.to_manifest()}
         environment.append({"name": "HF_TOKEN", "valueFrom": token})
     threads = {"name": THREADS_VARIABLE, "value": str(max(1, thread_count(spec.resources) // processes))}
-    said = {variable["name"] for variable in spec.pod.env}
-    return [*environment, *(variable for variable in (threads, *variables) if variable["name"] not in said)]
+    names = {variable["name"] for variable in spec.pod.env}
+    return [*environment, *(variable for variable in (threads, *variables) if variable["name"] not in names)]
 
 
 def thread_count(resources: Resources) -> int:
@@ -236,15 +235,15 @@ def _probes(startup_timeout_seconds: int) -> Manifest:
     """Return the probes. Startup: succeeds after load and replay. Liveness: checks the event loop, not the GPU."""
     return {
         "startupProbe": {
-            **_ask("readiness"),
+            **_grpc_probe("readiness"),
             "periodSeconds": STARTUP_PERIOD_SECONDS,
             "timeoutSeconds": 5,
             "failureThreshold": math.ceil(startup_timeout_seconds / STARTUP_PERIOD_SECONDS),
         },
-        "readinessProbe": {**_ask("readiness"), "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": {**_ask("liveness"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "readinessProbe": {**_grpc_probe("readiness"), "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": {**_grpc_probe("liveness"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
     }
 
 
-def _ask(service: str) -> Manifest:
+def _grpc_probe(service: str) -> Manifest:
     return {"grpc": {"port": HEALTH_PORT, "service": service}}

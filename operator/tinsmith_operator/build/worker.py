@@ -101,25 +101,25 @@ def equivalent_hashes(
 
 def spec_hash(session: TrainingSession, plan: WorkerPlan) -> str:
     """Return a hash of the inputs that come from the session's spec. All other inputs come from the installation."""
-    said = session.spec.model_dump(
+    spec = session.spec.model_dump(
         mode="json", exclude={"suspend": True, "storage": True, "pod": {"image", *PULL_FIELDS}}, exclude_defaults=True
     )
-    asked = {
-        "spec": {name: value for name, value in said.items() if value},
+    inputs = {
+        "spec": {name: value for name, value in spec.items() if value},
         "claim": session.claim_name,
         "worker": plan.worker_id,
         "image": plan.image.reference,
         "restart": plan.restart,
     }
-    return fingerprint({name: value for name, value in asked.items() if value})
+    return fingerprint({name: value for name, value in inputs.items() if value})
 
 
 def _inputs(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    said = session.spec.model_dump(
+    spec = session.spec.model_dump(
         mode="json", exclude={"suspend": True, "storage": True, "pod": {"image"}}, exclude_defaults=True
     )
     return {
-        "spec": said,
+        "spec": spec,
         "claim": session.claim_name,
         "worker": plan.worker_id,
         "image": plan.image.reference,
@@ -150,9 +150,9 @@ def worker_template(session: TrainingSession, installation: Installation, plan: 
         processes=spec.ranks_per_node,
     )
     metadata = build_pod_metadata(session, spec.pod, inputs_hash(session, installation, plan), plan.restart)
-    asked = {SPEC_ANNOTATION: spec_hash(session, plan)}
+    annotations = {SPEC_ANNOTATION: spec_hash(session, plan)}
     return {
-        "metadata": {**metadata, "annotations": {**metadata["annotations"], **asked}},
+        "metadata": {**metadata, "annotations": {**metadata["annotations"], **annotations}},
         "spec": build_pod_spec(spec.pod, grace_seconds(session), container, volumes),
     }
 

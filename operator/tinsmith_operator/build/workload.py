@@ -187,11 +187,11 @@ def _member_probes(spec: TrainingSessionSpec) -> Manifest:
 
     They do not test ranks, because ranks may compute or wait for each other for minutes.
     """
-    ask = {"tcpSocket": {"port": RAYLET_PORT}}
+    probe = {"tcpSocket": {"port": RAYLET_PORT}}
     return {
-        "startupProbe": {**ask, "periodSeconds": 5, "failureThreshold": -(-spec.pod.startup_timeout_seconds // 5)},
-        "readinessProbe": {**ask, "periodSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": {**ask, "periodSeconds": 10, "failureThreshold": 6},
+        "startupProbe": {**probe, "periodSeconds": 5, "failureThreshold": -(-spec.pod.startup_timeout_seconds // 5)},
+        "readinessProbe": {**probe, "periodSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
     }
 
 

@@ -227,18 +227,18 @@ class Issuer:
         if facts is not None and is_fresh(facts, names, authority.fingerprint, self._clock()):
             return facts
         leaf = authority.issue(names, Use.CLIENT, self._clock())
-        wanted = {**self._secret(self._api_server_secret), "type": "kubernetes.io/tls", "data": leaf.secret_data()}
-        await self._write(live, wanted)
+        secret = {**self._secret(self._api_server_secret), "type": "kubernetes.io/tls", "data": leaf.secret_data()}
+        await self._write(live, secret)
         log.info("client certificate issued", secret=self._api_server_secret, not_after=leaf.not_after.isoformat())
-        issued = read_facts(wanted)
+        issued = read_facts(secret)
         assert issued is not None
         return issued
 
-    async def _write(self, live: Manifest | None, wanted: Manifest) -> None:
+    async def _write(self, live: Manifest | None, secret: Manifest) -> None:
         if live is None:
-            await self._cluster.create(SECRETS, wanted)
+            await self._cluster.create(SECRETS, secret)
             return
-        metadata = wanted["metadata"]
+        metadata = secret["metadata"]
         expected = {name: metadata["labels"][name] for name in (INSTANCE_LABEL, MANAGED_BY_LABEL)}
         if not expected.items() <= labels_of(live).items():
             labels = " ".join(f"{name}={value}" for name, value in expected.items())
@@ -248,7 +248,7 @@ class Issuer:
                 f"does belong to this installation, restore its labels: {labels}."
             )
         guard = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
-        await self._cluster.apply(SECRETS, {**wanted, "metadata": {**metadata, **guard}})
+        await self._cluster.apply(SECRETS, {**secret, "metadata": {**metadata, **guard}})
 
     def _secret(self, name: str) -> Manifest:
         labels = {

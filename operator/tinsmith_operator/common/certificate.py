@@ -26,17 +26,17 @@ def ensure_certificate(
     authority = observed.authority_fingerprint
     if worker_id is None or authority is None:
         return ()
-    wanted = build_certificate_secret(observed.owner)
+    secret = build_certificate_secret(observed.owner)
     names = (worker_dns_name(worker_id), *roles)
     live = observed.certificate_secret
     if live is None:
-        return (IssueCertificate(wanted, names, uid=None, resource_version=None),)
+        return (IssueCertificate(secret, names, uid=None, resource_version=None),)
     if not belongs_to(observed.owner, live) or (
-        is_in_place(observed, live, wanted) and is_fresh(observed.certificate, names, authority, now)
+        is_in_place(observed, live, secret) and is_fresh(observed.certificate, names, authority, now)
     ):
         return ()
     metadata = live["metadata"]
-    return (IssueCertificate(wanted, names, metadata["uid"], metadata["resourceVersion"]),)
+    return (IssueCertificate(secret, names, metadata["uid"], metadata["resourceVersion"]),)
 
 
 def renewal_time(facts: CertificateFacts) -> datetime | None:

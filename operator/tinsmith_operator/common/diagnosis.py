@@ -186,10 +186,10 @@ def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
     """
     if pod.latest_ending is not None and not pod.status_reason:
         return found(Reason.RESTARTING, f"Pod {pod.name} has ended. Waiting for it to be removed.")
-    said = quoted(": ".join(part for part in (pod.status_reason, pod.status_message) if part))
+    message = quoted(": ".join(part for part in (pod.status_reason, pod.status_message) if part))
     reason = words.why_ended(pod.status_reason)
     subject = "A pod" if is_one_of_many else f"Pod {pod.name}"
-    return found(reason, f"{subject} on node {pod.node_name} failed: {said}.")
+    return found(reason, f"{subject} on node {pod.node_name} failed: {message}.")
 
 
 def why_pod_does_not_run(pod: Pod, evidence: Evidence) -> Finding | None:

@@ -29,24 +29,24 @@ SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
 """The kinds whose content controllers write too: the volume that a claim is bound to."""
 
 
-def ensure_child(observed: Surroundings, live: Manifest | None, wanted: Manifest) -> tuple[Create | Apply, ...]:
+def ensure_child(observed: Surroundings, live: Manifest | None, desired: Manifest) -> tuple[Create | Apply, ...]:
     """Return no action if the live object is as desired, belongs to another owner, or is being deleted."""
     if live is None:
-        return (Create(wanted),)
+        return (Create(desired),)
     if not belongs_to(observed.owner, live) or live["metadata"].get("deletionTimestamp"):
         return ()
-    if is_in_place(observed, live, wanted) and not has_foreign_content(live):
+    if is_in_place(observed, live, desired) and not has_foreign_content(live):
         return ()
-    return (apply_to(live, wanted),)
+    return (apply_to(live, desired),)
 
 
-def is_in_place(observed: Surroundings, live: Manifest, wanted: Manifest) -> bool:
+def is_in_place(observed: Surroundings, live: Manifest, desired: Manifest) -> bool:
     """Return whether the live object is as desired, or as the API server stored the latest request for it."""
-    return holds(live, wanted) or as_stored(wanted, live) == observed.stored.get(wanted["kind"])
+    return holds(live, desired) or as_stored(desired, live) == observed.stored.get(desired["kind"])
 
 
-def apply_to(live: Manifest, wanted: Manifest) -> Apply:
-    return Apply(wanted, live["metadata"]["uid"], live["metadata"]["resourceVersion"])
+def apply_to(live: Manifest, desired: Manifest) -> Apply:
+    return Apply(desired, live["metadata"]["uid"], live["metadata"]["resourceVersion"])
 
 
 def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> dict[str, str]:
@@ -133,39 +133,39 @@ APART = frozenset({"metadata", "status"})
 """The parts that are not compared whole. Controllers write the status; of the metadata only desired fields count."""
 
 
-def holds(live: Any, wanted: Any, field: str = "") -> bool:
+def holds(live: Any, desired: Any, field: str = "") -> bool:
     """Return whether the live value contains everything in the desired value."""
-    if isinstance(wanted, dict):
-        return _holds_fields(live, wanted, field)
-    if isinstance(wanted, list):
-        return _holds_items(live, wanted, field)
+    if isinstance(desired, dict):
+        return _holds_fields(live, desired, field)
+    if isinstance(desired, list):
+        return _holds_items(live, desired, field)
     if field in QUANTITY_DIGITS and live is not None:
-        return _stored_quantity(live, field) == _stored_quantity(wanted, field)
+        return _stored_quantity(live, field) == _stored_quantity(desired, field)
     # The API server drops an empty text, for example a variable's value or a toleration's key.
-    return bool(live == wanted) or (live is None and wanted == "")
+    return bool(live == desired) or (live is None and desired == "")
 
 
-def _holds_fields(live: Any, wanted: dict[str, Any], field: str) -> bool:
-    if not wanted:
+def _holds_fields(live: Any, desired: dict[str, Any], field: str) -> bool:
+    if not desired:
         return live is None or isinstance(live, dict)
     if not isinstance(live, dict):
         return False
     # A quantity's conversion depends on the map that holds it, not on the name of the resource.
     return all(
-        holds(live.get(name), value, field if field in QUANTITY_DIGITS else name) for name, value in wanted.items()
+        holds(live.get(name), value, field if field in QUANTITY_DIGITS else name) for name, value in desired.items()
     )
 
 
-def _holds_items(live: Any, wanted: list[Any], field: str) -> bool:
-    if not wanted:
+def _holds_items(live: Any, desired: list[Any], field: str) -> bool:
+    if not desired:
         return not live
     if not isinstance(live, list):
         return False
     key = LIST_KEYS.get(field)
-    if key is not None and all(isinstance(item, dict) and key in item for item in wanted):
+    if key is not None and all(isinstance(item, dict) and key in item for item in desired):
         by_key = {item.get(key): item for item in live}
-        return all(holds(by_key.get(item[key]), item) for item in wanted)
-    return len(live) == len(wanted) and all(holds(*pair) for pair in zip(live, wanted, strict=True))
+        return all(holds(by_key.get(item[key]), item) for item in desired)
+    return len(live) == len(desired) and all(holds(*pair) for pair in zip(live, desired, strict=True))
 
 
 def _stored_quantity(quantity: int | float | str, field: str) -> int:
@@ -173,17 +173,17 @@ def _stored_quantity(quantity: int | float | str, field: str) -> int:
     return math.ceil(parse_quantity(quantity).scaleb(QUANTITY_DIGITS[field]))
 
 
-def with_answer(stored: Mapping[str, Stored], asked: Manifest, answer: Manifest) -> dict[str, Stored]:
+def with_answer(stored: Mapping[str, Stored], request: Manifest, answer: Manifest) -> dict[str, Stored]:
     """Return `stored` with the API server's answer, if the answer does not contain everything that was requested."""
-    others = {kind: each for kind, each in stored.items() if kind != asked["kind"]}
-    return others if holds(answer, asked) else {**others, asked["kind"]: as_stored(asked, answer)}
+    others = {kind: each for kind, each in stored.items() if kind != request["kind"]}
+    return others if holds(answer, request) else {**others, request["kind"]: as_stored(request, answer)}
 
 
-def as_stored(asked: Manifest, live: Manifest) -> Stored:
+def as_stored(request: Manifest, live: Manifest) -> Stored:
     return Stored(
         # Each request generates new content for a certificate's Secret, so the content is not compared.
-        asked=fingerprint(_without(asked, {"data"})),
-        content=fingerprint([_without(live, APART), _metadata(asked, live)]),
+        request=fingerprint(_without(request, {"data"})),
+        content=fingerprint([_without(live, APART), _metadata(request, live)]),
     )
 
 
@@ -191,11 +191,11 @@ def _without(manifest: Manifest, names: Collection[str]) -> Manifest:
     return {name: value for name, value in manifest.items() if name not in names}
 
 
-def _metadata(asked: Manifest, live: Manifest) -> Manifest:
+def _metadata(request: Manifest, live: Manifest) -> Manifest:
     found = live["metadata"]
-    return {name: _only(found.get(name), value) for name, value in asked["metadata"].items()}
+    return {name: _only(found.get(name), value) for name, value in request["metadata"].items()}
 
 
-def _only(found: Any, wanted: Any) -> Any:
+def _only(found: Any, requested: Any) -> Any:
     """Return only the labels or annotations that were requested; return any other value unchanged."""
-    return {name: found.get(name) for name in wanted} if isinstance(wanted, dict) and found else found
+    return {name: found.get(name) for name in requested} if isinstance(requested, dict) and found else found

@@ -94,11 +94,11 @@ class ReadJournal:
 class Stored:
     """The object that the API server stored for a request.
 
-    asked: the hash of the request.
+    request: the hash of the request.
     content: the hash of the stored object, without the fields of other managers.
     """
 
-    asked: str
+    request: str
     content: str
 
 

@@ -81,7 +81,7 @@ class Pod(LiveObject):
     @property
     def image(self) -> str | None:
         """The image in the pod's spec. A webhook may have replaced the session's image with a mirror."""
-        image: str | None = self._wanted.get("image")
+        image: str | None = self._container_spec.get("image")
         return image
 
     @property
@@ -90,11 +90,11 @@ class Pod(LiveObject):
 
         A mirror does not change it.
         """
-        arguments = self._wanted.get("args") or ()
+        arguments = self._container_spec.get("args") or ()
         return next((each.removeprefix("--image=") for each in arguments if each.startswith("--image=")), None)
 
     @property
-    def asked_image(self) -> str | None:
+    def requested_image(self) -> str | None:
         """The image that the spec or the installation named, if the pod records it; else the image in the pod."""
         noted: str | None = self._annotations.get(IMAGE_ANNOTATION)
         return noted or self.journal_image or self.image
@@ -183,7 +183,7 @@ class Pod(LiveObject):
         return self.manifest["metadata"].get("annotations") or {}
 
     @cached_property
-    def _wanted(self) -> Manifest:
+    def _container_spec(self) -> Manifest:
         containers = self.manifest.get("spec", {}).get("containers", ())
         return next((each for each in containers if each["name"] == WORKER_CONTAINER), {})
 
@@ -200,7 +200,7 @@ class Pod(LiveObject):
 def read_pod(manifest: Manifest, policy: Policy) -> Pod:
     """Return the pod. Its messages may be quoted only if the policy trusts its image."""
     pod = Pod(manifest)
-    return replace(pod, is_vouched_for=pod.asked_image is not None and policy.vouches_for(pod.asked_image))
+    return replace(pod, is_vouched_for=pod.requested_image is not None and policy.vouches_for(pod.requested_image))
 
 
 def parse_record(message: Any) -> tuple[TerminationRecord | None, str]:

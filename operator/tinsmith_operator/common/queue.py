@@ -53,14 +53,14 @@ def without_suspend(entry: Manifest) -> Manifest:
     return {**entry, "fieldsV1": {**entry["fieldsV1"], "f:spec": left}}
 
 
-def keep_queue_fields(live: Manifest, wanted: Manifest) -> Manifest:
+def keep_queue_fields(live: Manifest, desired: Manifest) -> Manifest:
     """Return the desired RayCluster, with the fields that its queue has written."""
-    held = copy.deepcopy(wanted)
-    held["spec"].pop("suspend", None)
-    for live_fields, held_fields in zip(_templates(live), _templates(held), strict=False):
-        _keep(live_fields.get("metadata") or {}, held_fields["metadata"], MARKS)
-        _keep(live_fields.get("spec") or {}, held_fields["spec"], PLACEMENT)
-    return held
+    merged = copy.deepcopy(desired)
+    merged["spec"].pop("suspend", None)
+    for live_fields, merged_fields in zip(_templates(live), _templates(merged), strict=False):
+        _keep(live_fields.get("metadata") or {}, merged_fields["metadata"], MARKS)
+        _keep(live_fields.get("spec") or {}, merged_fields["spec"], PLACEMENT)
+    return merged
 
 
 def _keep(live_fields: Manifest, held_fields: Manifest, fields: tuple[str, ...]) -> None:

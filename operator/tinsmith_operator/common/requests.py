@@ -45,18 +45,18 @@ def restart_request(owner: Owner, workload: Workload | None) -> str | None:
 
     It stays the latest if its annotation is removed, because a removal requests no restart.
     """
-    asked = read_request(owner.annotations, RESTART_REQUEST_ANNOTATION)
-    if asked is not None or workload is None:
-        return asked
+    request = read_request(owner.annotations, RESTART_REQUEST_ANNOTATION)
+    if request is not None or workload is None:
+        return request
     noted = workload.template["metadata"].get("annotations") or {}
     return noted.get(RESTART_REQUEST_ANNOTATION)
 
 
 def snapshot_request(session: TrainingSession) -> str | None:
     """Return the request that no worker has answered yet."""
-    asked = read_request(session.annotations, SNAPSHOT_REQUEST_ANNOTATION)
+    request = read_request(session.annotations, SNAPSHOT_REQUEST_ANNOTATION)
     answered = session.status.requests.snapshot if session.status.requests is not None else None
-    return asked if asked != answered else None
+    return request if request != answered else None
 
 
 def answered_requests(
@@ -67,19 +67,19 @@ def answered_requests(
     running_for: the restart request that the present pod carried out.
     """
     before = session.status.requests or Requests()
-    asked_snapshot = _asked(session, SNAPSHOT_REQUEST_ANNOTATION)
-    is_answered = snapshot is not None and snapshot.request == asked_snapshot
+    requested_snapshot = _shortened_request(session, SNAPSHOT_REQUEST_ANNOTATION)
+    is_answered = snapshot is not None and snapshot.request == requested_snapshot
     after = Requests(
         restart=answered_restart(session, before.restart, running_for),
-        snapshot=asked_snapshot if _is_done(asked_snapshot, is_answered) else before.snapshot,
+        snapshot=requested_snapshot if _is_done(requested_snapshot, is_answered) else before.snapshot,
     )
     return after if after != Requests() else None
 
 
 def answered_restart(owner: Owner, before: str | None, running_for: str | None) -> str | None:
     """Return the latest completed restart request. running_for: the request that the present pods carried out."""
-    asked = _asked(owner, RESTART_REQUEST_ANNOTATION)
-    return asked if _is_done(asked, asked == running_for) else before
+    request = _shortened_request(owner, RESTART_REQUEST_ANNOTATION)
+    return request if _is_done(request, request == running_for) else before
 
 
 def restart_events(before: str | None, request: str | None, subject: str) -> tuple[Emit, ...]:
@@ -102,14 +102,14 @@ def request_events(
     return tuple(events)
 
 
-def _asked(owner: Owner, name: str) -> str | None:
+def _shortened_request(owner: Owner, name: str) -> str | None:
     text = owner.annotations.get(name)
     return text[:LONGEST_REQUEST] if text is not None else None
 
 
-def _is_done(asked: str | None, is_answered: bool) -> bool:
+def _is_done(request: str | None, is_answered: bool) -> bool:
     """Return whether a request is complete. An unreadable request is complete once an Event has reported it."""
-    return asked is not None and (is_answered or not is_time(asked))
+    return request is not None and (is_answered or not is_time(request))
 
 
 def _snapshot(request: str, answer: SnapshotAnswer | None) -> Emit:

@@ -42,21 +42,21 @@ def requeue_after(moments: Iterable[datetime | None], now: datetime) -> float | 
     return min(ahead, default=None)
 
 
-def ask_again(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[Annotate, ...]:
+def annotate_for_retry(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[Annotate, ...]:
     """Annotate a stuck workload once the pause is over, so that its controller tries to create refused pods again."""
     stalled = status.condition(ConditionType.STALLED)
     if stalled is None or stalled.status != Truth.TRUE:
         return ()
     since = stalled.last_transition_time
     pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, (now - since) / PAUSES_SO_FAR))
-    if now - max(since, _asked_at(workload, now) or since) < pause:
+    if now - max(since, _last_retry_at(workload, now) or since) < pause:
         return ()
     metadata = workload.manifest["metadata"]
-    asked = {POD_RETRY_ANNOTATION: format_time(now)}
-    return (Annotate(workload.kind, workload.name, workload.uid, metadata["resourceVersion"], asked),)
+    annotations = {POD_RETRY_ANNOTATION: format_time(now)}
+    return (Annotate(workload.kind, workload.name, workload.uid, metadata["resourceVersion"], annotations),)
 
 
-def _asked_at(workload: Workload, now: datetime) -> datetime | None:
+def _last_retry_at(workload: Workload, now: datetime) -> datetime | None:
     """Return the time in the annotation. Ignore a text of a user or a future time."""
     text = (workload.manifest["metadata"].get("annotations") or {}).get(POD_RETRY_ANNOTATION)
     try:

@@ -223,8 +223,8 @@ def _name_alone(manifest: Manifest) -> Manifest:
     managed = manifest["metadata"].get("managedFields") or ()
     own = [entry for entry in managed if entry.get("manager") == MANAGER]
     kept = {**({"annotations": own_annotations} if own_annotations else {}), **({"managedFields": own} if own else {})}
-    said = {name: value for name, value in manifest.items() if name in ("apiVersion", "kind")}
-    return {**said, "metadata": {**metadata, **kept}}
+    identity = {name: value for name, value in manifest.items() if name in ("apiVersion", "kind")}
+    return {**identity, "metadata": {**metadata, **kept}}
 
 
 def _pod(manifest: Manifest) -> Manifest:

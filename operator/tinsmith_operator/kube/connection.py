@@ -28,7 +28,7 @@ USER_AGENT = MANAGER
 Observe = Callable[[ApiCall, str], None]
 """Called for each finished request, with its status code or `error`."""
 
-Heard = Callable[[str | None, str, str, Manifest | None, bool], None]
+ListAnswered = Callable[[str | None, str, str, Manifest | None, bool], None]
 """Called for each page of a list: with the namespace (None: all), the kind's plural, the status code or `error`, the
 page if there is one, and whether it is the first page. The last page has no token to continue."""
 
@@ -61,17 +61,17 @@ async def load_configuration() -> Configuration:
     return configuration
 
 
-def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
+def trace(observe: Observe, on_list: ListAnswered | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
     """Return hooks for all requests of a session.
 
-    heard: called for each page of a list. turn: awaited before each list request is sent.
+    on_list: called for each page of a list. turn: awaited before each list request is sent.
     """
 
     def finished(url: Any, method: str, code: str) -> ApiCall:
         call = parse_call(method, url.path, url.query.get("watch") == "true")
         observe(call, code)
-        if heard is not None and call.verb == "list" and code != "200":
-            heard(namespace_of(url.path), call.resource, code, None, "continue" not in url.query)
+        if on_list is not None and call.verb == "list" and code != "200":
+            on_list(namespace_of(url.path), call.resource, code, None, "continue" not in url.query)
         return call
 
     async def on_start(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestStartParams) -> None:
@@ -88,12 +88,12 @@ def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None
         _session: Any, context: SimpleNamespace, params: aiohttp.TraceResponseChunkReceivedParams
     ) -> None:
         # This hook gets a body that aiohttp reads at once, not a stream such as a watch. So this is the whole body.
-        if heard is None or context.listed is None:
+        if on_list is None or context.listed is None:
             return
         # If the answer is not a list, the caller of the request fails, not this hook.
         with contextlib.suppress(ValueError):
             is_first = "continue" not in params.url.query
-            heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)
+            on_list(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)
 
     async def on_error(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
         broken = params.exception
@@ -119,7 +119,7 @@ class WatchSession:
     expires_at: datetime | None
 
 
-async def open_watch_session(observe: Observe, heard: Heard, turn: Turn) -> WatchSession:
+async def open_watch_session(observe: Observe, on_list: ListAnswered, turn: Turn) -> WatchSession:
     """Open a session. Call this in the event loop that uses the session. Kopf closes the session."""
     configuration = await load_configuration()
     token = await configuration.get_api_key_with_prefix("BearerToken")
@@ -129,7 +129,7 @@ async def open_watch_session(observe: Observe, heard: Heard, turn: Turn) -> Watc
         headers={"User-Agent": f"{USER_AGENT}-watch", **({"Authorization": token} if token else {})},
         trust_env=True,
         response_class=WatchedResponse,
-        trace_configs=[trace(observe, heard, turn)],
+        trace_configs=[trace(observe, on_list, turn)],
     )
     rotates: Final = configuration.refresh_api_key_hook is not None
     expires_at = datetime.now(UTC) + timedelta(seconds=WATCH_LOGIN_SECONDS) if rotates else None

@@ -87,8 +87,8 @@ class Events:
 
     def _manifest(self, owner: Owner, event: Emit) -> Manifest:
         message = shortened(event.message, LONGEST_MESSAGE_BYTES)
-        said = "\n".join([owner.uid, event.type, event.reason, message])
-        name = f"{owner.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+        identity = "\n".join([owner.uid, event.type, event.reason, message])
+        name = f"{owner.name}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         now = self._clock()
         return {
             "apiVersion": EVENTS.api_version,

@@ -14,7 +14,7 @@ from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import owned_workload
-from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, ask_again, requeue_after, requeue_times_of
+from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, annotate_for_retry, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.pool.diagnosis import diagnose_pool
 from tinsmith_operator.pool.situation import PoolSituation, assess_pool
@@ -64,7 +64,7 @@ def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
     live = owned_workload(situation.observed)
     if live is None or situation.rollout.refused is None:
         return ()
-    return ask_again(live, situation.pool.status, situation.now)
+    return annotate_for_retry(live, situation.pool.status, situation.now)
 
 
 def _remove_failed_pods(situation: PoolSituation) -> tuple[Delete, ...]:

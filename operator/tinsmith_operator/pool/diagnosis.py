@@ -71,8 +71,8 @@ def _scaled_to_zero(situation: PoolSituation) -> Finding | None:
 
 
 def _counts(situation: PoolSituation) -> str:
-    wanted, rollout = situation.pool.spec.replicas, situation.rollout
-    return f"{rollout.ready} of {wanted} replicas are ready, and {rollout.updated} are up to date"
+    replicas, rollout = situation.pool.spec.replicas, situation.rollout
+    return f"{rollout.ready} of {replicas} replicas are ready, and {rollout.updated} are up to date"
 
 
 def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:

@@ -40,8 +40,8 @@ class Rollout:
     is_known: bool = False
     refused: str | None = None
 
-    def is_done(self, wanted: int) -> bool:
-        return self.is_known and self.replicas == self.ready == self.updated == wanted
+    def is_done(self, replicas: int) -> bool:
+        return self.is_known and self.replicas == self.ready == self.updated == replicas
 
 
 def read_rollout(deployment: Workload) -> Rollout:
@@ -138,8 +138,8 @@ def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str]
 
     same: the hashes of templates that run the same containers.
     """
-    live, wanted = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
-    differs = live != wanted and (live not in same or any(pod.cannot_pull for pod in pods))
+    live, desired = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
+    differs = live != desired and (live not in same or any(pod.cannot_pull for pod in pods))
     is_sealed = CONFIGURATION_ANNOTATION in _annotations(deployment.manifest)
     return differs or not is_sealed or has_foreign_content(deployment.manifest)
 

@@ -225,10 +225,10 @@ class Actor:
         if not resource.selects(live):
             asyncio.get_running_loop().call_later(BELIEVED_SECONDS, self._cache.drop_if_unwatched, ref)
 
-    def _note_success(self, owner: Owner, asked: Manifest, answer: Manifest) -> None:
+    def _note_success(self, owner: Owner, request: Manifest, answer: Manifest) -> None:
         key = _key(owner)
-        self._refusals.get(key, {}).pop(asked["kind"], None)
-        self._stored[key] = with_answer(self.stored(key), asked, trimmed(answer))
+        self._refusals.get(key, {}).pop(request["kind"], None)
+        self._stored[key] = with_answer(self.stored(key), request, trimmed(answer))
         self._cache.note(answer)
 
     def _note_refusal(self, owner: Owner, kind: str, error: Refused) -> None:

@@ -113,8 +113,8 @@ class Controller:
             return "error"
 
     def _put_back(self, key: Key, error: Exception, *, hold: bool = False) -> None:
-        asked_seconds = error.retry_after_seconds if isinstance(error, Unavailable) else None
-        seconds = self._queue.hold(key) if hold else self._queue.retry(key, asked_seconds or 0.0)
+        requested_seconds = error.retry_after_seconds if isinstance(error, Unavailable) else None
+        seconds = self._queue.hold(key) if hold else self._queue.retry(key, requested_seconds or 0.0)
         self._metrics.note_retry()
         log.info("put back", seconds=round(seconds, 2), error=str(error))
 

@@ -19,7 +19,7 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.client import PAGE_ITEMS
-from tinsmith_operator.kube.connection import Heard, Observe, Turn, WatchSession, open_watch_session
+from tinsmith_operator.kube.connection import ListAnswered, Observe, Turn, WatchSession, open_watch_session
 from tinsmith_operator.kube.resources import WATCHED, Resource
 
 Deliver = Callable[[Resource, str | None, Manifest], None]
@@ -51,7 +51,7 @@ class EndlessBackoff:
 class Watch:
     """Watches these kinds in a scope from `run` to `stop`. Its callbacks run in the event loop that called `run`.
 
-    heard: called for each page of the list that starts a watch. No event reports objects that vanished before. A
+    on_list: called for each page of the list that starts a watch. No event reports objects that vanished before. A
         namespace that forbids lists is tried again and again.
     turn: awaited before each page.
     """
@@ -60,7 +60,7 @@ class Watch:
         self,
         scope: Scope,
         deliver: Deliver,
-        heard: Heard,
+        on_list: ListAnswered,
         observe: Observe,
         turn: Turn,
         resources: Sequence[Resource],
@@ -69,7 +69,7 @@ class Watch:
         self._scope = scope
         self._resources = resources
         self._deliver = deliver
-        self._heard = heard
+        self._on_list = on_list
         self._observe = observe
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -104,7 +104,7 @@ class Watch:
             asyncio.run(self._watch())
         except BaseException as caught:
             error = caught
-        self._tell(self._end, error)
+        self._call_in_loop(self._end, error)
 
     async def _watch(self) -> None:
         """Run `kopf.operator` in two steps.
@@ -122,7 +122,7 @@ class Watch:
             stop_flag=self._stop,
         )
         ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        self._tell(self._end, next((part.exception() for part in ended if part.exception()), None))
+        self._call_in_loop(self._end, next((part.exception() for part in ended if part.exception()), None))
         try:
             await kopf.run_tasks(parts, ignored=before)
         finally:
@@ -147,19 +147,21 @@ class Watch:
             # Limit the rate: refused logins must not become a flood of requests.
             await asyncio.sleep(RELOGIN_PAUSE_SECONDS)
         self._logins += 1
-        session = await open_watch_session(self._observe, lambda *page: self._tell(self._heard, *page), self._take_turn)
+        session = await open_watch_session(
+            self._observe, lambda *page: self._call_in_loop(self._on_list, *page), self._take_turn
+        )
         self._sessions = [*(each for each in self._sessions if not each.http.closed), session]
         return kopf.AiohttpSession(server=session.server, aiohttp_session=session.http, expiration=session.expires_at)
 
     async def _take(self, *, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-        self._tell(self._deliver, param, event["type"], dict(event["object"]))
+        self._call_in_loop(self._deliver, param, event["type"], dict(event["object"]))
 
     async def _take_turn(self) -> None:
         """Wait in the operator's own rate limit, which belongs to the event loop that called `run`."""
         assert self._home is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._turn(), self._home))
 
-    def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
+    def _call_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call back in the operator's event loop, unless the operator has ended without waiting for this thread."""
         assert self._home is not None
         with contextlib.suppress(RuntimeError):  # the event loop is closed

@@ -128,7 +128,7 @@ class Informer:
         while not (await self._is_installed(resource) and await self._are_discovered([resource])):
             await asyncio.sleep(LOOK_FOR_KIND_SECONDS)
 
-    def heard(self, namespace: Part, plural: str, code: str, answer: Manifest | None, is_first: bool = True) -> None:
+    def on_list(self, namespace: Part, plural: str, code: str, answer: Manifest | None, is_first: bool = True) -> None:
         """Process a page of the list that starts a watch of this kind. code: the status of the answer."""
         place = (namespace, plural)
         if place not in self._states:

@@ -132,9 +132,9 @@ class Leader:
             self._free_at = _now() + spec.get("leaseDurationSeconds", self._lease_seconds)
         return record[0] in (None, "", self.identity) or _now() >= self._free_at
 
-    async def _hold(self, wanted: Manifest) -> None:
+    async def _hold(self, lease: Manifest) -> None:
         sent_at = _now()
-        self._held = await self._write(wanted, self._lease_seconds * ACTING_SHARE)
+        self._held = await self._write(lease, self._lease_seconds * ACTING_SHARE)
         self._renewed_at = sent_at
 
     def _taken(self, lease: Manifest | None) -> Manifest:

@@ -15,7 +15,7 @@ from tinsmith_operator.errors import ClusterError, NotFound, OperatorError, Refu
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster
-from tinsmith_operator.kube.connection import Heard
+from tinsmith_operator.kube.connection import ListAnswered
 from tinsmith_operator.kube.resources import RAY_CLUSTERS
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer, words_for
@@ -49,7 +49,7 @@ class RayClusterInformer:
         scope: Scope,
         *,
         changed: Callable[[], None],
-        open_watch: Callable[[Heard], Watching],
+        open_watch: Callable[[ListAnswered], Watching],
         look_again_seconds: float,
     ) -> None:
         self._cluster = cluster
@@ -59,7 +59,7 @@ class RayClusterInformer:
         self._open_watch = open_watch
         self._look_again_seconds = look_again_seconds
         self._enabled = asyncio.Event()
-        self._heard = asyncio.Event()
+        self._listed = asyncio.Event()
         self._informer = self._new_informer()
         self._problem: str | None = None
 
@@ -114,12 +114,12 @@ class RayClusterInformer:
 
         End a watch that gets no list after a while, because it looked for the kind too early.
         """
-        self._informer, self._heard = self._new_informer(), asyncio.Event()
+        self._informer, self._listed = self._new_informer(), asyncio.Event()
         watch = self._open_watch(self._on_page)
         running = asyncio.create_task(watch.run(), name="watch RayClusters")
         try:
             async with asyncio.timeout(LISTED_WITHIN_SECONDS):
-                await self._heard.wait()
+                await self._listed.wait()
             await running
         except (TimeoutError, OperatorError) as error:
             log.warning("RayClusters are not watched", error=repr(error))
@@ -132,8 +132,8 @@ class RayClusterInformer:
     def _on_page(
         self, namespace: str | None, plural: str, code: str, answer: Manifest | None, is_first: bool = True
     ) -> None:
-        self._heard.set()
-        self._informer.heard(namespace, plural, code, answer, is_first)
+        self._listed.set()
+        self._informer.on_list(namespace, plural, code, answer, is_first)
         if code == "403":
             self._changed()
 

@@ -218,6 +218,6 @@ class PoolKind:
 
     async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
         """Return the warnings if they could explain a problem. A pool without a problem costs no request."""
-        wanted, deployment = observed.pool.spec.replicas, observed.workload
-        at_rest = deployment is None or wanted == 0 or read_rollout(Workload(deployment)).is_done(wanted)
+        replicas, deployment = observed.pool.spec.replicas, observed.workload
+        at_rest = deployment is None or replicas == 0 or read_rollout(Workload(deployment)).is_done(replicas)
         return () if at_rest else await self.events.warnings(observed.pool)

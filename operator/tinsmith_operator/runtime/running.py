@@ -12,7 +12,7 @@ from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS, Issuer
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster, Permit
-from tinsmith_operator.kube.connection import Heard
+from tinsmith_operator.kube.connection import ListAnswered
 from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import (
@@ -82,7 +82,7 @@ class Operator:
         self.metrics = Metrics()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._leading = asyncio.Event()
-        self._issuer_wanted = asyncio.Event()
+        self._issuer_wakeup = asyncio.Event()
         self._acts = asyncio.Event()
         self._cache = Cache(self._enqueue)
         self._leader = self._make_leader()
@@ -134,7 +134,7 @@ class Operator:
         await self._watch_kinds((resource,))
 
     async def _watch_kinds(self, resources: Sequence[Resource]) -> None:
-        watch = self._make_watch(self._informer.heard, resources)
+        watch = self._make_watch(self._informer.on_list, resources)
         self._watches.append(watch)
         await watch.run()
 
@@ -180,9 +180,9 @@ class Operator:
             changed=self._on_leading,
         )
 
-    def _make_watch(self, heard: Heard, resources: Sequence[Resource]) -> Watch:
+    def _make_watch(self, on_list: ListAnswered, resources: Sequence[Resource]) -> Watch:
         scope, observe = self._settings.scope, self.metrics.note_request
-        return Watch(scope, self._take, heard, observe, lambda: self._limit.wait(Priority.ESSENTIAL), resources)
+        return Watch(scope, self._take, on_list, observe, lambda: self._limit.wait(Priority.ESSENTIAL), resources)
 
     def _make_ray_clusters(self) -> RayClusterInformer:
         return RayClusterInformer(
@@ -190,7 +190,7 @@ class Operator:
             self._cache,
             self._settings.scope,
             changed=self._enqueue_all,
-            open_watch=lambda heard: self._make_watch(heard, (RAY_CLUSTERS,)),
+            open_watch=lambda on_list: self._make_watch(on_list, (RAY_CLUSTERS,)),
             look_again_seconds=self._settings.discovery_seconds,
         )
 
@@ -268,7 +268,7 @@ class Operator:
         """
         while True:
             await self._leading.wait()
-            self._issuer_wanted.clear()
+            self._issuer_wakeup.clear()
             before = (self._issuer.known_fingerprint, self._issuer.problem)
             key_seconds = await self._ensure_first_key()
             try:
@@ -280,7 +280,7 @@ class Operator:
                 await self._begin_acting(anew=(self._issuer.known_fingerprint, self._issuer.problem) != before)
             try:
                 async with asyncio.timeout(min(seconds, key_seconds, self._longest_pause_seconds())):
-                    await self._issuer_wanted.wait()
+                    await self._issuer_wakeup.wait()
             except TimeoutError:
                 pass
 
@@ -331,7 +331,7 @@ class Operator:
     def _on_leading(self, leading: bool) -> None:
         if leading:
             self._leading.set()
-            self._issuer_wanted.set()
+            self._issuer_wakeup.set()
         else:
             self._leading.clear()
             self._acts.clear()
@@ -346,7 +346,7 @@ class Operator:
         else:
             self._cache.note(manifest)
         if resource is SECRETS and self._is_the_installations(ref):
-            self._issuer_wanted.set()
+            self._issuer_wakeup.set()
 
     def _is_the_installations(self, secret: Ref) -> bool:
         names = (*self._issuer.secret_names, *self._first_api_key.secret_names)

@@ -99,17 +99,17 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
         self.end()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, key: Key, wanted: tuple[Target, DetailT] | None) -> bool:
+    def _begin(self, key: Key, call: tuple[Target, DetailT] | None) -> bool:
         """Call this worker from now on, and no other worker. Return whether that changes anything."""
         # This operator may have lost the lead after a reconcile began. Such a reconcile must not start calls.
-        wanted = wanted if self._leads() else None
-        if self._followed.get(key) == wanted:
+        call = call if self._leads() else None
+        if self._followed.get(key) == call:
             return False
         self._stop(key)
-        if wanted is not None:
-            self._followed[key] = wanted
+        if call is not None:
+            self._followed[key] = call
             self._tasks[key] = asyncio.create_task(
-                self._run(key, *wanted), name=f"{type(self).__name__} {key.name}", context=outside_of_reconciles()
+                self._run(key, *call), name=f"{type(self).__name__} {key.name}", context=outside_of_reconciles()
             )
         return True
 
@@ -248,7 +248,7 @@ class GrpcSnapshots:
 
         Return the time at which all data that the worker had accepted before the call was on disk.
         """
-        asked_at = self._clock()
+        requested_at = self._clock()
         async with open_channel(self._leaf(), target) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
             try:
@@ -260,7 +260,7 @@ class GrpcSnapshots:
                         "updates the image"
                     ) from error
                 raise Silent(f"{error.code().name}: {error.details()}") from error
-        return max(asked_at, datetime.fromtimestamp(reply.last_snapshot_time, UTC))
+        return max(requested_at, datetime.fromtimestamp(reply.last_snapshot_time, UTC))
 
 
 def parse_reply(reply: worker_pb2.DescribeReply, pod_uid: str, received_at: datetime) -> WorkerReport:

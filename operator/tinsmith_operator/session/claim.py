@@ -81,8 +81,8 @@ def grow_claim(observed: Observed, plan: ClaimPlan) -> tuple[Apply, ...]:
     if (live.get("status") or {}).get("phase") != "Bound":
         return ()
     # A claim that an earlier session left may be larger, and a volume cannot shrink.
-    asks, wanted, has = (parse_quantity(size) for size in (size_of(live), size_of(desired), plan.volume_size or 0))
-    if wanted == asks or (wanted < asks and (not has or wanted <= has)):
+    current, new, volume = (parse_quantity(size) for size in (size_of(live), size_of(desired), plan.volume_size or 0))
+    if new == current or (new < current and (not volume or new <= volume)):
         return ()
     grown = _as_it_is(desired, live)
     if as_stored(grown, live) == observed.stored.get(grown["kind"]):
@@ -113,21 +113,21 @@ def with_size(claim: Manifest, size: str) -> Manifest:
     return {**claim, "spec": {**claim["spec"], "resources": {"requests": {"storage": size}}}}
 
 
-def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
+def _as_it_is(desired: Manifest, live: Manifest) -> Manifest:
     """Return the desired claim with the live values of the operator's fields that cannot be changed.
 
     An apply removes fields that only an earlier apply named, and the API server refuses to remove a storage class. A
     storage class that the cluster chose is left out. Otherwise that field would become the operator's.
     """
-    named = wanted["spec"].keys() | own_spec_fields(live)
+    named = desired["spec"].keys() | own_spec_fields(live)
     fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"] and name in named}
-    return {**wanted, "spec": {**wanted["spec"], **fixed}}
+    return {**desired, "spec": {**desired["spec"], **fixed}}
 
 
-def _annotate(observed: Observed, live: Manifest, wanted: Manifest) -> tuple[Apply, ...]:
+def _annotate(observed: Observed, live: Manifest, desired: Manifest) -> tuple[Apply, ...]:
     present = live["metadata"].get("annotations") or {}
-    outdated = {name for name in PIN_ANNOTATIONS & present.keys() if name not in wanted["metadata"]["annotations"]}
-    return (apply_to(live, wanted),) if outdated or not is_in_place(observed, live, wanted) else ()
+    outdated = {name for name in PIN_ANNOTATIONS & present.keys() if name not in desired["metadata"]["annotations"]}
+    return (apply_to(live, desired),) if outdated or not is_in_place(observed, live, desired) else ()
 
 
 def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *, differs: bool) -> Manifest | None:
@@ -143,8 +143,8 @@ def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *,
     # Ignore the changes of a webhook. Otherwise the claim would be deleted again after each change.
     if as_stored(desired, claim) == observed.stored.get(claim["kind"]):
         return None
-    wanted = {"requests": {"storage": session.spec.storage.size}}
-    has_another_size = not holds(claim["spec"]["resources"], wanted)
+    resources = {"requests": {"storage": session.spec.storage.size}}
+    has_another_size = not holds(claim["spec"]["resources"], resources)
     return claim if has_another_size or differs or _names_a_class_no_more(session, claim) else None
 
 
@@ -153,9 +153,9 @@ def _mismatch(session: TrainingSession, claim: Manifest) -> str | None:
     storage, spec = session.spec.storage, claim["spec"]
     if spec.get("accessModes") != [storage.access_mode.value]:
         return f"accessMode {', '.join(spec.get('accessModes') or ())}, not {storage.access_mode.value}"
-    wanted = storage.storage_class_name
-    if wanted is not None and spec.get("storageClassName") != wanted:
-        return f"storageClassName {spec.get('storageClassName')}, not {wanted}"
+    storage_class = storage.storage_class_name
+    if storage_class is not None and spec.get("storageClassName") != storage_class:
+        return f"storageClassName {spec.get('storageClassName')}, not {storage_class}"
     return None
 
 

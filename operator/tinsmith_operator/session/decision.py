@@ -17,7 +17,7 @@ from tinsmith_operator.session.diagnosis import Diagnosis, diagnose
 from tinsmith_operator.session.group import stop_left_behind
 from tinsmith_operator.session.jobs import ensure_conversion, ensure_image_pull
 from tinsmith_operator.session.situation import Situation, assess
-from tinsmith_operator.session.status import wanted_conditions, wants_turn, write_status
+from tinsmith_operator.session.status import desired_conditions, wants_turn, write_status
 from tinsmith_operator.session.workload import (
     ensure_access,
     ensure_workload,
@@ -40,7 +40,7 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
         return Decision(finalizer)
     children = ensure_children(situation)
     diagnosis = diagnose(situation, refusal(still_refused(observed.refusals, children)))
-    conditions = wanted_conditions(situation, diagnosis, acts=bool(children))
+    conditions = desired_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first, so that it is written even if the API server refuses a later action.
     actions = (*write_status(situation, conditions), *(children or retry_refused_pods(situation)))
     return Decision(actions, seconds_until_next_look(situation, diagnosis), wants_turn(situation, diagnosis))

@@ -119,8 +119,8 @@ def wake(situation: Situation) -> tuple[Action, ...]:
     # Run the image that the volume records, because another image may refuse to replay the journal.
     image = situation.pins.image if situation.pins is not None else worker.image
     woken = replace(worker, image=image, replicas=1)
-    wanted = build_workload(session, situation.installation, woken)
-    return (*ensure_access(situation), *ensure_child(observed, observed.workload, wanted))
+    workload = build_workload(session, situation.installation, woken)
+    return (*ensure_access(situation), *ensure_child(observed, observed.workload, workload))
 
 
 def _is_under_way(situation: Situation) -> bool:

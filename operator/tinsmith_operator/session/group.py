@@ -52,11 +52,11 @@ def group_run(situation: Situation) -> GroupRun | None:
 
 def waiting_for_members(situation: Situation) -> Finding | None:
     """Return which pods the head waits for, and why; None if all of them run."""
-    wanted = situation.session.spec.divided.nodes
+    nodes = situation.session.spec.divided.nodes
     running = [member for member in situation.members if member.is_ready]
-    if len(running) == wanted - 1:
+    if len(running) == nodes - 1:
         return None
-    count = f"{len(running) + 1} of {wanted} pods are running"
+    count = f"{len(running) + 1} of {nodes} pods are running"
     if trouble := _trouble_of_a_member(situation):
         return Finding(trouble.reason, f"{count}. {trouble.message}")
     return found(Reason.WAITING_FOR_MEMBERS, f"{count}. The model is loaded when all of them run.")

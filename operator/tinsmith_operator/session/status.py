@@ -166,7 +166,7 @@ def count_restarts(before: Restarts, pod: Pod | None, *, is_hung: bool) -> Resta
     )
 
 
-def wanted_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
+def desired_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
     """Return the conditions of a session. acts: whether this decision changes an object."""
     serves = found(Reason.WORKER_READY, f"The worker serves {situation.session.spec.model.name}.")
     readiness = serves if diagnosis.is_ready else diagnosis.trouble or serves

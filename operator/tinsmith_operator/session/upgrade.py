@@ -144,8 +144,8 @@ def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
     If the worker crashes or is evicted in the meantime, it starts again with the old image.
     """
     nodes = (each.node_name for each in job.tries if each.cannot_pull and each.node_name is not None)
-    wanted = job.annotation(IMAGE_PULL_ANNOTATION)
-    return next((node for node in nodes if image_pull_digest(requested, node) == wanted), None)
+    digest = job.annotation(IMAGE_PULL_ANNOTATION)
+    return next((node for node in nodes if image_pull_digest(requested, node) == digest), None)
 
 
 def _has_run(puller: Pod) -> bool:
@@ -279,7 +279,7 @@ class Pins:
     refusals: int = 0
 
     def annotations(self) -> dict[str, str]:
-        said = {
+        annotations = {
             IMAGE_ANNOTATION: self.image.reference,
             IMAGE_DIGEST_ANNOTATION: self.image.digest,
             IMAGE_CHOICE_ANNOTATION: CHOSEN_BY_SESSION if self.by_session else None,
@@ -288,7 +288,7 @@ class Pins:
             IMAGE_REFUSED_ANNOTATION: self.refused,
             IMAGE_REFUSALS_ANNOTATION: str(self.refusals) if self.refusals else None,
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in annotations.items() if value}
 
 
 PIN_ANNOTATIONS = frozenset(
@@ -306,16 +306,16 @@ PIN_ANNOTATIONS = frozenset(
 
 def read_pins(claim: Manifest | None) -> Pins | None:
     """Return the pins; None if no worker has run on this volume."""
-    said = (claim["metadata"].get("annotations") or {}) if claim is not None else {}
-    if IMAGE_ANNOTATION not in said:
+    annotations = (claim["metadata"].get("annotations") or {}) if claim is not None else {}
+    if IMAGE_ANNOTATION not in annotations:
         return None
-    previous = said.get(PREVIOUS_IMAGE_ANNOTATION)
+    previous = annotations.get(PREVIOUS_IMAGE_ANNOTATION)
     return Pins(
-        image=PinnedImage(said[IMAGE_ANNOTATION], said.get(IMAGE_DIGEST_ANNOTATION)),
-        by_session=said.get(IMAGE_CHOICE_ANNOTATION) == CHOSEN_BY_SESSION,
-        previous=PinnedImage(previous, said.get(PREVIOUS_IMAGE_DIGEST_ANNOTATION)) if previous else None,
-        refused=said.get(IMAGE_REFUSED_ANNOTATION),
-        refusals=_count(said.get(IMAGE_REFUSALS_ANNOTATION)),
+        image=PinnedImage(annotations[IMAGE_ANNOTATION], annotations.get(IMAGE_DIGEST_ANNOTATION)),
+        by_session=annotations.get(IMAGE_CHOICE_ANNOTATION) == CHOSEN_BY_SESSION,
+        previous=PinnedImage(previous, annotations.get(PREVIOUS_IMAGE_DIGEST_ANNOTATION)) if previous else None,
+        refused=annotations.get(IMAGE_REFUSED_ANNOTATION),
+        refusals=_count(annotations.get(IMAGE_REFUSALS_ANNOTATION)),
     )
 
 

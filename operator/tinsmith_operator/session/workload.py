@@ -11,7 +11,7 @@ from tinsmith_operator.common.actions import Action, Annotate, Delete
 from tinsmith_operator.common.certificate import certificate_is_foreign, ensure_certificate
 from tinsmith_operator.common.drift import ensure_child
 from tinsmith_operator.common.queue import holder_name, keep_queue_fields
-from tinsmith_operator.common.requeue import ask_again
+from tinsmith_operator.common.requeue import annotate_for_retry
 from tinsmith_operator.common.workloads import Workload
 from tinsmith_operator.session.jobs import end_conversion, end_image_pull
 from tinsmith_operator.session.situation import Situation
@@ -71,7 +71,7 @@ def retry_refused_pods(situation: Situation) -> tuple[Annotate, ...]:
         return ()
     if situation.evidence.latest(live.uid, CREATION_EVENTS) is None:
         return ()
-    return ask_again(live, situation.session.status, situation.now)
+    return annotate_for_retry(live, situation.session.status, situation.now)
 
 
 def stop_all(situation: Situation) -> tuple[Delete, ...]:

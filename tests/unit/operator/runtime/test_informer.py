@@ -32,10 +32,10 @@ class House:
 
     async def watch_one(self, namespace: str | None, resource: Resource) -> None:
         if namespace in self.cluster.forbidden:
-            self.informer.heard(namespace, resource.plural, "403", None)
+            self.informer.on_list(namespace, resource.plural, "403", None)
         else:
             answer = await self.cluster.list_answer(resource, namespace)
-            self.informer.heard(namespace, resource.plural, "200", answer)
+            self.informer.on_list(namespace, resource.plural, "200", answer)
 
 
 @simulated_time
@@ -70,7 +70,7 @@ async def test_a_list_that_was_not_answered_says_nothing() -> None:
     house = House()
     house.cache.note(house.cluster.put(SERVICE))
     for code in ("500", "error"):
-        house.informer.heard("tin", SERVICES.plural, code, None)
+        house.informer.on_list("tin", SERVICES.plural, code, None)
     assert house.cache.peek(PLACE) is not None
     assert f"{SERVICES.plural} in namespace tin" in house.informer.missing
 
@@ -81,7 +81,7 @@ async def test_what_was_made_since_the_list_stays() -> None:
     house = House()
     before = await house.cluster.list_answer(SERVICES, "tin")
     house.cache.note(house.cluster.put(SERVICE))
-    house.informer.heard("tin", SERVICES.plural, "200", before)
+    house.informer.on_list("tin", SERVICES.plural, "200", before)
     assert house.cache.peek(PLACE) is not None
 
 
@@ -91,7 +91,7 @@ async def test_a_list_of_a_kind_that_is_not_watched_means_nothing() -> None:
     house.cache.note(house.cluster.put(SERVICE))
     empty = {"items": [], "metadata": {"resourceVersion": "1000"}}
     for namespace, plural in ((None, "namespaces"), ("elsewhere", "services"), ("tin", "events")):
-        house.informer.heard(namespace, plural, "200", empty)
+        house.informer.on_list(namespace, plural, "200", empty)
     assert house.cache.peek(PLACE) is not None
 
 
@@ -151,7 +151,7 @@ async def test_a_crd_that_is_deleted_takes_its_objects_away_and_leaves_the_other
     for owner in (SESSION, POOL):
         house.cluster.put(owner)
     await house.watch("tin")
-    house.informer.heard("tin", POOLS.plural, "404", None)
+    house.informer.on_list("tin", POOLS.plural, "404", None)
     assert house.cache.owners() == [Key("tin", "s", SESSIONS.kind)]
     assert house.informer.knows("tin")
     assert len(house.informer.unknown) == 1
@@ -165,7 +165,7 @@ async def test_a_crd_that_is_deleted_takes_its_objects_away_and_leaves_the_other
 async def test_a_built_in_kind_that_is_not_found_is_no_missing_crd() -> None:
     house = House()
     house.cache.note(house.cluster.put(SERVICE))
-    house.informer.heard("tin", SERVICES.plural, "404", None)
+    house.informer.on_list("tin", SERVICES.plural, "404", None)
     assert house.cache.peek(PLACE) is not None
     assert house.informer.unknown == []
 
@@ -264,7 +264,7 @@ async def test_a_part_with_rights_that_were_taken_away_is_known_no_more() -> Non
     house = House("a", "b")
     await house.watch("a")
     await house.watch("b")
-    house.informer.heard("b", SERVICES.plural, "403", None)
+    house.informer.on_list("b", SERVICES.plural, "403", None)
     assert (house.informer.knows("a"), house.informer.knows("b")) == (True, False)
 
 
@@ -307,10 +307,10 @@ async def test_a_list_of_several_pages_is_known_with_its_last_one_and_not_before
         if resource is not SERVICES:
             await house.watch_one("tin", resource)
     house.cache.note({**SERVICE, "metadata": {**SERVICE["metadata"], "uid": "gone", "resourceVersion": "4"}})
-    house.informer.heard("tin", SERVICES.plural, "200", page("a", "b", after="next"), True)
+    house.informer.on_list("tin", SERVICES.plural, "200", page("a", "b", after="next"), True)
     assert not house.informer.knows("tin")
     assert house.cache.peek(PLACE) is not None, "it may be on the next page"
-    house.informer.heard("tin", SERVICES.plural, "200", page("c"), False)
+    house.informer.on_list("tin", SERVICES.plural, "200", page("c"), False)
     assert house.informer.knows("tin")
     assert house.cache.peek(PLACE) is None
     assert [house.cache.peek(Ref("Service", "tin", name)) is not None for name in "abc"] == [True] * 3
@@ -318,7 +318,7 @@ async def test_a_list_of_several_pages_is_known_with_its_last_one_and_not_before
 
 async def test_a_list_that_breaks_off_and_begins_anew_forgets_what_it_had_seen() -> None:
     house = House()
-    house.informer.heard("tin", SERVICES.plural, "200", page("a", after="next"), True)
-    house.informer.heard("tin", SERVICES.plural, "200", page("b", after="next", version=60), True)
-    house.informer.heard("tin", SERVICES.plural, "200", page("c", version=60), False)
+    house.informer.on_list("tin", SERVICES.plural, "200", page("a", after="next"), True)
+    house.informer.on_list("tin", SERVICES.plural, "200", page("b", after="next", version=60), True)
+    house.informer.on_list("tin", SERVICES.plural, "200", page("c", version=60), False)
     assert house.cache.peek(Ref("Service", "tin", "a")) is None

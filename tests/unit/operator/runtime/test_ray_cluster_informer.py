@@ -13,7 +13,7 @@ from support.simulated_time import simulated_time
 from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailable
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.connection import Heard
+from tinsmith_operator.kube.connection import ListAnswered
 from tinsmith_operator.kube.resources import RAY_CLUSTERS
 from tinsmith_operator.runtime.ray_cluster_informer import LISTED_WITHIN_SECONDS, RayClusterInformer
 
@@ -23,9 +23,9 @@ LOOK_SECONDS = 30.0
 class FakeWatch:
     """Lists its kind in each namespace as it begins; `end` ends it as an error of the cluster would."""
 
-    def __init__(self, house: House, heard: Heard) -> None:
+    def __init__(self, house: House, on_list: ListAnswered) -> None:
         self._house = house
-        self._heard = heard
+        self._on_list = on_list
         self.end = asyncio.Event()
 
     async def run(self) -> None:
@@ -34,9 +34,11 @@ class FakeWatch:
             await asyncio.Event().wait()
         for namespace in self._house.namespaces:
             if namespace in self._house.cluster.forbidden:
-                self._heard(namespace, RAY_CLUSTERS.plural, "403", None)
+                self._on_list(namespace, RAY_CLUSTERS.plural, "403", None)
             else:
-                self._heard(namespace, RAY_CLUSTERS.plural, "200", {"items": [], "metadata": {"resourceVersion": "1"}})
+                self._on_list(
+                    namespace, RAY_CLUSTERS.plural, "200", {"items": [], "metadata": {"resourceVersion": "1"}}
+                )
         await self.end.wait()
         raise OperatorError("the kind is gone")
 
@@ -77,8 +79,8 @@ class House:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def _open(self, heard: Heard) -> FakeWatch:
-        self.open.append(FakeWatch(self, heard))
+    def _open(self, on_list: ListAnswered) -> FakeWatch:
+        self.open.append(FakeWatch(self, on_list))
         return self.open[-1]
 
     def _note_change(self) -> None:

@@ -22,7 +22,7 @@ from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
 from tinsmith_operator.ca.rotation import ROTATE_ANNOTATION, State, read_stored
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.installation import Scope
-from tinsmith_operator.kube.connection import Heard
+from tinsmith_operator.kube.connection import ListAnswered
 from tinsmith_operator.kube.resources import POOLS, SESSIONS, Ref, Resource
 from tinsmith_operator.runtime import observe, running
 from tinsmith_operator.runtime.running import UNWATCHED_LOOK_SECONDS, Operator
@@ -69,14 +69,14 @@ class ListingWatch:
         cluster: LeasingCluster,
         scope: Scope,
         _deliver: object,
-        heard: Heard,
+        on_list: ListAnswered,
         _observe: object,
         _turn: object,
         resources: Sequence[Resource],
     ) -> None:
         self._cluster = cluster
         self._scope = scope
-        self._heard = heard
+        self._on_list = on_list
         self._resources = resources
 
     async def run(self) -> None:
@@ -84,9 +84,9 @@ class ListingWatch:
         for part in self._scope.parts:
             for resource in self._resources:
                 if part in self._cluster.forbidden:
-                    self._heard(part, resource.plural, "403", None)
+                    self._on_list(part, resource.plural, "403", None)
                 else:
-                    self._heard(part, resource.plural, "200", await self._cluster.list_answer(resource, part))
+                    self._on_list(part, resource.plural, "200", await self._cluster.list_answer(resource, part))
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
