@@ -45,10 +45,10 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Setti
     from_others = find_names(os.environ)
     from_file = read_config_file(config) if config is not None else {}
     from_environment = EnvSettingsSource(Settings)()
-    given = {name: value for name, value in flags.items() if value is not None}
-    sources = _sources(from_others, from_file, config, from_environment, given)
+    from_flags = {name: value for name, value in flags.items() if value is not None}
+    sources = _sources(from_others, from_file, config, from_environment, from_flags)
     try:
-        return Settings(**{**from_others.settings, **from_file, **from_environment, **given})
+        return Settings(**{**from_others.settings, **from_file, **from_environment, **from_flags})
     except ValidationError as error:
         raise StartupError("; ".join(_sentence(problem, sources) for problem in error.errors())) from error
 
@@ -56,9 +56,9 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Setti
 def notes_on(settings: Settings, flags: Mapping[str, Any], config: Path | None = None) -> list[str]:
     """Return notes for the person who starts a server with these settings."""
     from_file = read_config_file(config) if config is not None else {}
-    given = {name: value for name, value in flags.items() if value is not None}
+    from_flags = {name: value for name, value in flags.items() if value is not None}
     from_others = find_names(os.environ)
-    sources = _sources(from_others, from_file, config, EnvSettingsSource(Settings)(), given)
+    sources = _sources(from_others, from_file, config, EnvSettingsSource(Settings)(), from_flags)
     notes = [unknown_variables(), from_others.note(sources), None if settings.require_keys else KEYS_ARE_OFF]
     return [note for note in notes if note is not None]
 
@@ -68,14 +68,14 @@ def _sources(
     from_file: Mapping[str, Any],
     config: Path | None,
     from_environment: Mapping[str, Any],
-    given: Mapping[str, Any],
+    from_flags: Mapping[str, Any],
 ) -> dict[str, str]:
     """Return the source of each setting's current value."""
     return {
         **from_others.names,
         **{name: f"{name} in {config}" for name in from_file},
         **{name: variable_of(name) for name in from_environment},
-        **{name: _FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given},
+        **{name: _FLAGS.get(name, f"--{name.replace('_', '-')}") for name in from_flags},
     }
 
 

@@ -58,7 +58,7 @@ def fixed_rows() -> list[tuple[str, ...]]:
             f"{json_training.VALUES}, without long lists of numbers",
             "422",
         ),
-        ("training data in JSON, without its lists", _size(json_training.BYTES_BESIDE_NUMBERS), "422"),
+        ("training data in JSON, without its lists", _size(json_training.BYTES_WITHOUT_NUMBERS), "422"),
         ("depth of a body", str(PLAIN.depth), "422"),
         ("promoted names of a tenant", str(promotions.NAMES_PER_TENANT), "422 at one more"),
         (
@@ -66,7 +66,7 @@ def fixed_rows() -> list[tuple[str, ...]]:
             f"{promotions.KEPT_PER_NAME} changes",
             "the oldest is forgotten",
         ),
-        ("a sample, without its tokens and images", _size(PROMPT.bytes_beside_numbers or 0), "422"),
+        ("a sample, without its tokens and images", _size(PROMPT.bytes_without_numbers or 0), "422"),
         (
             "the slowest body",
             f"{_size(uploads.LEAST_BYTES_PER_SECOND)} a second after {uploads.GRACE_SECONDS:g} s, "

@@ -120,7 +120,7 @@ def _with_keys(
     try:
         settings = load_settings({"data": data, "database_url": database_url}, config)
         if missing := _missing_file(settings):
-            if not may_make_store or not _place_was_given(settings):
+            if not may_make_store or not _names_store(settings):
                 raise StartupError(_nothing_there(settings, missing))
             make_data_directory(missing.parent)
             typer.echo(f"no server has used {missing.parent} yet: creating the store {missing}", err=True)
@@ -137,7 +137,7 @@ def _missing_file(settings: Settings) -> Path | None:
     return file if url.drivername == "sqlite" and not file.exists() else None
 
 
-def _place_was_given(settings: Settings) -> bool:
+def _names_store(settings: Settings) -> bool:
     """Return whether a flag, the environment or a file names the store.
 
     Without a name, the store is in the working directory, and a server in another directory does not read it.
@@ -146,7 +146,7 @@ def _place_was_given(settings: Settings) -> bool:
 
 
 def _nothing_there(settings: Settings, missing: Path) -> str:
-    if not _place_was_given(settings):
+    if not _names_store(settings):
         return f"there is no store {missing}; set --data to the data directory of the key's server"
     if settings.database_url is None:
         return f"{settings.data} contains no server's data; set --data or --config"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tinsmith_server.services.accounts.keys import NewKey
 
 # One client process may hold some 1400 connections.
-WANTED_OPEN_FILES = 65536
+OPEN_FILES_LIMIT = 65536
 BACKLOG = 4096
 STOP_SECONDS = 20
 # The longest time for which a thread that reads a large body may block the other threads. Each write of the store hands
@@ -220,9 +220,9 @@ def _stopped(_number: int, _frame: object) -> None:
 
 def _raise_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, WANTED_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = OPEN_FILES_LIMIT if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 WIDEST_RULE = 100

@@ -48,7 +48,7 @@ class WorkerCollector(Collector):
 class SamplingFigures:
     """Counts of submitted samples, by pools and training workers, of samples passed on, and of open samplers."""
 
-    given: Mapping[tuple[str, str], int]
+    accepted: Mapping[tuple[str, str], int]
     passed_on: Mapping[str, int]
     accepting: Mapping[tuple[str, str], int]
 
@@ -62,10 +62,10 @@ class SamplingCollector(Collector):
     @override
     def collect(self) -> Iterable[Metric]:
         figures = self._figures()
-        given = CounterMetricFamily("tinsmith_samples_given", "Samples that a sampler accepted.", labels=BY_KIND)
-        for (base_model, kind), count in figures.given.items():
-            given.add_metric([base_model, kind], count)
-        yield given
+        accepted = CounterMetricFamily("tinsmith_samples_given", "Samples that a sampler accepted.", labels=BY_KIND)
+        for (base_model, kind), count in figures.accepted.items():
+            accepted.add_metric([base_model, kind], count)
+        yield accepted
         passed_on = CounterMetricFamily(
             "tinsmith_samples_passed_on",
             "Samples passed on to the next sampler, since the previous one was full or could not be reached.",

@@ -55,13 +55,13 @@ class HeadRequests:
             if message.get("more_body", False):
                 raise _HeadIsComplete
 
-        asked = {**scope, "method": "GET"}  # copied, because the server needs the original method to drop the body
+        get_scope = {**scope, "method": "GET"}  # copied, because the server needs the original method to drop the body
         try:
-            await self._app(asked, receive, without_body)
+            await self._app(get_scope, receive, without_body)
         except _HeadIsComplete:
             pass
         finally:
-            scope.update(asked, method="HEAD")  # the route, which request metrics need
+            scope.update(get_scope, method="HEAD")  # the route, which request metrics need
 
 
 class Observing:

@@ -118,17 +118,17 @@ async def receive(request: Request, limit: int, account: Account, beginning: int
     sends would not see the answer. Raises TooBusy after a long wait for memory, and 408 for a sender that is too slow.
     """
     declared = request.headers.get("content-length", "")
-    wanted = beginning if declared.isdecimal() and int(declared) > limit else limit
-    content, size = _Content(wanted), 0
-    if wanted:
+    kept_bytes = beginning if declared.isdecimal() and int(declared) > limit else limit
+    content, size = _Content(kept_bytes), 0
+    if kept_bytes:
         async for part in _in_time(request, account):
             size += len(part)
             content.add(part)
-            if size > wanted:
+            if size > kept_bytes:
                 break
     if not grows:
         account.received()
-    complete = wanted == limit and size <= limit
+    complete = kept_bytes == limit and size <= limit
     gathered = content.whole()
     return Body(gathered if complete else gathered[:beginning], complete)
 

@@ -132,11 +132,11 @@ async def _entries(pages: AsyncIterator[Sequence[AuditEntry]]) -> AsyncIterator[
 
 
 def _entry(one: AuditEntry) -> bytes:
-    told = AuditLogEntry(
+    log_entry = AuditLogEntry(
         timestamp=one.at,
         event=one.event,
         event_details={**one.details, "model_id": one.model_id, "tinker_path": one.tinker_path},
         model_id=one.model_id,
         tinker_path=one.tinker_path,
     )
-    return told.model_dump_json().encode()
+    return log_entry.model_dump_json().encode()

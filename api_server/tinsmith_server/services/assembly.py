@@ -107,7 +107,7 @@ class Services:
     @cached_property
     def _events(self) -> Events:
         return Events(
-            self._store, self._fleet, self._retention, self._delivery, self._freed, self._hints.tell, self._clock
+            self._store, self._fleet, self._retention, self._delivery, self._freed, self._hints.announce, self._clock
         )
 
     @cached_property

@@ -87,11 +87,11 @@ class DatabaseClock:
 
     async def read(self) -> None:
         """Read the database's clock. Raises StoreUnavailable."""
-        asked = time.clock_gettime(_CLOCK)
+        requested_at = time.clock_gettime(_CLOCK)
         now = await self._store.now()
-        answered = time.clock_gettime(_CLOCK)
-        if self._epoch is None or answered - asked < SLOW_READING_SECONDS:
-            self._epoch = now - timedelta(seconds=(asked + answered) / 2)
+        answered_at = time.clock_gettime(_CLOCK)
+        if self._epoch is None or answered_at - requested_at < SLOW_READING_SECONDS:
+            self._epoch = now - timedelta(seconds=(requested_at + answered_at) / 2)
 
     async def keep(self) -> None:
         """Read the clock regularly until cancelled."""

@@ -50,7 +50,7 @@ class Shape:
     depth: int = 16
     # If this is set, lists of whole numbers may have any length and are read as `array`s. Texts without escapes under
     # "data" are read as `bytes`. All other content has at most this size.
-    bytes_beside_numbers: int | None = None
+    bytes_without_numbers: int | None = None
     # If True, lists of other numbers may also have any length, and are read as arrays of doubles.
     fractions: bool = False
     # The limit for all long lists together. Each number takes eight bytes.
@@ -62,7 +62,7 @@ class Shape:
 
 
 PLAIN = Shape()
-PROMPT = Shape(values=8192, bytes_beside_numbers=512 * 1024)
+PROMPT = Shape(values=8192, bytes_without_numbers=512 * 1024)
 # The limits for a custom loss. Its nodes and arguments have further limits of their own.
 GRAPH = Shape(values=16384, depth=24)
 
@@ -70,7 +70,7 @@ GRAPH = Shape(values=16384, depth=24)
 def read_object(body: bytes, shape: Shape = PLAIN) -> dict[str, Any]:
     """Return the JSON object. Raises BadJson for anything else, and for content over the limits of `shape`."""
     taken_out: dict[str, LongPart] = {}
-    if shape.bytes_beside_numbers is not None:
+    if shape.bytes_without_numbers is not None:
         body, taken_out = _without_long_parts(body, shape)
     _check_shape(body, shape)
     content = _loads(body)
@@ -110,7 +110,7 @@ def _check_separators(body: bytes, shape: Shape) -> None:
 
 
 def _too_many(shape: Shape) -> str:
-    suffix = " besides its long lists of whole numbers" if shape.bytes_beside_numbers is not None else ""
+    suffix = " besides its long lists of whole numbers" if shape.bytes_without_numbers is not None else ""
     return f"the body contains more than {shape.values} values{suffix}; send less in one request"
 
 
@@ -129,10 +129,10 @@ def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, Lon
             taken_out[name] = body[start:end]
         rest += body[done : start - 1] + b'"' + name.encode() + b'"'
         done = end + 1
-    assert shape.bytes_beside_numbers is not None
-    if len(rest) + len(body) - done > shape.bytes_beside_numbers:
+    assert shape.bytes_without_numbers is not None
+    if len(rest) + len(body) - done > shape.bytes_without_numbers:
         raise BadJson(
-            f"the body has more than {shape.bytes_beside_numbers} bytes besides its lists of whole numbers; lists of "
+            f"the body has more than {shape.bytes_without_numbers} bytes besides its lists of whole numbers; lists of "
             "tokens must contain whole numbers only"
         )
     return bytes(rest) + body[done:] if taken_out else body, taken_out
@@ -169,10 +169,10 @@ def _end_of_long_text(body: bytes, start: int) -> int:
 
 
 def _end_of_string(body: bytes, start: int, shape: Shape) -> int:
-    assert shape.bytes_beside_numbers is not None
-    found = _STRING.match(body, start, start + shape.bytes_beside_numbers)
+    assert shape.bytes_without_numbers is not None
+    found = _STRING.match(body, start, start + shape.bytes_without_numbers)
     if found is None:
-        raise BadJson(f"the body is not JSON, or contains a text of more than {shape.bytes_beside_numbers} bytes")
+        raise BadJson(f"the body is not JSON, or contains a text of more than {shape.bytes_without_numbers} bytes")
     return found.end()
 
 

@@ -23,7 +23,7 @@ MIB = 2**20
 NUMBER_BYTES = 4
 # The SDK sends 1,024 datums at most, each of some hundred bytes and of some thirty values besides its long lists.
 VALUES = 2**18
-BYTES_BESIDE_NUMBERS = 4 * MIB
+BYTES_WITHOUT_NUMBERS = 4 * MIB
 
 DTYPES: Mapping[str, tuple[str, wire_pb2.DType.ValueType]] = {
     "float32": ("f", wire_pb2.FLOAT32),
@@ -33,7 +33,9 @@ DTYPES: Mapping[str, tuple[str, wire_pb2.DType.ValueType]] = {
 
 def training_shape(limit_bytes: int) -> Shape:
     """Return the limits of a JSON body, if a protobuf body may have `limit_bytes`."""
-    return Shape(VALUES, bytes_beside_numbers=BYTES_BESIDE_NUMBERS, fractions=True, numbers=limit_bytes // NUMBER_BYTES)
+    return Shape(
+        VALUES, bytes_without_numbers=BYTES_WITHOUT_NUMBERS, fractions=True, numbers=limit_bytes // NUMBER_BYTES
+    )
 
 
 class InvalidTraining(ValueError):

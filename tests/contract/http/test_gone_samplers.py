@@ -6,7 +6,7 @@ import pytest
 from support.server.fake_fleet import FakeFleet, FakeReplica
 from support.server.http_server import TestedServer, one_server
 from tinsmith_server.services.rows import RowCache
-from tinsmith_server.services.sampling.dispatch import GONE_SECONDS
+from tinsmith_server.services.sampling.dispatch import MISSING_SECONDS
 
 pytestmark = pytest.mark.core
 
@@ -48,13 +48,13 @@ async def test_asking_for_a_gone_sampler_does_not_put_off_the_next_look(
     server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = [0.0]
-    monkeypatch.setattr(server.services.dispatch, "_gone", RowCache(GONE_SECONDS, clock=lambda: times[-1]))
+    monkeypatch.setattr(server.services.dispatch, "_missing", RowCache(MISSING_SECONDS, clock=lambda: times[-1]))
     await fleet.add_replica(FakeReplica("p1", "tiny-1"))
     submitted = (await server.sample(await server.sampler())).json()["request_id"]
     away = fleet.replicas.pop("p1")
     assert (await server.result(submitted)).status_code == 410
-    times.append(0.6 * GONE_SECONDS)
+    times.append(0.6 * MISSING_SECONDS)
     assert (await server.result(submitted)).status_code == 410
     fleet.unseen["p1"] = away
-    times.append(1.2 * GONE_SECONDS)
+    times.append(1.2 * MISSING_SECONDS)
     assert (await server.result(submitted)).status_code == 200

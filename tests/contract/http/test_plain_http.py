@@ -158,7 +158,7 @@ async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
     submitted = await server.post("/optim_step", {"model_id": model_id})
     for _ in range(3):
         server.time.pass_seconds(600)
-        server.services.sessions._heard.forget(model_id.partition(":")[0])
+        server.services.sessions._recent_calls.forget(model_id.partition(":")[0])
         assert (await server.client.get(f"/retrieve_future/{submitted.json()['request_id']}")).status_code == 408
         session = await server.services.sessions.owned("default", model_id.partition(":")[0])
         assert session.last_heartbeat_at == server.time.now
@@ -177,7 +177,7 @@ async def test_one_poll_for_many_samples_is_a_sign_of_life_of_a_sampling_client(
     """A client that waits for a long sample sends no other request meanwhile."""
     made = (await server.post("/create_sampling_client", {"base_model": BASE_MODEL})).json()
     server.time.pass_seconds(600)
-    server.services.sessions._heard.forget(made["sampling_session_id"].partition(":")[0])
+    server.services.sessions._recent_calls.forget(made["sampling_session_id"].partition(":")[0])
     target = {"type": "sampling_session", "sampling_session_id": made["sampling_session_id"]}
     assert (await server.post("/retrieve_futures", {"target": target, "timeout": 0})).status_code == 200
     session = await server.services.sessions.owned("default", made["sampling_session_id"].partition(":")[0])

@@ -245,9 +245,9 @@ class KubernetesFleet(Fleet):
         by_use = sorted(self._sessions.values(), key=lambda session: (session.at_work, session.ready))
         present = {session.worker_id: session for session in by_use if session.worker_id}
         for worker_id in self._handles.keys() - present.keys():
-            gone = self._handles.pop(worker_id)
-            self._last_sessions[worker_id] = gone.session.title
-            self._close_later(gone)
+            handle = self._handles.pop(worker_id)
+            self._last_sessions[worker_id] = handle.session.title
+            self._close_later(handle)
         for worker_id, session in present.items():
             if worker_id in self._handles:
                 self._handles[worker_id].update(session)

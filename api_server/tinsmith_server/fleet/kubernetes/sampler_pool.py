@@ -284,14 +284,14 @@ class Pools:
     A pod is a replica from its first address until it is no longer listed.
     """
 
-    def __init__(self, tls: TlsDirectory, target_of: TargetOf, on_gone: Callable[[PoolReplica], None]) -> None:
+    def __init__(self, tls: TlsDirectory, target_of: TargetOf, close: Callable[[PoolReplica], None]) -> None:
         """Start without replicas.
 
-        `on_gone` closes a replica that is no longer listed.
+        `close` closes a replica that is no longer listed.
         """
         self._tls = tls
         self._target_of = target_of
-        self._on_gone = on_gone
+        self._close = close
         self._pools: Mapping[Key, Pool] = {}
         self._replicas: dict[str, PoolReplica] = {}
 
@@ -311,7 +311,7 @@ class Pools:
         for pod_uid, known in list(self._replicas.items()):
             # A pod of another pool has another certificate, so its connection must be opened again.
             if pod_uid not in present or present[pod_uid][0].uid != known.pool.uid:
-                self._on_gone(self._replicas.pop(pod_uid))
+                self._close(self._replicas.pop(pod_uid))
         for pod_uid, (pool, endpoint) in present.items():
             if pod_uid in self._replicas:
                 self._replicas[pod_uid].update(pool, endpoint)

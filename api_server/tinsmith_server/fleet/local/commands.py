@@ -91,18 +91,18 @@ def check_commands(settings: Settings, directory: ModelDirectory) -> None:
     socket, parent_fd = Path("socket"), 0
     if (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
         worker = WorkerCommand(settings, directory).own_flags(socket, parent_fd)
-        _check_not_given_twice("engine_flags", settings.engine_flags, worker)
+        _check_not_set_twice("engine_flags", settings.engine_flags, worker)
         check_flags("engine, engine_flags", [*worker, *settings.engine_flags])
     if settings.sampler != BUILTIN:
         sampler = SamplerCommand(settings, directory).own_flags(socket, parent_fd)
-        _check_not_given_twice("sampler_flags", settings.sampler_flags, sampler)
+        _check_not_set_twice("sampler_flags", settings.sampler_flags, sampler)
         check_flags("sampler, sampler_environment, sampler_flags", [*sampler, *settings.sampler_flags])
 
 
-def check_flags(said_by: str, flags: Sequence[str]) -> None:
+def check_flags(setting_names: str, flags: Sequence[str]) -> None:
     """Raise StartupError for invalid flags.
 
-    `said_by` names the settings that contain the flags.
+    `setting_names` are the settings that contain the flags.
     """
     checked = subprocess.run(
         [sys.executable, "-m", "tinsmith_trainer.options", *flags],
@@ -113,7 +113,7 @@ def check_flags(said_by: str, flags: Sequence[str]) -> None:
         check=False,
     )
     if checked.returncode:
-        raise StartupError(f"{said_by}: {_sentence(checked.stderr)}")
+        raise StartupError(f"{setting_names}: {_sentence(checked.stderr)}")
 
 
 def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, parent_fd: int) -> list[str]:
@@ -136,16 +136,16 @@ def _saves_socket(worker_id: str, socket: Path) -> list[str]:
 
 def _of_the_base_model(settings: Settings) -> list[str]:
     """Return the engine's flags that also apply to its sampler, unless the sampler sets its own."""
-    wanted = OF_BOTH - set(_names(settings.sampler_flags))
+    names = OF_BOTH - set(_names(settings.sampler_flags))
     found: list[str] = []
     for place, word in enumerate(settings.engine_flags):
         name, equals, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name in wanted:
+        if word.startswith("--") and name in names:
             found += [word] if equals else settings.engine_flags[place : place + 2]
     return found
 
 
-def _check_not_given_twice(setting: str, more: Sequence[str], others: Sequence[str]) -> None:
+def _check_not_set_twice(setting: str, more: Sequence[str], others: Sequence[str]) -> None:
     """Raise StartupError for flags that are set twice, because the process would silently use one of the two values."""
     if twice := [name for name in _names(more) if name in _names(others)]:
         raise StartupError(f"{setting}: --{twice[0]} is set by the server itself; remove it")

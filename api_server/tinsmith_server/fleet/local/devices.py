@@ -64,10 +64,10 @@ def worker_threads() -> int:
     If the system does not report which processors share a core, each processor counts as a core.
     """
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return threads_beside_others(cores_of(usable), _read(QUOTA))
+    return usable_threads(cores_of(usable), _read(QUOTA))
 
 
-def threads_beside_others(cores: int, quota: str) -> int:
+def usable_threads(cores: int, quota: str) -> int:
     """Return the number of threads.
 
     `quota` is the kernel's text: `max 100000`, or the microseconds of processor time in a period.

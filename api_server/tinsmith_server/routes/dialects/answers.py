@@ -165,17 +165,17 @@ async def while_connected(receive: Callable[[], Awaitable[AsgiMessage]], work: C
     If the client disconnects, cancel the work, wait for its end, and raise ClientDisconnect.
     """
 
-    async def until_gone() -> None:
+    async def until_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    task, gone = asyncio.create_task(work), asyncio.create_task(until_gone())
+    task, disconnect = asyncio.create_task(work), asyncio.create_task(until_disconnect())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.wait({task, gone})
+        disconnect.cancel()
+        await asyncio.wait({task, disconnect})

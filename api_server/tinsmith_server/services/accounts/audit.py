@@ -30,8 +30,8 @@ ENTRIES_AT_ONCE = 500
 def entry(checkpoint: Checkpoint, event: CheckpointEvent, at: datetime, **details: Any) -> AuditEntry:
     """Return the entry for a named checkpoint."""
     path = TinkerPath(checkpoint.run_id, KIND_OF_TYPE[checkpoint.type], checkpoint.name)
-    told = {"tenant": checkpoint.tenant, "checkpoint_type": checkpoint.type, **details}
-    return AuditEntry(checkpoint.tenant, at, event, checkpoint.run_id, str(path), told)
+    entry_details = {"tenant": checkpoint.tenant, "checkpoint_type": checkpoint.type, **details}
+    return AuditEntry(checkpoint.tenant, at, event, checkpoint.run_id, str(path), entry_details)
 
 
 def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry | Usage, ...]:

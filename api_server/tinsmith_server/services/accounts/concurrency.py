@@ -31,7 +31,7 @@ class RequestSlots:
         self._clock = clock
         self._taken: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._latest, self._latest_at, self._beside_until = "", -math.inf, -math.inf
+        self._latest, self._latest_at, self._shared_until = "", -math.inf, -math.inf
 
     def __len__(self) -> int:
         """Return the number of slots in use."""
@@ -89,7 +89,7 @@ class RequestSlots:
     def _note(self, tenant: str) -> None:
         now = self._clock()
         if tenant != self._latest and now < self._latest_at + SHARED_SECONDS:
-            self._beside_until = now + SHARED_SECONDS
+            self._shared_until = now + SHARED_SECONDS
         self._latest, self._latest_at = tenant, now
 
     def _places(self, tenant: str) -> int:
@@ -98,8 +98,8 @@ class RequestSlots:
         Addresses without a key are not tenants, but share the slots with tenants.
         """
         now = self._clock()
-        beside_the_latest = tenant != self._latest and now < self._latest_at + SHARED_SECONDS
-        return SLOTS_WHILE_SHARED if beside_the_latest or now < self._beside_until else SLOTS_ALONE
+        is_other_than_latest = tenant != self._latest and now < self._latest_at + SHARED_SECONDS
+        return SLOTS_WHILE_SHARED if is_other_than_latest or now < self._shared_until else SLOTS_ALONE
 
 
 class FairLock:

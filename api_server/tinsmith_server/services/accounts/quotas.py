@@ -144,7 +144,7 @@ class SamplesInFlight:
         samples[sample] = self._clock()
         samples.move_to_end(sample)
 
-    def wanted(self, tenant: str, sampling_session_id: str) -> list[str]:
+    def unfetched(self, tenant: str, sampling_session_id: str) -> list[str]:
         """Return the session's samples that were accepted and not fetched here."""
         prefix = f"{sampling_session_id}:"
         return [sample for sample in self._polled_at[tenant] if sample.startswith(prefix)]

@@ -47,7 +47,7 @@ class Sessions:
         self._active: RowCache[str, Session] = RowCache(ACTIVE_SECONDS)
         sign_seconds = min(SIGN_OF_LIFE_SECONDS, timeout_seconds / SIGNS_IN_A_TIMEOUT)
         self._sign = timedelta(seconds=sign_seconds)
-        self._heard: RowCache[str, bool] = RowCache(sign_seconds)
+        self._recent_calls: RowCache[str, bool] = RowCache(sign_seconds)
         self.finished = asyncio.Event()
 
     async def create(self, tenant: str, request: CreateSessionRequest, idempotency_key: str | None) -> Session:
@@ -101,8 +101,8 @@ class Sessions:
 
     async def note_call(self, session_id: str) -> None:
         """Record a call as a sign of life. The session must be the caller's."""
-        if is_own_session(session_id) and not self._heard.get(session_id):
-            self._heard.put(session_id, True)
+        if is_own_session(session_id) and not self._recent_calls.get(session_id):
+            self._recent_calls.put(session_id, True)
             await self._store.heartbeat(session_id, self._clock())
 
     async def heartbeat(self, tenant: str, session_id: str) -> None:

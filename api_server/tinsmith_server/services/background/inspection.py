@@ -44,11 +44,11 @@ class Inspection:
     async def refresh(self) -> None:
         """Ask all workers, and store their descriptions in `workers` by id."""
         handles = self.handles
-        asked = {handle.sampler_id for handle in handles if handle.running() is not None}
+        sampler_ids = {handle.sampler_id for handle in handles if handle.running() is not None}
         descriptions = await asyncio.gather(*(_describe(handle) for handle in handles))
         seen = zip(handles, descriptions, strict=True)
         self.workers = {handle.sampler_id: reply for handle, reply in seen if reply is not None}
-        self._loads.refresh(self.workers, asked - self.workers.keys())
+        self._loads.refresh(self.workers, sampler_ids - self.workers.keys())
         await self._queued.refresh(self.workers.values())
         self.rows = await self._store.counts()
 

@@ -38,18 +38,18 @@ class Leases:
         self.replica = replica or uuid.uuid4().hex
         self._store = store
         self._fleet = fleet
-        self._wanted: set[str] = set()
+        self._requested: set[str] = set()
         self._held: frozenset[str] = frozenset()
         self._until = 0.0
         self._changed = asyncio.Event()
         self._renewed = asyncio.Event()
 
     def want(self, task: str) -> None:
-        self._wanted.add(task)
+        self._requested.add(task)
         self._changed.set()
 
     def unwant(self, task: str) -> None:
-        self._wanted.discard(task)
+        self._requested.discard(task)
         self._changed.set()
 
     def holds(self, task: str) -> bool:
@@ -80,14 +80,14 @@ class Leases:
             # This replica does not know its workers, so the other replicas must not leave tasks to it.
             await self.leave()
             return
-        asked_at = time.clock_gettime(_CLOCK)
+        requested_at = time.clock_gettime(_CLOCK)
         replicas = await _to_its_end(self._store.announce_replica(self.replica, LEASE_SECONDS))
-        share = {task for task in self._wanted if preferred(task, replicas) == self.replica}
+        share = {task for task in self._requested if preferred(task, replicas) == self.replica}
         if surplus := self._held - share:
             self._held -= surplus
             await _to_its_end(self._store.give_up_leases(self.replica, surplus))
         held = await _to_its_end(self._store.hold_leases(self.replica, share, LEASE_SECONDS))
-        self._hold(held, asked_at + LEASE_SECONDS)
+        self._hold(held, requested_at + LEASE_SECONDS)
 
     async def leave(self) -> None:
         """Give up all leases at once, so that another replica, or this server's successor, takes them."""

@@ -26,7 +26,7 @@ class CheckpointLookup:
         self._clock = clock
 
     async def readable(
-        self, tenant: str, path: str, wanted: CheckpointType | None = None, access_token: str | None = None
+        self, tenant: str, path: str, required_type: CheckpointType | None = None, access_token: str | None = None
     ) -> Checkpoint:
         """Return the checkpoint. Raises CheckpointRefused; another tenant's private checkpoint looks absent.
 
@@ -37,8 +37,10 @@ class CheckpointLookup:
             parsed = parse_tinker_path(path)
         except ValueError as error:
             raise CheckpointRefused(str(error)) from error
-        if wanted is not None and parsed.type not in (wanted, "external"):
-            raise CheckpointRefused(f"{path} is a {parsed.type} checkpoint; this needs one made by {MADE_BY[wanted]}")
+        if required_type is not None and parsed.type not in (required_type, "external"):
+            raise CheckpointRefused(
+                f"{path} is a {parsed.type} checkpoint; this needs one made by {MADE_BY[required_type]}"
+            )
         checkpoint = await self._find(parsed.run_id, parsed.type, parsed.name)
         readers = {tenant} if access_token is None else {tenant, await self._tenant_of(access_token)}
         if checkpoint is None or not (checkpoint.public or checkpoint.tenant in readers):

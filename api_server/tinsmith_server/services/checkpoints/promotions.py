@@ -195,6 +195,11 @@ def _after(current: Promotion | None, tenant: str, name: str, path: str, at: dat
 
 
 def _entry(promotion: Promotion, event: Event, at: datetime, **details: str) -> AuditEntry:
-    told = {"tenant": promotion.tenant, "name": promotion.name, "is_rollback": promotion.is_rollback, **details}
+    entry_details = {
+        "tenant": promotion.tenant,
+        "name": promotion.name,
+        "is_rollback": promotion.is_rollback,
+        **details,
+    }
     run_id = parse_tinker_path(promotion.tinker_path).run_id
-    return AuditEntry(promotion.tenant, at, event, run_id, promotion.tinker_path, told)
+    return AuditEntry(promotion.tenant, at, event, run_id, promotion.tinker_path, entry_details)

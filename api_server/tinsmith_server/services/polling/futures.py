@@ -45,7 +45,7 @@ class Metadata:
 ENDED = frozenset({"released", "corrupted"})
 
 Answer = Pending | Ready | Metadata | Failure
-Ask = Callable[[], Awaitable[worker_pb2.AwaitReply]]
+WorkerCall = Callable[[], Awaitable[worker_pb2.AwaitReply]]
 """A call that waits for an answer until the hold is over."""
 
 
@@ -73,7 +73,7 @@ class Futures:
         self._long_polls = long_polls
         self._hold_seconds = hold_seconds
         # The calls by model and number.
-        self._asks: SharedCalls[tuple[str, int], worker_pb2.AwaitReply] = SharedCalls()
+        self._worker_calls: SharedCalls[tuple[str, int], worker_pb2.AwaitReply] = SharedCalls()
 
     async def retrieve(self, tenant: str, request_id: str, *, allow_metadata_only: bool) -> Answer:
         """Return the future's answer.
@@ -116,7 +116,7 @@ class Futures:
     async def _unloaded(self, model: Model, deadline: float) -> Answer:
         """Return the answer of a release, after the worker has released the model and the store has recorded this."""
         if model.state == "bound" and not self._outlives_its_worker(model):
-            reply = await self._ask_worker_of(model, RELEASE_SEQ_ID, deadline)
+            reply = await self._await_worker_result(model, RELEASE_SEQ_ID, deadline)
             if reply.WhichOneof("state") == "pending":
                 return Pending.from_worker(reply.pending)
             # The model's saves must be in the store before the model ends.
@@ -131,7 +131,7 @@ class Futures:
             return Pending(reason, paused=reason is not None, show_now=reason is not None)
         if model.state == "failed" or self._outlives_its_worker(model):
             return _ended(model)
-        reply = await self._ask_worker_of(model, seq_id, deadline)
+        reply = await self._await_worker_result(model, seq_id, deadline)
         return await self._answer(model, seq_id, reply, deadline)
 
     async def _answer(self, model: Model, seq_id: int, reply: worker_pb2.AwaitReply, deadline: float) -> Answer:
@@ -163,17 +163,17 @@ class Futures:
         model = await self._models.owned(model.tenant, model.model_id)
         if model.state in ENDED:
             return _ended(model)
-        creation = await self._ask_worker_of(model, 0, deadline)
+        creation = await self._await_worker_result(model, 0, deadline)
         if creation.WhichOneof("state") in {"not_found", "failure"}:
             settled = await self._models.settle_missing(model, creation)
             return Failure.from_row(settled.failure)
         raise NotFound(f"there is no future {OperationId(model.model_id, seq_id)}")
 
     async def _sample(self, tenant: str, sample: SampleId, deadline: float) -> Answer:
-        async def ask() -> worker_pb2.AwaitReply:
+        async def call_worker() -> worker_pb2.AwaitReply:
             return await self._sampling.await_result(tenant, sample, deadline)
 
-        reply = await self._ask(ask, deadline)
+        reply = await self._repeat_while_pending(call_worker, deadline)
         match reply.WhichOneof("state"):
             case "result":
                 return Ready(reply.result.payload, reply.result.protobuf)
@@ -194,18 +194,18 @@ class Futures:
             return True
         return False
 
-    async def _ask_worker_of(self, model: Model, seq_id: int, deadline: float) -> worker_pb2.AwaitReply:
+    async def _await_worker_result(self, model: Model, seq_id: int, deadline: float) -> worker_pb2.AwaitReply:
         async def await_result() -> worker_pb2.AwaitReply:
             worker = await self._fleet.worker(model.worker_id).connection(_remaining(deadline))
             return await worker.await_result(model.model_id, seq_id, _remaining(deadline))
 
-        async def ask() -> worker_pb2.AwaitReply:
+        async def call_worker() -> worker_pb2.AwaitReply:
             """Ask once for all callers. The first caller's deadline applies, because it is the earliest."""
-            return await self._asks.result((model.model_id, seq_id), await_result)
+            return await self._worker_calls.result((model.model_id, seq_id), await_result)
 
-        return await self._ask(ask, deadline)
+        return await self._repeat_while_pending(call_worker, deadline)
 
-    async def _ask(self, ask: Ask, deadline: float) -> worker_pb2.AwaitReply:
+    async def _repeat_while_pending(self, call_worker: WorkerCall, deadline: float) -> worker_pb2.AwaitReply:
         """Repeat the call until the answer is not "pending", or the hold is over.
 
         An unreachable worker is a pending answer with a reason, after the full hold: the SDK repeats a poll that got a
@@ -214,7 +214,7 @@ class Futures:
         while True:
             remaining = _remaining(deadline)
             try:
-                reply = await ask()
+                reply = await call_worker()
             except WorkerUnavailable as error:
                 reply = worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=str(error), paused_capacity=True))
             if reply.WhichOneof("state") != "pending" or remaining <= 0:

@@ -29,7 +29,7 @@ LOOK_SECONDS = 5.0
 REPORT_SECONDS = 5.0
 CLIENTS_REMEMBERED = 4096
 
-Wanted = dict[str, list[str]]
+RequestsBySampler = dict[str, list[str]]
 """The request ids of samples that were not fetched at this server, by their sampler's token."""
 
 
@@ -85,24 +85,26 @@ class SamplePolls:
 
     async def _poll(self, client: SampleClient, base_model: str, cursor: int, deadline: float) -> EndedSamples:
         while True:
-            wanted = self._wanted(client) if self._is_time_to_look(client) else {}
-            found = await self._reported(client, base_model, cursor, wanted)
+            unfetched = self._unfetched(client) if self._is_time_to_look(client) else {}
+            found = await self._reported(client, base_model, cursor, unfetched)
             if found.ended or _remaining(deadline) == 0:
                 return found
             await self._until_any(client, base_model, cursor, min(_remaining(deadline), LOOK_SECONDS))
 
-    async def _reported(self, client: SampleClient, base_model: str, cursor: int, wanted: Wanted) -> EndedSamples:
+    async def _reported(
+        self, client: SampleClient, base_model: str, cursor: int, unfetched: RequestsBySampler
+    ) -> EndedSamples:
         """Return the ended samples of all samplers, in one round."""
         round = max(cursor + 1, time.time_ns() // 1000)
 
         def request(sampler: SamplerHandle) -> worker_pb2.AwaitSamplesRequest:
-            expected = wanted.get(sampler_token(sampler.sampler_id), ())
+            expected = unfetched.get(sampler_token(sampler.sampler_id), ())
             return _request(client, cursor, round=round, expected=expected)
 
         # Skip samplers that do not answer, because they would delay the others. `_until_any` waits for them.
         samplers = [one for one in self._samplers(base_model) if self._dispatch.answers(one)]
         replies = await asyncio.gather(*(self._ask(sampler, request(sampler), REPORT_SECONDS) for sampler in samplers))
-        ended = [one for reply in replies for one in reply.ended] + await self._lost(wanted)
+        ended = [one for reply in replies for one in reply.ended] + await self._lost(unfetched)
         if not ended:
             return EndedSamples((), cursor)
         return EndedSamples(ended, max(round, *(reply.round for reply in replies)) if replies else round)
@@ -137,12 +139,14 @@ class SamplePolls:
         except (WorkerUnavailable, TimeoutError):
             return worker_pb2.AwaitSamplesReply()
 
-    async def _lost(self, wanted: Wanted) -> list[worker_pb2.EndedSample]:
+    async def _lost(self, unfetched: RequestsBySampler) -> list[worker_pb2.EndedSample]:
         """Return the samples whose sampler no longer exists. The SDK submits them again."""
-        by_sampler = list(wanted.values())
-        lost = await asyncio.gather(*(self._is_lost(request_ids[0]) for request_ids in by_sampler))
-        gone = [one for request_ids, is_lost in zip(by_sampler, lost, strict=True) if is_lost for one in request_ids]
-        return [worker_pb2.EndedSample(request_id=one, failed=True) for one in gone]
+        by_sampler = list(unfetched.values())
+        are_lost = await asyncio.gather(*(self._is_lost(request_ids[0]) for request_ids in by_sampler))
+        lost = [
+            one for request_ids, is_lost in zip(by_sampler, are_lost, strict=True) if is_lost for one in request_ids
+        ]
+        return [worker_pb2.EndedSample(request_id=one, failed=True) for one in lost]
 
     async def _is_lost(self, request_id: str) -> bool:
         sample = parse_request_id(request_id)
@@ -156,15 +160,15 @@ class SamplePolls:
         """Return the samplers that may have samples of the base model, including samplers that take no new samples."""
         return [one for one in self._fleet.all_samplers if share_weights(self._fleet, one.base_model, base_model)]
 
-    def _wanted(self, client: SampleClient) -> Wanted:
-        wanted: defaultdict[str, list[str]] = defaultdict(list)
-        for request_id in self._in_flight.wanted(client.tenant, client.sampling_session_id):
+    def _unfetched(self, client: SampleClient) -> RequestsBySampler:
+        unfetched: defaultdict[str, list[str]] = defaultdict(list)
+        for request_id in self._in_flight.unfetched(client.tenant, client.sampling_session_id):
             sample = parse_request_id(request_id)
             if isinstance(sample, SampleId) and sample.client == client.number:
                 # This poll covers all samples of the client.
                 self._in_flight.record_poll(client.tenant, request_id)
-                wanted[sample.sampler_token].append(request_id)
-        return wanted
+                unfetched[sample.sampler_token].append(request_id)
+        return unfetched
 
     def _is_time_to_look(self, client: SampleClient) -> bool:
         now = asyncio.get_running_loop().time()

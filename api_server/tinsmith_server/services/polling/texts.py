@@ -97,8 +97,8 @@ class Texts:
         try:
             for number, prompt in enumerate(request.prompts):
                 rendered = await self._rendered(sampler, prompt)
-                wanted = _sample_request(request, rendered)
-                sample = await _patiently(partial(self._sampling.submit_once, sampler, number, wanted))
+                message = _sample_request(request, rendered)
+                sample = await _patiently(partial(self._sampling.submit_once, sampler, number, message))
                 begun.append(Generation(self, tenant, sample, len(rendered.tokens) // TOKEN_BYTES))
         except BaseException:
             await asyncio.shield(stop_all(begun))
@@ -144,8 +144,8 @@ class Texts:
     async def _rendered(self, sampler: Sampler, prompt: Prompt) -> worker_pb2.RenderPromptReply:
         """Render a prompt. The text of a prompt in tokens is empty; rendering it still returns the stop tokens."""
         need = Need(sampler.session.tenant, sampler.session.base_model, worker_id=sampler.worker_id)
-        wanted = prompt.rendered or worker_pb2.RenderPromptRequest(text="")
-        rendered = await _patiently(partial(self._dispatch.render, need, wanted))
+        request = prompt.rendered or worker_pb2.RenderPromptRequest(text="")
+        rendered = await _patiently(partial(self._dispatch.render, need, request))
         if prompt.rendered is None:
             rendered.tokens = prompt.tokens
         return rendered

@@ -72,9 +72,9 @@ class AdapterHints:
         self._fleet = fleet
         self._loads = loads
         self._sources = sources
-        self._telling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def tell(self, checkpoint: Checkpoint, worker_id: str) -> None:
+    def announce(self, checkpoint: Checkpoint, worker_id: str) -> None:
         """Announce a checkpoint that can be sampled now. Returns at once.
 
         `worker_id` is the worker that made the checkpoint and has it in memory; "" if unknown.
@@ -87,11 +87,11 @@ class AdapterHints:
             client = replicas[sampler_id].running()
             if client is not None:
                 adapter = self._sources.adapter_for(replicas[sampler_id], save)
-                task = asyncio.create_task(_tell(client, adapter), context=contextvars.Context())
-                self._telling.add(task)
-                task.add_done_callback(self._telling.discard)
+                task = asyncio.create_task(_prepare(client, adapter), context=contextvars.Context())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
 
-async def _tell(client: SamplerClient, adapter: worker_pb2.AdapterRef) -> None:
+async def _prepare(client: SamplerClient, adapter: worker_pb2.AdapterRef) -> None:
     with contextlib.suppress(WorkerError):
         await client.prepare(adapter)

@@ -31,7 +31,7 @@ UNSEEN_SECONDS = 2.0
 LOOK_SECONDS = 7.0
 # After a sampler was missing in a list of the fleet, it is not searched again for this long, unless it appears in
 # between.
-GONE_SECONDS = 30.0
+MISSING_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Dispatch:
         self._fleet = fleet
         self._loads = loads
         self._sources = sources
-        self._gone: RowCache[str, bool] = RowCache(GONE_SECONDS)
-        self._given: Counter[tuple[str, str]] = Counter()
+        self._missing: RowCache[str, bool] = RowCache(MISSING_SECONDS)
+        self._accepted_samples: Counter[tuple[str, str]] = Counter()
         self._passed_on: Counter[str] = Counter()
 
     def figures(self) -> SamplingFigures:
@@ -67,7 +67,7 @@ class Dispatch:
             for name in served
             for kind in get_args(SamplerKind)
         }
-        return SamplingFigures(self._given, self._passed_on, accepting)
+        return SamplingFigures(self._accepted_samples, self._passed_on, accepting)
 
     async def give(self, need: Need, seq_id: int, request: worker_pb2.SampleRequest) -> SampleId:
         """Submit a sample, and return its id, which names the sampler.
@@ -221,7 +221,7 @@ class Dispatch:
             self._loads.note_silent(sampler.sampler_id)
             raise
         self._loads.note_taken(sampler.sampler_id, request.request_id)
-        self._given[sampler.base_model, sampler.kind] += 1
+        self._accepted_samples[sampler.base_model, sampler.kind] += 1
         return sample
 
     async def _refusal(self, need: Need, failure: WorkerUnavailable | None) -> Exception:
@@ -249,7 +249,7 @@ class Dispatch:
             seen = self._fleet.changes.count
             holder = self._find(sample)
             if holder is not None:
-                self._gone.forget(sample.sampler_token)
+                self._missing.forget(sample.sampler_token)
                 return holder
             if self._fleet.problem is not None:
                 raise WorkerUnavailable(self._fleet.problem)
@@ -262,13 +262,13 @@ class Dispatch:
     async def _look_for(self, sample: SampleId) -> SamplerHandle:
         """Search the fleet before the sample counts as lost, because another server may have used a newer sampler."""
         token = sample.sampler_token
-        is_known_to_be_gone = self._gone.get(token)
-        if not is_known_to_be_gone:
+        is_known_missing = self._missing.get(token)
+        if not is_known_missing:
             await self._fleet.refresh()
         holder = self._find(sample)
         if holder is None:
-            if not is_known_to_be_gone:
-                self._gone.put(token, True)
+            if not is_known_missing:
+                self._missing.put(token, True)
             raise Gone(f"the sampler of {sample} is gone; submit the sample again")
         return holder
 

@@ -69,7 +69,7 @@ class SamplerLoads:
 
     def __init__(self) -> None:
         self._described: dict[str, int] = {}
-        self._given: defaultdict[str, set[str]] = defaultdict(set)
+        self._unread: defaultdict[str, set[str]] = defaultdict(set)
         self._silent: set[str] = set()
 
     def of(self, samplers: Iterable[SamplerHandle]) -> list[Load]:
@@ -81,7 +81,7 @@ class SamplerLoads:
             sampler_id: reply.metrics.samples_active + reply.metrics.samples_waiting
             for sampler_id, reply in descriptions.items()
         }
-        self._given.clear()
+        self._unread.clear()
         self._silent = set(silent)
 
     def answers(self, sampler_id: str) -> bool:
@@ -96,14 +96,14 @@ class SamplerLoads:
         self._silent.discard(sampler_id)
 
     def note_taken(self, sampler_id: str, request_id: str) -> None:
-        self._given[sampler_id].add(request_id)
+        self._unread[sampler_id].add(request_id)
         self._silent.discard(sampler_id)
 
     def record_end(self, sampler_id: str, request_id: str) -> None:
         """Record that this server has read a sample's result. Repeated reads count once."""
-        if sampler_id in self._given:
-            self._given[sampler_id].discard(request_id)
+        if sampler_id in self._unread:
+            self._unread[sampler_id].discard(request_id)
 
     def _unfinished(self, sampler_id: str) -> int:
-        given = self._given.get(sampler_id)
-        return self._described.get(sampler_id, 0) + (len(given) if given is not None else 0)
+        request_ids = self._unread.get(sampler_id)
+        return self._described.get(sampler_id, 0) + (len(request_ids) if request_ids is not None else 0)

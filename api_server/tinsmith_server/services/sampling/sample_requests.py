@@ -92,7 +92,7 @@ def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2
 
 def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.SampleRequest:
     params, targets = request.sampling_params, request.target_prompt_logprobs
-    _check_asks_for_something(request)
+    _check_not_empty(request)
     message = worker_pb2.SampleRequest(
         sampling_session_id=sampling_session_id,
         num_samples=request.num_samples,
@@ -113,7 +113,7 @@ def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.Sam
     return message
 
 
-def _check_asks_for_something(request: SampleRequest) -> None:
+def _check_not_empty(request: SampleRequest) -> None:
     scores = request.prompt_logprobs or request.topk_prompt_logprobs or request.prompt_alt_tokens_k
     if request.sampling_params.max_tokens == 0 and not scores and request.target_prompt_logprobs is None:
         raise InvalidSampleRequest(

@@ -128,7 +128,7 @@ class Sampling:
                 f"name {checkpoint.base_model}, or leave base_model out"
             )
         model = await self._store.get_model(checkpoint.run_id)
-        self._hints.tell(checkpoint, model.worker_id if model else "")
+        self._hints.announce(checkpoint, model.worker_id if model else "")
         return replace(
             session,
             base_model=checkpoint.base_model,
@@ -345,7 +345,7 @@ class Sampling:
             source = await self._store.newest_inflight(session.model_id) or session
         checkpoint = await self._weights(source)
         if checkpoint is None or checkpoint.directory != source.checkpoint_directory:
-            raise Gone(_gone(source))
+            raise Gone(_missing_weights_message(source))
         return checkpoint
 
     async def _weights(self, session: SamplingSession) -> Checkpoint | None:
@@ -357,7 +357,7 @@ class Sampling:
             return None
 
 
-def _gone(session: SamplingSession) -> str:
+def _missing_weights_message(session: SamplingSession) -> str:
     if session.model_path is not None:
         return (
             f"{session.model_path} was deleted, overwritten or has expired since its sampling client was created; "

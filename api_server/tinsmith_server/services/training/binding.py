@@ -38,7 +38,7 @@ class Binding:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # The current row of each model, so that its waiters need not read the store.
         self._models: dict[str, Model] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._reasons: dict[str, TinsmithError] = {}
         # The workers whose full disk is already logged, because every waiting model tries again each second.
         self._refusing: set[str] = set()
@@ -63,7 +63,7 @@ class Binding:
     def _forget(self, model_id: str) -> None:
         for known in (self._tasks, self._models, self._reasons):
             known.pop(model_id, None)
-        self._told.discard(model_id)
+        self._reported.discard(model_id)
 
     async def until_bound(self, model: Model, timeout_seconds: float) -> Model:
         """Return the model when it is bound, or in its current state after the timeout."""
@@ -74,10 +74,10 @@ class Binding:
 
     async def wait_until_bound(self, model: Model, timeout_seconds: float) -> Model:
         """Return the model as `until_bound` does. If there is a reason to report, the first call returns soon."""
-        if model.state == "accepted" and model.model_id not in self._told and timeout_seconds > FIRST_WORD_SECONDS:
+        if model.state == "accepted" and model.model_id not in self._reported and timeout_seconds > FIRST_WORD_SECONDS:
             model = await self.until_bound(model, FIRST_WORD_SECONDS)
             if model.state != "accepted" or self.reason(model) is not None:
-                self._told.add(model.model_id)
+                self._reported.add(model.model_id)
                 return model
             timeout_seconds -= FIRST_WORD_SECONDS
         return await self.until_bound(model, timeout_seconds)

@@ -115,11 +115,13 @@ def check_optimizer(config: OptimizerConfig) -> None:
         raise InvalidModelRequest(f"the optimizer {config.type!r} is not supported{reason}; use {known}")
 
 
-def _compatible(fleet: Fleet, checkpoint: Checkpoint, wanted: str | None) -> ServedModel:
+def _compatible(fleet: Fleet, checkpoint: Checkpoint, base_model: str | None) -> ServedModel:
     """Return the base model for the load: the checkpoint's base model, or another name of the same weights."""
-    served = find_served(fleet, wanted or checkpoint.base_model)
+    served = find_served(fleet, base_model or checkpoint.base_model)
     if not share_weights(fleet, served.name, checkpoint.base_model):
-        raise InvalidModelRequest(f"the checkpoint is of {checkpoint.base_model}; it cannot be loaded onto {wanted}")
+        raise InvalidModelRequest(
+            f"the checkpoint is of {checkpoint.base_model}; it cannot be loaded onto {base_model}"
+        )
     return served
 
 

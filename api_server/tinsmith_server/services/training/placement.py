@@ -112,31 +112,31 @@ class PlacementRounds:
 
         Return whether a slot was assigned, by this or another replica, because there may be more slots.
         """
-        asked, capacity = dict(self._waiters), self._capacity()
-        if self._there_was_room and await self._place(asked, capacity):
+        waiters, capacity = dict(self._waiters), self._capacity()
+        if self._there_was_room and await self._place(waiters, capacity):
             return True
-        waiting, wanted = await self._look(capacity)
-        if wanted:
-            if not await self._place(asked, capacity):
+        waiting, assigned = await self._look(capacity)
+        if assigned:
+            if not await self._place(waiters, capacity):
                 await asyncio.sleep(CONFLICT_WAIT_SECONDS)
             return True
-        await self._wake_settled(asked, waiting)
+        await self._wake_settled(waiters, waiting)
         await self._ask_for_more()
         return False
 
-    async def _place(self, asked: dict[str, _Waiter], capacity: Capacity) -> bool:
+    async def _place(self, waiters: dict[str, _Waiter], capacity: Capacity) -> bool:
         placed = await self._store.place_models(
             self._names(), capacity.slots, lambda queue: assign_slots(queue, capacity)
         )
-        for model_id in placed.keys() & asked.keys():
-            self._wake(asked[model_id], replace(asked[model_id].model, worker_id=placed[model_id]))
+        for model_id in placed.keys() & waiters.keys():
+            self._wake(waiters[model_id], replace(waiters[model_id].model, worker_id=placed[model_id]))
         self._there_was_room = bool(placed)
         return self._there_was_room
 
-    async def _wake_settled(self, asked: dict[str, _Waiter], waiting: Collection[str]) -> None:
+    async def _wake_settled(self, waiters: dict[str, _Waiter], waiting: Collection[str]) -> None:
         """Wake the waiters whose model another replica has placed, or whose session has ended."""
-        for model_id in asked.keys() - set(waiting):
-            waiter = asked[model_id]
+        for model_id in waiters.keys() - set(waiting):
+            waiter = waiters[model_id]
             if not waiter.placed.done():
                 model = await self._store.get_model(model_id)
                 self._wake(waiter, model or replace(waiter.model, state="failed"))
@@ -172,10 +172,10 @@ class PlacementRounds:
     async def _look(self, capacity: Capacity) -> tuple[Collection[str], Collection[str]]:
         """Read the queue. Return the waiting models, and the models that get a slot now and so leave the queue."""
         queue = await self._store.placement_queue(self._names(), capacity.slots)
-        wanted = assign_slots(queue, capacity)
-        left = tuple(one for one in queue.waiting if one.model_id not in wanted)
+        assigned = assign_slots(queue, capacity)
+        left = tuple(one for one in queue.waiting if one.model_id not in assigned)
         self._queue, self._positions = replace(queue, waiting=left), None
-        return [one.model_id for one in queue.waiting], wanted
+        return [one.model_id for one in queue.waiting], assigned
 
     def _names(self) -> list[str]:
         """Return all names under which models of this queue may have been requested."""

@@ -114,9 +114,9 @@ class QueuePosition:
     def sentence(self, holders: Sequence[SlotHolder], next_step: str, now: datetime) -> str:
         """Return the message for the tenant. About other tenants it contains only the number of their slots."""
         turn = f"{_ordinal(self.number)} of {self.total} waiting" if self.total > 1 else "waiting"
-        wanted = f"one of {self.slots} places" if self.slots else "a worker"
+        goal = f"one of {self.slots} places" if self.slots else "a worker"
         return "; ".join(
-            [f"{turn} for {wanted} of {self.base_model}", *self._held(holders, now), *filter(None, [next_step])]
+            [f"{turn} for {goal} of {self.base_model}", *self._held(holders, now), *filter(None, [next_step])]
         )
 
     def _held(self, holders: Sequence[SlotHolder], now: datetime) -> list[str]:

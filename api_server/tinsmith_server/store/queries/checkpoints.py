@@ -201,14 +201,16 @@ class CheckpointQueries(Queries):
 
         The sampling sessions of unnamed saves are deleted as well, because a run leaves one for each step.
         """
-        heard = exists().where(
+        is_applied = exists().where(
             models.c.model_id == checkpoints.c.run_id,
             models.c.state.not_in(LIVE),
             workers.c.worker_id == models.c.worker_id,
             workers.c.event_cursor >= checkpoints.c.event_id,
         )
         old = (
-            select(*_NAME).where(TOMBSTONE, checkpoints.c.deleted_at < deleted_before, heard).limit(TOMBSTONES_AT_ONCE)
+            select(*_NAME)
+            .where(TOMBSTONE, checkpoints.c.deleted_at < deleted_before, is_applied)
+            .limit(TOMBSTONES_AT_ONCE)
         )
         bury = delete(checkpoints).where(tuple_(*_NAME).in_(old)).returning(checkpoints.c.type, checkpoints.c.name)
 

@@ -91,7 +91,7 @@ class OpenAiRequest(Request):
     logit_bias: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _asks_for_what_there_is(self) -> OpenAiRequest:
+    def _check_supported(self) -> OpenAiRequest:
         checked_stops(self.stop)
         if self.top_k == 0:
             raise ValueError("top_k must be at least 1, or -1 for all tokens")
@@ -225,7 +225,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
             shown["reasoning_content"] = _text(f"{where}.{name}", reasoning)
     if calls := message.get("tool_calls"):
         shown["tool_calls"] = [
-            _asked_call(f"{where}.tool_calls", call) for call in _listed(f"{where}.tool_calls", calls)
+            _tool_call(f"{where}.tool_calls", call) for call in _listed(f"{where}.tool_calls", calls)
         ]
     return shown
 
@@ -250,7 +250,7 @@ def _text(where: str, content: Any) -> str:
     return "".join(parts)
 
 
-def _asked_call(where: str, call: Any) -> dict[str, Any]:
+def _tool_call(where: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError(f"{where}: a call needs a function with a name and arguments")

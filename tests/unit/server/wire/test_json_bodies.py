@@ -92,7 +92,7 @@ def test_long_data_of_an_image_is_read_beside_everything_else(size: int) -> None
     picture = bytes(range(256)) * (size // 256 + 1)
     text = base64.b64encode(picture).decode()
     content = {"chunks": [{"type": "image", "data": text}, {"tokens": list(range(100))}, {"data": text, "x": "y"}]}
-    read = read_object(orjson.dumps(content), Shape(values=1000, bytes_beside_numbers=40_000))
+    read = read_object(orjson.dumps(content), Shape(values=1000, bytes_without_numbers=40_000))
     for chunk in (read["chunks"][0], read["chunks"][2]):
         found = chunk["data"]
         assert decode_base64(found if isinstance(found, bytes) else found.encode()) == picture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tinsmith_server.fleet.local.devices import THREADS_VARIABLE, cores_of, threads_beside_others
+from tinsmith_server.fleet.local.devices import THREADS_VARIABLE, cores_of, usable_threads
 from tinsmith_server.fleet.local.process import worker_environment
 
 
@@ -22,7 +22,7 @@ from tinsmith_server.fleet.local.process import worker_environment
     ],
 )
 def test_one_core_is_left_and_a_quota_is_kept(cores: int, quota: str, threads: int) -> None:
-    assert threads_beside_others(cores, quota) == threads
+    assert usable_threads(cores, quota) == threads
 
 
 def test_hyper_threads_of_a_core_count_once_and_processors_that_say_nothing_for_themselves(tmp_path: Path) -> None:
