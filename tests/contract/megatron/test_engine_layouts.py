@@ -165,6 +165,6 @@ def test_a_call_that_fails_in_a_microbatch_leaves_no_trace(sides: Sides) -> None
 def test_a_state_of_more_rank_than_the_model_has_room_for_is_refused(sides: Sides) -> None:
     state = sides.engine.state("a")
     wide = replace(state.lora, rank=MAX_RANK + 1)
-    with pytest.raises(ServerError, match=f"max_rank was lowered .* Set it to {MAX_RANK + 1} or more"):
+    with pytest.raises(ServerError, match=f"max_rank was lowered .* Set it to at least {MAX_RANK + 1}"):
         sides.engine.load_state("b", replace(state, lora=wide), with_optimizer=True)
     assert len(group(sides.engine.state("b"), "weights")) == 2 * 4 * 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tinsmith.training.runs.data import Schedule, ShuffledBatches, held_out_split, learning_rate_at
 
+pytestmark = pytest.mark.pytorch
+
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
