@@ -113,7 +113,7 @@ def test_the_library_promotes_and_says_what_there_is(service: tinker.RestClient,
         with pytest.raises(PromotionRefused, match="you have no promoted name prod"):
             ask("prod", service=service)
     for name in ("a/b", "a b"):
-        with pytest.raises(PromotionRefused, match="cannot be a name"):
+        with pytest.raises(PromotionRefused, match="is not a valid name"):
             promote(name, first, service=service)
 
 

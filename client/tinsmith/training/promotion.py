@@ -114,7 +114,7 @@ def sampler_of_run(directory: Path) -> str:
 
 def _address(name: str) -> str:
     if "/" in name or name in ("", ".", ".."):
-        raise PromotionRefused(f"{name!r} cannot be a name: it must fit into one segment of a URL")
+        raise PromotionRefused(f"{name!r} is not a valid name: it may not be empty, '.' or '..', or contain '/'")
     return f"{PROMOTIONS}/{quote(name, safe='')}"
 
 
