@@ -22,7 +22,7 @@ from support.nemo_rl.peft_comparison import Apart, trained_apart
 from support.real_runs import Note
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
-from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankRecompute, RanksWanted
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankPlacement, RankRecompute
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RanksLost
 from tinsmith_trainer.engines.megatron.ray_ranks import RayRanks
@@ -35,7 +35,9 @@ from tinsmith_trainer.torch_model.tiny_model import Family
 @contextmanager
 def real_ranks(model: TorchModel, parallelism: Parallelism, settings: MegatronSettings) -> Iterator[RayRanks]:
     """Start ranks as the worker does where there are GPUs, on a Ray that is configured with GPUs."""
-    wanted = RanksWanted(parallelism, in_process=False, nodes=1, gpus_per_node=parallelism.world_size, ray_address=None)
+    wanted = RankPlacement(
+        parallelism, in_process=False, nodes=1, gpus_per_node=parallelism.world_size, ray_address=None
+    )
     made, _ = start_miles_ranks(RanksRequest(model.directory, model.info, wanted, settings))
     try:
         yield made

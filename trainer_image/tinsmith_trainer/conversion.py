@@ -19,7 +19,7 @@ from tinsmith_trainer.engines.megatron.flags import (
     NEMO_RL,
     RankFlags,
     add_rank_flags,
-    ranks_wanted,
+    rank_placement,
     refused_rank_flags,
 )
 from tinsmith_trainer.engines.nemo_rl.conversion import ConversionOutOfMemory
@@ -101,7 +101,7 @@ def _prepare_model(options: ConversionOptions) -> None:
 
     directory = model_directory(options.model, options.model_revision)
     config = checked_config(directory)
-    if ranks_wanted(options.engine, options).gpus_per_node:
+    if rank_placement(options.engine, options).gpus_per_node:
         _convert(directory, config, options)
     else:
         log.info("ranks on CPUs read the model's own files: there is nothing to convert", directory=str(directory))
@@ -113,7 +113,7 @@ def _convert(directory: Path, config: Any, options: ConversionOptions) -> None:
     from tinsmith_trainer.torch_model.loading import describe_model
 
     info = describe_model(options.model, directory, config)
-    parallelism = ranks_wanted(options.engine, options).parallelism
+    parallelism = rank_placement(options.engine, options).parallelism
     prepare(directory, info, parallelism, MegatronSettings(max_rank=options.max_rank))
 
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from support.nemo_rl.one_worker import worker_class
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
-from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankPlacement
 from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed
@@ -64,7 +64,7 @@ def real_ranks(
     gpus = {RAYS_RESOURCES: json.dumps({"GPU": ranks, "CPU": ranks + 1})}
     prepare = group.prepare
     prepared = (lambda *args: _in_float32(prepare(*args))) if float32 else prepare
-    wanted = RanksWanted(parallelism, in_process=False, nodes=1, gpus_per_node=ranks, ray_address=None)
+    wanted = RankPlacement(parallelism, in_process=False, nodes=1, gpus_per_node=ranks, ray_address=None)
     with patch.dict(os.environ, gpus), patch.object(group, "prepare", prepared):
         made = group.build_nemo_group(RanksRequest(model.directory, model.info, wanted, settings))
     try:

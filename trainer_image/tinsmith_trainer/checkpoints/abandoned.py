@@ -24,12 +24,12 @@ SWEEP_SECONDS = 6 * 3600.0
 
 def start_sweeping(root: Path, areas: Iterable[str], manifest: str) -> None:
     """Start a daemon thread that sweeps periodically."""
-    wanted = list(areas)
+    area_names = list(areas)
 
     def sweep() -> None:
         while True:
             try:
-                for folder in remove_abandoned(root, wanted, manifest, time.time()):
+                for folder in remove_abandoned(root, area_names, manifest, time.time()):
                     log.info("removed an unfinished save", folder=str(folder))
             except Exception as error:  # the next sweep may succeed
                 log.warning("cannot sweep the checkpoint root", root=str(root), reason=str(error))

@@ -187,14 +187,14 @@ class CheckpointStorage:
         return self._read_all(directory, names, lambda path: self._read_file_hashed(path, memory_for, from_disk))
 
     def _read_all(self, directory: str, names: Iterable[str], read: Callable[[str], R]) -> dict[str, R]:
-        wanted = list(names)
+        file_names = list(names)
         try:
-            contents = self._together(lambda name: read(f"{self._path}/{directory}/{name}"), wanted)
+            contents = self._together(lambda name: read(f"{self._path}/{directory}/{name}"), file_names)
         except FileTooLarge:
             raise
         except Exception as error:
             raise _fault(error) from error
-        return dict(zip(wanted, contents, strict=True))
+        return dict(zip(file_names, contents, strict=True))
 
     def directories(self, prefix: str, holding: str) -> list[str]:
         """Return, in one request, the directories with this prefix that contain this file."""

@@ -35,7 +35,7 @@ def check_families(lora: LoraSpec, trained: Iterable[str]) -> None:
 
 def _families(lora: LoraSpec) -> list[str]:
     families = (("attn", lora.train_attn), ("mlp", lora.train_mlp), ("unembed", lora.train_unembed))
-    return [family for family, wanted in families if wanted]
+    return [family for family, is_trained in families if is_trained]
 
 
 def check_limits(lora: LoraSpec, adapters: int, *, max_rank: int, adapter_slots: int) -> None:

@@ -318,10 +318,10 @@ def _checked_inputs(
 
 
 def _check_names(index: int, datum: Datum, loss: str, definition: _Definition) -> None:
-    given = set(datum.loss_inputs)
-    if missing := definition.required - given:
+    names = set(datum.loss_inputs)
+    if missing := definition.required - names:
         raise UserError(f"Datum {index}: {loss} needs the input {', '.join(sorted(missing))}.")
-    if unknown := given - definition.required - definition.optional:
+    if unknown := names - definition.required - definition.optional:
         known = ", ".join(sorted(definition.required | definition.optional))
         raise UserError(
             f"Datum {index}: {loss} does not take the input {', '.join(sorted(unknown))}; it takes {known}."

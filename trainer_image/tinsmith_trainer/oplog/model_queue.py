@@ -119,7 +119,7 @@ class ModelQueue:
     unsaved_operations: int = 0  # counted since the snapshot; a start reads each of them
     # the time of the latest snapshot; before the first one, the time in which the old snapshot was read
     snapshot_seconds: float = 0.0
-    wanted_bytes: int = 0  # the size of the snapshot that found no space; 0: the latest snapshot found space
+    failed_snapshot_bytes: int = 0  # the size of the snapshot that found no space; 0: the latest snapshot found space
     retried_since: float | None = None  # the time of the next operation's first retry
     undone_seconds: float = 0.0  # how long the next operation was held after it was last undone; 0: it was not undone
     optimizer_step: int = 0
@@ -305,11 +305,11 @@ class KnownModels:
 
     def remove(self, model_ids: Iterable[str]) -> list[ModelQueue]:
         """Remove the models and return their queues."""
-        gone = [self.all.pop(model_id) for model_id in model_ids]
-        for queue in gone:
+        queues = [self.all.pop(model_id) for model_id in model_ids]
+        for queue in queues:
             self.open.pop(queue.model_id, None)
             self.corrupted.pop(queue.model_id, None)
-        return gone
+        return queues
 
     def forget_keys(self, closed_before: float) -> None:
         """Drop the idempotency keys of models that closed before this moment of the monotonic clock.

@@ -141,10 +141,10 @@ class ModelQueues:
         with self._changed:
             return 0 if (queue := self._models.find(model_id)) is None else queue.order.waiting_count
 
-    def is_wanted(self, model_id: str, seq_id: int) -> bool:
+    def is_next_missing(self, model_id: str, seq_id: int) -> bool:
         """Return whether operations of the model wait for this number."""
         with self._changed:
-            return (queue := self._models.find(model_id)) is not None and queue.order.is_wanted(seq_id)
+            return (queue := self._models.find(model_id)) is not None and queue.order.is_next_missing(seq_id)
 
     def waiting_bytes(self, owner: str) -> int:
         """Return the bytes of one owner's bodies whose operations have no result yet."""

@@ -68,7 +68,7 @@ class OperationOrder:
             return None
         return Turn(lowest, missing)
 
-    def is_wanted(self, seq_id: int) -> bool:
+    def is_next_missing(self, seq_id: int) -> bool:
         """Return whether operations wait and this is the first number that they wait for."""
         return bool(self._waiting) and seq_id == self.applied + 1 < self._waiting[0]
 

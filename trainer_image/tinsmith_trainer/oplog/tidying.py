@@ -89,13 +89,13 @@ class Tidying:
         self._queues.forget_keys(time.monotonic() - KEEP_ALL_SECONDS)
         retention = Retention(*limits, is_short=not self._room.has_room_for(0))
         try:
-            gone = await self._retention.round(retention, acknowledged_event_id, self._clock.ago)
+            model_ids = await self._retention.round(retention, acknowledged_event_id, self._clock.ago)
         except (JournalFull, ServerError) as error:
             log.warning("nothing more is forgotten in this round", reason=str(error))
             return
         except Exception:  # for example a page that cannot be read; it must not end the training
             log.exception("nothing more is forgotten in this round")
             return
-        for queue in self._queues.forget(gone):
+        for queue in self._queues.forget(model_ids):
             if queue.snapshot is not None:  # the snapshot of a model that was corrupted
                 self._snapshots.remove(queue.snapshot.name)

@@ -54,8 +54,8 @@ def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = N
 
 
 def _scores_prompt(job: SampleJob) -> bool:
-    asked = job.prompt_logprobs or job.topk_prompt_logprobs or job.prompt_alt_tokens_k
-    return bool(asked) or job.target_prompt_logprobs is not None
+    scores = job.prompt_logprobs or job.topk_prompt_logprobs or job.prompt_alt_tokens_k
+    return bool(scores) or job.target_prompt_logprobs is not None
 
 
 def check_echo(job: SampleJob) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tinsmith_rpc import SAMPLES_OF_A_CLIENT
 
-MOST_TOLD = 1000
+MOST_REPORTED = 1000
 """The most samples in one answer."""
 
 MOST_LOST = 10_000
@@ -21,7 +21,7 @@ ROUNDS_KEPT = 10_000
 """The number of clients whose last round is remembered. Other clients get the round of their request, which follows the
 requester's clock."""
 
-TOLD_AGAIN_SECONDS = 60.0
+REPEAT_SECONDS = 60.0
 """The time after which a notice is repeated if the result was not fetched: the client may not have received the
 notice."""
 
@@ -112,21 +112,21 @@ class EndedSamples:
         round = self._next_round(client, round)
         for request_id in self._seen_and_lost(client, seen):
             self.forget(request_id)
-        unreported = self._unreported(client, seen)[:MOST_TOLD]
+        unreported = self._unreported(client, seen)[:MOST_REPORTED]
         now = self._clock()
         for request_id in unreported:
             self._ended[client][request_id] = _Notice(round, now)
         return unreported, round
 
-    def _next_round(self, client: SampleClient, asked: int) -> int:
-        round = max(asked, self._last_round.pop(client, 0) + 1)
+    def _next_round(self, client: SampleClient, requested: int) -> int:
+        round = max(requested, self._last_round.pop(client, 0) + 1)
         self._last_round[client] = round
         if len(self._last_round) > ROUNDS_KEPT:
             self._last_round.popitem(last=False)
         return round
 
     def _unreported(self, client: SampleClient, seen: int) -> list[str]:
-        long_ago = self._clock() - TOLD_AGAIN_SECONDS
+        long_ago = self._clock() - REPEAT_SECONDS
         ended = self._ended.get(client, {})
         return [one for one, notice in ended.items() if not 0 < notice.round <= seen or notice.at < long_ago]
 

@@ -248,14 +248,14 @@ class Samples:
             log.exception("a sample could not be started", request_id=request_id)
             self._finish(sample, Failure("server", f"{type(error).__name__}: {error}"))
 
-    async def _read_while_drawn(self, reading: Reading, job: SampleJob, wanted: worker_pb2.Reading) -> SampleJob:
+    async def _read_while_drawn(self, reading: Reading, job: SampleJob, options: worker_pb2.Reading) -> SampleJob:
         language = self.sampler.language
         if language is None:
             raise UserError("This sampler knows tokens alone, and gives no text. Ask it for tokens.")
-        if wanted.echo and wanted.logprobs:
+        if options.echo and options.logprobs:
             check_echo(job)
         try:
-            await asyncio.to_thread(reading.begin, language, job, wanted)
+            await asyncio.to_thread(reading.begin, language, job, options)
         except ValueError as error:
             raise UserError(f"The sample cannot be read as text: {error}") from error
 

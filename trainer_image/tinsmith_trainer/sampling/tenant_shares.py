@@ -127,13 +127,13 @@ class KeptResults:
 
     def forget(self, now: float) -> list[str]:
         """Return the results that are too old or too large."""
-        gone = []
+        request_ids = []
         while self._kept and next(iter(self._kept.values())).since < now - self._seconds:
-            gone.append(self._remove(next(iter(self._kept))))
+            request_ids.append(self._remove(next(iter(self._kept))))
         while self._kept and sum(self._bytes.values()) > self._most_bytes:
             most = max(self._of_tenant, key=lambda tenant: self._bytes[tenant])
-            gone.append(self._remove(next(iter(self._of_tenant[most]))))
-        return gone
+            request_ids.append(self._remove(next(iter(self._of_tenant[most]))))
+        return request_ids
 
     def _remove(self, request_id: str) -> str:
         kept = self._kept.pop(request_id)

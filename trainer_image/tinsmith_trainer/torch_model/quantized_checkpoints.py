@@ -36,8 +36,8 @@ def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
             f"The weights in {directory} are quantized by {method!r}; supported are {' and '.join(DENSE)}. "
             "Use the model's original weights, with --quantization to keep them in few bits."
         )
-    given = {name: value for name, value in options.items() if name != "quant_method"}
-    return {"quantization_config": DENSE[method](**{**given, "dequantize": True})}
+    settings = {name: value for name, value in options.items() if name != "quant_method"}
+    return {"quantization_config": DENSE[method](**{**settings, "dequantize": True})}
 
 
 def widen(model: Any, dtype: torch.dtype) -> None:

@@ -113,12 +113,12 @@ class Executor:
 
     def _write_shared(self, save: CopiedSave) -> WrittenCheckpoint:
         with ExitStack() as sharing:
-            tell = None
+            finish_sharing = None
             if self._shared is not None:
-                tell = sharing.enter_context(self._shared.copying(save.state, self._base.revision))
+                finish_sharing = sharing.enter_context(self._shared.copying(save.state, self._base.revision))
             written = self._write(save)
-            if tell is not None:
-                tell(written.manifest_digest)
+            if finish_sharing is not None:
+                finish_sharing(written.manifest_digest)
             return written
 
     def _write(self, save: CopiedSave) -> WrittenCheckpoint:

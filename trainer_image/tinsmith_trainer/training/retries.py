@@ -62,8 +62,8 @@ class Retries:
         if seconds is None:
             return _failure(operation, error)
         queue.retried_since = since
-        tell = log.warning if isinstance(error, TrainerError) else log.exception
-        tell("operation is retried later", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
+        write_log = log.warning if isinstance(error, TrainerError) else log.exception
+        write_log("operation is retried later", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
         return Retry(seconds, _reason(queue, error) if _is_for_room(error) else "")
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
@@ -71,9 +71,9 @@ class Retries:
 
         No adapter then leaves its slot for this model.
         """
-        if entry.operation.kind not in NEED_SNAPSHOTS or entry.is_finished or not queue.wanted_bytes:
+        if entry.operation.kind not in NEED_SNAPSHOTS or entry.is_finished or not queue.failed_snapshot_bytes:
             return False
-        if self._snapshots.has_room_for(queue.wanted_bytes):
+        if self._snapshots.has_room_for(queue.failed_snapshot_bytes):
             return False
         self._queues.hold(queue, ROOM_RETRY_SECONDS, queue.held_because)
         return True

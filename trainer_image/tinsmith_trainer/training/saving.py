@@ -135,13 +135,13 @@ class Saves:
         copied = self._executor.copy(entry.operation, request, epoch, self._latest(queue.model_id, request))
         return replace(copied, releases=releases)
 
-    def _latest(self, model_id: str, wanted: worker_pb2.SaveWeights) -> int:
+    def _latest(self, model_id: str, request: worker_pb2.SaveWeights) -> int:
         """Return the event of this model's latest save with the requested name; 0 if there is none."""
-        if not wanted.name or wanted.overwrite:
+        if not request.name or request.overwrite:
             return 0
         self._journal.settle(model_id)  # the previous save may not be on disk yet
         return self._journal.read(
-            lambda db: result_tables.saved_name_event(db, model_id, wanted.kind, wanted.name)
+            lambda db: result_tables.saved_name_event(db, model_id, request.kind, request.name)
         ).result()
 
     def outcome(self, queue: ModelQueue) -> OperationResult | None:

@@ -101,7 +101,7 @@ class Snapshotter:
         return file
 
     def _write(self, queue: ModelQueue, applied: int, work: InFlightWork) -> SnapshotFile:
-        if queue.wanted_bytes and not self._folder.has_room_for(queue.wanted_bytes):
+        if queue.failed_snapshot_bytes and not self._folder.has_room_for(queue.failed_snapshot_bytes):
             raise _no_room(queue)
         started = time.perf_counter()
         with self._engine_call.at(work):
@@ -111,12 +111,12 @@ class Snapshotter:
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
-                queue.wanted_bytes = sum(tensor.nbytes for tensor in state.tensors.values())
+                queue.failed_snapshot_bytes = sum(tensor.nbytes for tensor in state.tensors.values())
                 raise _no_room(queue) from error
         self._cost_seconds = queue.snapshot_seconds = time.perf_counter() - started
         self.last_time = self._clock()
         queue.rank, queue.optimizer_step = state.lora.rank, state.optimizer_step
-        queue.replay_seconds, queue.unsaved_operations, queue.wanted_bytes = 0.0, 0, 0
+        queue.replay_seconds, queue.unsaved_operations, queue.failed_snapshot_bytes = 0.0, 0, 0
         return file
 
 
@@ -125,8 +125,9 @@ def _work_of(queue: ModelQueue) -> InFlightWork:
 
 
 def _no_room(queue: ModelQueue) -> JournalFull:
+    size = f"{queue.failed_snapshot_bytes / MIB:.1f} MiB"
     return JournalFull(
-        f"The volume has no room for a snapshot of {queue.model_id}, which takes {queue.wanted_bytes / MIB:.1f} MiB "
+        f"The volume has no room for a snapshot of {queue.model_id}, which takes {size} "
         "in addition to the reserve: make room there, or end a session. The journal still has all operations."
     )
 
@@ -143,23 +144,23 @@ class RequestedSnapshot:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: Future[float] | None = None
+        self._future: Future[float] | None = None
 
     def ask(self, arrange: Callable[[], None]) -> Future[float]:
         """Return the future of the snapshot. The first request calls `arrange`, which schedules the snapshot."""
         with self._lock:
-            if self._asked is None:
-                self._asked = Future()
+            if self._future is None:
+                self._future = Future()
                 # one caller that gives up must not cancel the snapshot for the others
-                self._asked.set_running_or_notify_cancel()
+                self._future.set_running_or_notify_cancel()
                 arrange()
-            return self._asked
+            return self._future
 
     def begin(self) -> Future[float] | None:
         """Begin the snapshot. Later requests start a new one. Return None if there is no request."""
         with self._lock:
-            asked, self._asked = self._asked, None
-            return asked
+            future, self._future = self._future, None
+            return future
 
 
 class ModelSnapshots:
@@ -199,17 +200,17 @@ class ModelSnapshots:
         return self._requested.ask(lambda: self._queues.between_turns(self._take_requested))
 
     def _take_requested(self) -> None:
-        asked = self._requested.begin()
-        if asked is None:
+        future = self._requested.begin()
+        if future is None:
             return
         try:
             self._all_that_changed()
         except Exception as error:
             log.warning("no snapshot, though one was asked for", error=str(error))
-            asked.set_exception(error)
+            future.set_exception(error)
         else:
             self._snapshotter.last_time = self._clock()  # also if no model had changed, because everything is saved
-            asked.set_result(self.last_time)
+            future.set_result(self.last_time)
 
     def _all_that_changed(self) -> None:
         """Save all changed models. Raises the errors of `Snapshotter.now`."""
@@ -233,8 +234,8 @@ class ModelSnapshots:
                 self._if_changed(queue)
             except Exception:
                 log.exception("no snapshot at the stop", model_id=queue.model_id)
-        if (asked := self._requested.begin()) is not None:
-            asked.set_exception(Draining("this worker is shutting down; it saves its adapters on its way"))
+        if (future := self._requested.begin()) is not None:
+            future.set_exception(Draining("this worker is shutting down; it saves its adapters on its way"))
 
     def has_room_for(self, size_bytes: int) -> bool:
         return self._folder.has_room_for(size_bytes)

@@ -122,21 +122,21 @@ def encode_dense(array: NDArray[np.generic]) -> wire_pb2.Tensor:
     return wire_pb2.Tensor(dense=content, dtype=dtype, shape=array.shape)
 
 
-def encode_like(asked: wire_pb2.Tensor, answer: NDArray[np.float32]) -> wire_pb2.Tensor:
+def encode_like(pattern: wire_pb2.Tensor, answer: NDArray[np.float32]) -> wire_pb2.Tensor:
     """Encode one value for each entry of a decoded tensor, in the tensor's layout.
 
     If the layout is sparse, only listed entries have values.
     """
-    if asked.WhichOneof("encoding") != "sparse_csr":
+    if pattern.WhichOneof("encoding") != "sparse_csr":
         return encode_dense(answer)
-    crow, col = _indices("", asked.sparse_csr)
+    crow, col = _indices("", pattern.sparse_csr)
     listed = np.ascontiguousarray(answer[_rows(crow), col], "<f4")
     return wire_pb2.Tensor(
         sparse_csr=wire_pb2.SparseCsr(
             values=listed.tobytes(),
-            crow_indices=asked.sparse_csr.crow_indices,
-            col_indices=asked.sparse_csr.col_indices,
+            crow_indices=pattern.sparse_csr.crow_indices,
+            col_indices=pattern.sparse_csr.col_indices,
         ),
         dtype=wire_pb2.FLOAT32,
-        shape=asked.shape,
+        shape=pattern.shape,
     )

@@ -65,7 +65,7 @@ class Admission:
         So an owner with a long backlog leaves space to later owners. The number for which operations wait is exempt.
         Chunks arrive out of order, and without this number the other chunks would never run and free their space.
         """
-        if _makes_room(request) or self._queues.is_wanted(request.model_id, request.seq_id):
+        if _makes_room(request) or self._queues.is_next_missing(request.model_id, request.seq_id):
             return True
         return self._room.has_room_for(_disk_bytes(request) + self._queues.waiting_bytes(owner))
 

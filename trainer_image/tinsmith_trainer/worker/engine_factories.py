@@ -9,7 +9,7 @@ import torch
 
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
-from tinsmith_trainer.engines.megatron.flags import MILES, NEMO_RL, MegatronSettings, rank_recompute, ranks_wanted
+from tinsmith_trainer.engines.megatron.flags import MILES, NEMO_RL, MegatronSettings, rank_placement, rank_recompute
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.engines.peft.settings import plan_memory
 from tinsmith_trainer.errors import ServerError
@@ -60,15 +60,15 @@ def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 
     directory = model_directory(options.model, options.model_revision)
     info = describe_model(options.model, directory, checked_config(directory))
-    wanted = ranks_wanted(options.engine, options)
+    placement = rank_placement(options.engine, options)
     settings = MegatronSettings(
         adapter_slots=options.adapter_slots,
         max_rank=options.max_rank,
         token_budget=options.token_budget or DEFAULT_TOKEN_BUDGET,
-        recompute=rank_recompute(options.recompute, on_gpus=wanted.gpus_per_node > 0),
+        recompute=rank_recompute(options.recompute, on_gpus=placement.gpus_per_node > 0),
         map_stable_reinforce=options.map_stable_reinforce,
     )
-    request = RanksRequest(directory, _limited(info, options), wanted, settings)
+    request = RanksRequest(directory, _limited(info, options), placement, settings)
     if options.engine == MILES:
         check_dense(ranked_model(request.directory, request.info, settings))
     engine = build_megatron_engine(options.engine, request, GPU_RANKS[options.engine])

@@ -365,10 +365,10 @@ def _reply(result: OperationResult) -> worker_pb2.AwaitReply:
         return _failed(result.failure)
     if result.payload is None:
         return worker_pb2.AwaitReply(gone=worker_pb2.Gone(reason="the result was kept for its time and then dropped"))
-    told = worker_pb2.Result(payload=result.payload, protobuf=result.protobuf, event_id=result.event_id)
-    return worker_pb2.AwaitReply(result=told)
+    message = worker_pb2.Result(payload=result.payload, protobuf=result.protobuf, event_id=result.event_id)
+    return worker_pb2.AwaitReply(result=message)
 
 
 def _failed(failure: Failure) -> worker_pb2.AwaitReply:
-    told = worker_pb2.Failure(category=CATEGORIES[failure.category], message=failure.message)
-    return worker_pb2.AwaitReply(failure=told)
+    message = worker_pb2.Failure(category=CATEGORIES[failure.category], message=failure.message)
+    return worker_pb2.AwaitReply(failure=message)

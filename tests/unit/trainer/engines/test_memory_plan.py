@@ -33,9 +33,9 @@ GB = 10**9
 WEIGHTS = int(16.4 * GB)
 
 
-def planned(memory_gb: int, given_budget: int | None = None, recompute: Recompute = "auto") -> MemoryPlan:
+def planned(memory_gb: int, configured_budget: int | None = None, recompute: Recompute = "auto") -> MemoryPlan:
     """Return the plan for Qwen3-8B in bfloat16."""
-    return plan_for_room(activations_room(memory_gb * GB, WEIGHTS), QWEN3_8B, 2, given_budget, recompute)
+    return plan_for_room(activations_room(memory_gb * GB, WEIGHTS), QWEN3_8B, 2, configured_budget, recompute)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_gpu_takes_what_its_memory_holds(memory_gb: int, tokens: int) -> None:
 )
 def test_what_a_gpu_has_no_room_for_is_computed_again(memory_gb: int, kept_tokens: int) -> None:
     assert planned(memory_gb).recompute_above_tokens == kept_tokens
-    assert planned(memory_gb, given_budget=16_384) == MemoryPlan(16_384, kept_tokens)
+    assert planned(memory_gb, configured_budget=16_384) == MemoryPlan(16_384, kept_tokens)
 
 
 def test_what_the_operator_says_holds_and_a_cpu_takes_1024() -> None:

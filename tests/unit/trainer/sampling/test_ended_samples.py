@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tinsmith_trainer.sampling import ended_samples
-from tinsmith_trainer.sampling.ended_samples import TOLD_AGAIN_SECONDS, EndedSamples, SampleClient
+from tinsmith_trainer.sampling.ended_samples import REPEAT_SECONDS, EndedSamples, SampleClient
 
 CLIENT = SampleClient("s:sample:0", 0)
 
@@ -71,7 +71,7 @@ def test_what_was_seen_and_not_fetched_is_told_again_after_a_minute() -> None:
     ended.note(sample(0))
     _, round = ended.report(CLIENT, 0, 1)
     assert ended.report(CLIENT, round, round + 1)[0] == []
-    clock.now += TOLD_AGAIN_SECONDS + 1
+    clock.now += REPEAT_SECONDS + 1
     assert ended.report(CLIENT, round, round + 2)[0] == [sample(0)]
 
 
@@ -81,7 +81,7 @@ def test_a_lost_sample_is_forgotten_when_its_client_has_heard_of_it() -> None:
     ended.note_lost(sample(0))
     told, round = ended.report(CLIENT, 0, 1)
     assert told == [sample(0)]
-    clock.now += TOLD_AGAIN_SECONDS + 1
+    clock.now += REPEAT_SECONDS + 1
     assert ended.report(CLIENT, round, round + 1)[0] == []
 
 

@@ -74,8 +74,8 @@ def _paired(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 def _product(args: Args, kwargs: Mapping[str, Any]) -> int:
     """Return the number of multiplications of a product of matrices or vectors."""
-    one: Tensor = _given(args, kwargs, 0, "input")
-    other: Tensor = _given(args, kwargs, 1, "other", "mat2", "vec", "tensor")
+    one: Tensor = _argument(args, kwargs, 0, "input")
+    other: Tensor = _argument(args, kwargs, 1, "other", "mat2", "vec", "tensor")
     if other.ndim <= 2:
         return one.numel() * (other.shape[-1] if other.ndim == 2 else 1)
     return one.numel() * other.numel() // max(1, one.shape[-1])
@@ -122,15 +122,15 @@ def _filled_like(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 def _counted(args: Args, kwargs: Mapping[str, Any]) -> int:
     """Return the length of `arange`, called with end; start and end; or start, end and step."""
-    given = [*args, *(kwargs[name] for name in ("start", "end", "step") if name in kwargs)]
-    start, end, step = map(float, (0, given[0], 1) if len(given) == 1 else (*given, 1)[:3])
+    bounds = [*args, *(kwargs[name] for name in ("start", "end", "step") if name in kwargs)]
+    start, end, step = map(float, (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3])
     return math.ceil(abs((end - start) / step))
 
 
 def _selected(args: Args, kwargs: Mapping[str, Any]) -> int:
     """Return the size of `index_select`: as many slices as there are indices."""
-    value: Tensor = _given(args, kwargs, 0, "input")
-    dim, index = int(_given(args, kwargs, 1, "dim")), _given(args, kwargs, 2, "index")
+    value: Tensor = _argument(args, kwargs, 0, "input")
+    dim, index = int(_argument(args, kwargs, 1, "dim")), _argument(args, kwargs, 2, "index")
     return value.numel() // max(1, value.shape[dim]) * int(index.numel())
 
 
@@ -152,7 +152,7 @@ def _diagonal(args: Args, kwargs: Mapping[str, Any]) -> int:
     return (value.numel() + abs(offset)) ** 2 if value.ndim == 1 else value.numel()
 
 
-def _given(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) -> Any:
+def _argument(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) -> Any:
     """Return an argument by its position or name. Names may come in any order."""
     if len(args) > place:
         return args[place]

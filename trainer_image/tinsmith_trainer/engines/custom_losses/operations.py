@@ -137,11 +137,11 @@ _COUNTED: Mapping[str, Callable[..., int]] = {
 
 def _to(value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Convert to another dtype. The device of a loss is fixed."""
-    for wanted in (*args, *kwargs.values()):
-        if isinstance(wanted, torch.dtype):
-            return value.to(wanted)
-        if isinstance(wanted, Tensor):
-            return value.to(wanted.dtype)
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, torch.dtype):
+            return value.to(argument)
+        if isinstance(argument, Tensor):
+            return value.to(argument.dtype)
     return value
 
 

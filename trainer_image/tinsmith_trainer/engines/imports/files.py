@@ -127,9 +127,11 @@ def read_adapter(
             f"{WEIGHTS_FILE} has {len(weights)} bytes; the limit for rank {rank} on this base model is "
             f"{limits.weights_bytes}."
         )
-    given = _fitted(_layouts_of_experts(_tensors(weights, embeddings), rank), shapes)
-    new = _new({name: shape for name, shape in shapes.items() if name not in given}, announced.seed)
-    tensors = {f"weights/{name}": np.ascontiguousarray(given[name] if name in given else new[name]) for name in shapes}
+    fitted = _fitted(_layouts_of_experts(_tensors(weights, embeddings), rank), shapes)
+    new = _new({name: shape for name, shape in shapes.items() if name not in fitted}, announced.seed)
+    tensors = {
+        f"weights/{name}": np.ascontiguousarray(fitted[name] if name in fitted else new[name]) for name in shapes
+    }
     return AdapterState(lora, 0, tensors)
 
 
@@ -228,20 +230,20 @@ def _layouts_of_experts(tensors: dict[str, Array], rank: int) -> dict[str, Array
 def _fitted(tensors: Mapping[str, Array], shapes: Shapes) -> dict[str, Array]:
     """Return whole pairs in the shapes that the base model needs."""
     fitting: dict[str, Array] = {}
-    for given, tensor in tensors.items():
-        name = given if given in shapes else given.replace(".attn.", ".self_attn.")  # Tinker's name in gpt-oss
+    for stored, tensor in tensors.items():
+        name = stored if stored in shapes else stored.replace(".attn.", ".self_attn.")  # Tinker's name in gpt-oss
         if name not in shapes:
-            raise CheckpointInvalid(f"{WEIGHTS_FILE} holds {given}, which this base model does not have.")
+            raise CheckpointInvalid(f"{WEIGHTS_FILE} holds {stored}, which this base model does not have.")
         try:
             fitting[name] = fit_shape(tensor, shapes[name])
         except NotShared:
             raise CheckpointInvalid(
-                f"{WEIGHTS_FILE}: {given} differs between experts. On this server, as in Tinker, experts share this "
+                f"{WEIGHTS_FILE}: {stored} differs between experts. On this server, as in Tinker, experts share this "
                 "factor: an adapter in which each has its own cannot be imported."
             ) from None
         except ValueError:
             raise CheckpointInvalid(
-                f"{WEIGHTS_FILE}: {given} has shape {list(tensor.shape)}; this base model needs {list(shapes[name])}."
+                f"{WEIGHTS_FILE}: {stored} has shape {list(tensor.shape)}; this base model needs {list(shapes[name])}."
             ) from None
     for name in fitting:
         module, _, part = name.rpartition(".")

@@ -65,11 +65,11 @@ def row_tokens(datum: Datum, *, shifted: bool) -> Tensor:
 
 def write_right(row: Tensor, values: Values) -> None:
     """Write values `[T]` or `[T, k]` one column to the right, into a row `[S]` or `[S, K]` with K at least k."""
-    given = torch.from_numpy(np.array(values))  # a copy, because a client's array may be read-only
+    tensor = torch.from_numpy(np.array(values))  # a copy, because a client's array may be read-only
     if row.ndim == 2:
-        row[EXTRA_COLUMNS : EXTRA_COLUMNS + len(given), : width(values) or 1] = given.reshape(len(given), -1)
+        row[EXTRA_COLUMNS : EXTRA_COLUMNS + len(tensor), : width(values) or 1] = tensor.reshape(len(tensor), -1)
     else:
-        row[EXTRA_COLUMNS : EXTRA_COLUMNS + len(given)] = given
+        row[EXTRA_COLUMNS : EXTRA_COLUMNS + len(tensor)] = tensor
 
 
 def read_right(column: Tensor) -> Tensor:

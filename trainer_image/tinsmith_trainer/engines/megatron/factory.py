@@ -12,7 +12,7 @@ import torch
 
 from tinsmith_trainer.engines.export import BaseFiles
 from tinsmith_trainer.engines.megatron.engine import MegatronEngine
-from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankPlacement
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup
 from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
@@ -26,7 +26,7 @@ class RanksRequest:
 
     directory: Path
     info: BaseModelInfo
-    wanted: RanksWanted
+    placement: RankPlacement
     settings: MegatronSettings
 
 
@@ -42,29 +42,29 @@ def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks)
 
     Raises ModelDirectoryInvalid, and ServerError if the ranks cannot start.
     """
-    wanted = request.wanted
-    log.info("starting ranks", engine=name, **wanted.described())
+    placement = request.placement
+    log.info("starting ranks", engine=name, **placement.described())
     started = time.monotonic()
     ranks, dtype = _start_ranks(request, gpu_ranks)
-    log.info("ranks ready", ranks=wanted.parallelism.world_size, seconds=round(time.monotonic() - started, 1))
+    log.info("ranks ready", ranks=placement.parallelism.world_size, seconds=round(time.monotonic() - started, 1))
     files = BaseFiles(request.directory, request.info.path, dtype)
     return MegatronEngine(name, ranks, files, request.info, request.settings)
 
 
 def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> tuple[RankGroup, torch.dtype]:
     """Start the ranks. Frameworks are imported only for the requested kind, since an image holds one of them."""
-    wanted, settings = request.wanted, request.settings
-    if not wanted.in_process:
+    placement, settings = request.placement, request.settings
+    if not placement.in_process:
         prepare_for_ray()
-    if wanted.gpus_per_node:
+    if placement.gpus_per_node:
         return gpu_ranks(request)
     from tinsmith_trainer.engines.megatron.local_rank import RankModel
 
-    model = RankModel(request.directory, wanted.parallelism, settings.max_rank, settings.recompute)
-    if wanted.in_process:
+    model = RankModel(request.directory, placement.parallelism, settings.max_rank, settings.recompute)
+    if placement.in_process:
         from tinsmith_trainer.engines.megatron.local_rank import InProcessRank
 
         return InProcessRank(model), torch.float32
     from tinsmith_trainer.engines.megatron.cpu_actors import start_cpu_ranks
 
-    return start_cpu_ranks(model, nodes=wanted.nodes, address=wanted.ray_address), torch.float32
+    return start_cpu_ranks(model, nodes=placement.nodes, address=placement.ray_address), torch.float32

@@ -53,7 +53,7 @@ class RankFlags(argparse.Namespace):
 
 
 @dataclass(frozen=True, slots=True)
-class RanksWanted:
+class RankPlacement:
     """The place of the ranks: this process, Ray actors on CPUs, or GPUs.
 
     A `ray_address` of None starts Ray.
@@ -107,18 +107,18 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
 def refused_rank_flags(engine: str, flags: RankFlags, *, sampling: bool) -> str | None:
     """Return why these flags cannot be combined, or None."""
     if engine not in ENGINES:
-        given = [_flag(name) for name in RankFlags.__annotations__ if getattr(flags, name) is not None]
-        return f"{', '.join(given)}: only {' and '.join(ENGINES)} have ranks, not {engine}" if given else None
+        names = [_flag(name) for name in RankFlags.__annotations__ if getattr(flags, name) is not None]
+        return f"{', '.join(names)}: only {' and '.join(ENGINES)} have ranks, not {engine}" if names else None
     try:
-        wanted = ranks_wanted(engine, flags)
+        placement = rank_placement(engine, flags)
     except ValueError as error:
         return str(error)
-    if wanted.gpus_per_node and sampling:
+    if placement.gpus_per_node and sampling:
         return "ranks on GPUs leave no memory for a sampler: give --no-sampling, and sample from another worker"
     return None
 
 
-def ranks_wanted(engine: str, flags: RankFlags) -> RanksWanted:
+def rank_placement(engine: str, flags: RankFlags) -> RankPlacement:
     """Return the requested ranks. Raises ValueError, in terms of the flags, for impossible combinations."""
     nodes, gpus_per_node = _or(flags.nodes, 1), _or(flags.gpus_per_node, 0)
     if nodes < 1 or gpus_per_node < 0 or _or(flags.ranks, 0) < 0:
@@ -141,7 +141,7 @@ def ranks_wanted(engine: str, flags: RankFlags) -> RanksWanted:
         raise ValueError("--ray-address and --nodes need several ranks: give --ranks or --gpus-per-node")
     if parallelism.world_size % nodes:
         raise ValueError(f"--ranks {ranks} cannot be spread evenly over --nodes {nodes}: {_multiples(ranks, nodes)}")
-    return RanksWanted(parallelism, in_process, nodes, gpus_per_node, flags.ray_address)
+    return RankPlacement(parallelism, in_process, nodes, gpus_per_node, flags.ray_address)
 
 
 def _check_engine(engine: str, flags: RankFlags) -> None:
@@ -152,11 +152,11 @@ def _check_engine(engine: str, flags: RankFlags) -> None:
         raise ValueError(f"--expert-parallel: the engine {MILES} does not train mixtures of experts; use {NEMO_RL}")
 
 
-def rank_recompute(given: Literal["auto"] | RankRecompute | None, *, on_gpus: bool) -> RankRecompute:
+def rank_recompute(choice: Literal["auto"] | RankRecompute | None, *, on_gpus: bool) -> RankRecompute:
     """Resolve `--recompute`. By default GPUs recompute layers, since their memory is scarce, and CPUs nothing."""
-    if given is None or given == "auto":
+    if choice is None or choice == "auto":
         return "layers" if on_gpus else "none"
-    return given
+    return choice
 
 
 def _ranks(flags: RankFlags, nodes: int, gpus_per_node: int) -> int:
@@ -172,14 +172,14 @@ def _ranks(flags: RankFlags, nodes: int, gpus_per_node: int) -> int:
 
 def _check_division(flags: RankFlags, ranks: int) -> None:
     """Check what `Parallelism` would refuse, but in terms of the flags and with a number that works."""
-    given = {name: _or(getattr(flags, name), 1) for name in DIVISIONS}
-    for name, count in given.items():
+    counts = {name: _or(getattr(flags, name), 1) for name in DIVISIONS}
+    for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{_flag(name)} {count}: it must be at least 1")
-    model_ranks = math.prod(given.values())
+    model_ranks = math.prod(counts.values())
     if model_ranks == 1 or (ranks and ranks % model_ranks == 0):
         return
-    divides = " ".join(f"{_flag(name)} {count}" for name, count in given.items() if count > 1)
+    divides = " ".join(f"{_flag(name)} {count}" for name, count in counts.items() if count > 1)
     copy = f"{divides} divides a model among {model_ranks} ranks"
     if flags.gpus_per_node:
         raise ValueError(f"{copy}, and {ranks} GPUs cannot hold whole copies: the product must divide {ranks}")
@@ -193,8 +193,8 @@ def _multiples(number: int, of: int) -> str:
     return f"give --ranks {below} or {below + of}" if below else f"give --ranks {of}"
 
 
-def _or(given: int | None, default: int) -> int:
-    return default if given is None else given
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def _flag(name: str) -> str:

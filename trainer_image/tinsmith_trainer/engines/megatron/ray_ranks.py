@@ -286,21 +286,21 @@ class RankWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        questions = [_ask(actor) for actor in self._actors]
+        checks = [_ask(actor) for actor in self._actors]
         while not self._closed.wait(self._every_seconds):
             try:
-                questions = [_renewed(actor, asked) for actor, asked in zip(self._actors, questions, strict=True)]
+                checks = [_renewed(actor, check) for actor, check in zip(self._actors, checks, strict=True)]
             except RayError:
                 self._on_lost()
                 return
 
 
-def _renewed(actor: Any, asked: Any) -> Any:
+def _renewed(actor: Any, check: Any) -> Any:
     """Return the next check if the last one was answered. Raises RayError if it will never be answered."""
-    answered, _ = ray.wait([asked], timeout=0)
+    answered, _ = ray.wait([check], timeout=0)
     if not answered:
-        return asked
-    ray.get(asked)
+        return check
+    ray.get(check)
     return _ask(actor)
 
 

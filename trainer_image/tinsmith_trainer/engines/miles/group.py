@@ -40,15 +40,17 @@ def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
     Also returns the dtype of the weights, which is the folder's. Raises ModelDirectoryInvalid, before Ray starts if
     possible, and ServerError.
     """
-    wanted, parallelism = request.wanted, request.wanted.parallelism
+    placement, parallelism = request.placement, request.placement.parallelism
     check_no_code(request.directory, "Miles")
     model = ranked_model(request.directory, request.info, request.settings)
     sizes = sizes_of(request.directory)
-    arguments = miles_arguments(model, sizes, parallelism, nodes=wanted.nodes)
-    cluster = RayCluster(wanted.ray_address, cpus=parallelism.world_size, gpus=wanted.gpus_per_node, shows_actors=True)
+    arguments = miles_arguments(model, sizes, parallelism, nodes=placement.nodes)
+    cluster = RayCluster(
+        placement.ray_address, cpus=parallelism.world_size, gpus=placement.gpus_per_node, shows_actors=True
+    )
     ranks = start_ranks_on(
         parallelism,
-        wanted.nodes,
+        placement.nodes,
         ON_GPUS,
         lambda places: _start(arguments, request, places),
         at_close=cluster.close,
@@ -57,7 +59,7 @@ def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
 
 
 def _start(arguments: list[str], request: RanksRequest, places: RankPlacement) -> None:
-    parallelism, environment = request.wanted.parallelism, rank_environment(os.environ)
+    parallelism, environment = request.placement.parallelism, rank_environment(os.environ)
     for rank in range(parallelism.world_size):
         places.start(MilesRank, arguments, parallelism, rank, environment=environment)
     places.meet()

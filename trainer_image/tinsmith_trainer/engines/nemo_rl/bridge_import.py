@@ -73,12 +73,12 @@ def _saving_without_gpu() -> Iterator[None]:
         "synchronize": lambda device=None: None,
         "current_device": lambda: "cpu",
     }
-    asked = {name: getattr(torch.cuda, name) for name in answers}
+    originals = {name: getattr(torch.cuda, name) for name in answers}
     vars(torch.cuda).update(answers)
     try:
         yield
     finally:
-        vars(torch.cuda).update(asked)
+        vars(torch.cuda).update(originals)
 
 
 if __name__ == "__main__":

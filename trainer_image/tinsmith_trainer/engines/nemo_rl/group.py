@@ -95,11 +95,11 @@ def build_nemo_group(request: RanksRequest) -> RankGroup:
     RankPythonMissing before Ray starts, and ServerError if the conversion, Ray or the workers fail.
     """
     check_driver(os.environ)
-    wanted = request.wanted
-    prepared = prepare(request.directory, request.info, wanted.parallelism, request.settings)
-    with shared_with_ranks(os.environ), _joined_ray(wanted.ray_address) as folder:
-        cluster, policy = _start(prepared, request.directory, wanted.nodes, wanted.gpus_per_node)
-        group = NemoGroup(policy, cluster, wanted.parallelism, ray_folder=folder)
+    placement = request.placement
+    prepared = prepare(request.directory, request.info, placement.parallelism, request.settings)
+    with shared_with_ranks(os.environ), _joined_ray(placement.ray_address) as folder:
+        cluster, policy = _start(prepared, request.directory, placement.nodes, placement.gpus_per_node)
+        group = NemoGroup(policy, cluster, placement.parallelism, ray_folder=folder)
         # `Policy` returns when Ray starts its workers. This waits until they are ready.
         group.start()
     return group

@@ -38,16 +38,16 @@ NOT_IGNORED = -100
 """A value that no target has: the loss itself decides which targets count."""
 
 
-def choose_loss_kernel(asked: LossKernel, device: torch.device, dtype: torch.dtype) -> LossKernel:
+def choose_loss_kernel(requested: LossKernel, device: torch.device, dtype: torch.dtype) -> LossKernel:
     """Return `torch` or `liger`. `auto` chooses Liger's kernel if it works here.
 
     Raises ServerError if `liger` is requested and does not work.
     """
-    obstacle = None if asked == "torch" else _obstacle(device, dtype)
-    if asked == "liger" and obstacle is not None:
+    obstacle = None if requested == "torch" else _obstacle(device, dtype)
+    if requested == "liger" and obstacle is not None:
         raise ServerError(f"--loss-kernel liger: {obstacle} Omit it, or use torch.")
-    chosen: LossKernel = "torch" if asked == "torch" or obstacle is not None else "liger"
-    log.info("chose the loss kernel", kernel=chosen, asked=asked, obstacle=obstacle)
+    chosen: LossKernel = "torch" if requested == "torch" or obstacle is not None else "liger"
+    log.info("chose the loss kernel", kernel=chosen, asked=requested, obstacle=obstacle)
     return chosen
 
 

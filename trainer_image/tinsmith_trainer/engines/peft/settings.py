@@ -67,14 +67,16 @@ class MemoryPlan:
     recompute_above_tokens: int
 
 
-def plan_memory(torch_model: TorchModel, given_budget: int | None, recompute: Recompute) -> MemoryPlan:
-    """Plan for the device. `given_budget` is the operator's setting, or None."""
+def plan_memory(torch_model: TorchModel, configured_budget: int | None, recompute: Recompute) -> MemoryPlan:
+    """Plan for the device. `configured_budget` is the operator's setting, or None."""
     if torch_model.device.type == "cuda":
         reported = torch.cuda.get_device_properties(torch_model.device).total_memory
         room = activations_room(counted_gpu_memory(reported), weight_bytes(torch_model.model))
-        plan = plan_for_room(room, torch_model.model.config, torch_model.model.dtype.itemsize, given_budget, recompute)
+        plan = plan_for_room(
+            room, torch_model.model.config, torch_model.model.dtype.itemsize, configured_budget, recompute
+        )
     else:
-        budget = given_budget or DEFAULT_TOKEN_BUDGET
+        budget = configured_budget or DEFAULT_TOKEN_BUDGET
         plan = MemoryPlan(budget, _threshold(recompute, max(KEPT_ON_A_CPU, budget)))
     log.info(
         "planned the memory",
@@ -91,7 +93,7 @@ def activations_room(memory_bytes: int, base_bytes: int) -> int:
 
 
 def plan_for_room(
-    room_bytes: int, config: Any, element_bytes: int, given_budget: int | None, recompute: Recompute
+    room_bytes: int, config: Any, element_bytes: int, configured_budget: int | None, recompute: Recompute
 ) -> MemoryPlan:
     """Plan for this memory. If no budget is given, choose the largest power of two that fits, at least 1,024."""
     kept = room_bytes // activation_bytes_per_token(config, element_bytes)
@@ -99,7 +101,7 @@ def plan_for_room(
         config, element_bytes
     )
     fitting = max(DEFAULT_TOKEN_BUDGET, room_bytes // bytes_per_token)
-    budget = given_budget or min(LARGEST_TOKEN_BUDGET, 1 << (fitting.bit_length() - 1))
+    budget = configured_budget or min(LARGEST_TOKEN_BUDGET, 1 << (fitting.bit_length() - 1))
     return MemoryPlan(budget, _threshold(recompute, kept))
 
 

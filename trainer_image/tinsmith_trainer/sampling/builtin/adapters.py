@@ -163,13 +163,13 @@ def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
     None is an idle row. If one row was added or removed, at most one row of each group moves.
     """
     sizes = Counter(group for group in groups if group is not None)
-    wanted = [group for group in sorted(sizes) for _ in range(sizes[group])]
-    stays = [place < len(wanted) and wanted[place] == group for place, group in enumerate(groups)]
+    order = [group for group in sorted(sizes) for _ in range(sizes[group])]
+    stays = [place < len(order) and order[place] == group for place, group in enumerate(groups)]
     movers: dict[int, list[int]] = {}
     for row, group in enumerate(groups):
         if group is not None and not stays[row]:
             movers.setdefault(group, []).append(row)
-    return [(movers[group].pop(0), place) for place, group in enumerate(wanted) if not stays[place]]
+    return [(movers[group].pop(0), place) for place, group in enumerate(order) if not stays[place]]
 
 
 class RowAdapters:

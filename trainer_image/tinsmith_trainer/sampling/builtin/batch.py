@@ -65,8 +65,8 @@ class BatchPlan:
     @property
     def reads_behind(self) -> bool:
         """Return whether the next step is launched before the previous step's tokens are read."""
-        asked = self.settings.reads_behind
-        return self.geometry.device.type != "cpu" if asked is None else asked
+        setting = self.settings.reads_behind
+        return self.geometry.device.type != "cpu" if setting is None else setting
 
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
         """Return the key of the batch for a sample whose next token has this position in its row."""
@@ -353,24 +353,22 @@ def drawn_of(logits: Tensor, samples: Items[Sample]) -> list[DrawnToken]:
 
 def drawn_by(launched: LaunchedStep) -> dict[Sample, DrawnToken]:
     """Wait for a launched step and return its tokens."""
-    asked = _top_logprobs_asked(launched)
+    top = _top_logprobs(launched)
     tokens, logprobs = launched.read()
-    return {
-        sample: DrawnToken(tokens[row], logprobs[row], asked.get(sample)) for sample, row in launched.samples.items()
-    }
+    return {sample: DrawnToken(tokens[row], logprobs[row], top.get(sample)) for sample, row in launched.samples.items()}
 
 
-def _top_logprobs_asked(launched: LaunchedStep) -> dict[Sample, TopkLogprobs]:
+def _top_logprobs(launched: LaunchedStep) -> dict[Sample, TopkLogprobs]:
     """Return the most likely tokens for samples that request them.
 
     The result for a smaller K is the beginning of the result for a larger K.
     """
-    asked = {sample: k for sample in launched.samples if (k := sample.run.job.topk_sample_logprobs)}
-    if not asked or launched.logits is None:
+    counts = {sample: k for sample in launched.samples if (k := sample.run.job.topk_sample_logprobs)}
+    if not counts or launched.logits is None:
         return {}
-    rows = [row for sample, row in launched.samples.items() if sample in asked]
-    ids, logprobs = top_logprobs(all_logprobs(launched.logits[rows]), max(asked.values()))
-    found = zip(asked.items(), ids.int().cpu().numpy(), logprobs.cpu().numpy(), strict=True)
+    rows = [row for sample, row in launched.samples.items() if sample in counts]
+    ids, logprobs = top_logprobs(all_logprobs(launched.logits[rows]), max(counts.values()))
+    found = zip(counts.items(), ids.int().cpu().numpy(), logprobs.cpu().numpy(), strict=True)
     return {
         sample: TopkLogprobs(tokens[None, :k].copy(), values[None, :k].copy()) for (sample, k), tokens, values in found
     }

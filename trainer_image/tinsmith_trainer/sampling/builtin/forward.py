@@ -317,10 +317,10 @@ class SharedAttention:
     ) -> tuple[Tensor, None]:
         """Return the attention. `query` is `[rows, heads, 1, d]`, `key` and `value` `[rows, kv_heads, tokens, d]`."""
         rows, heads, _, width = query.shape
-        asked = query.view(rows, key.shape[1], -1, width)  # query heads that share a key head
-        attended, sums = _attend(asked, key, value, mask, scaling)
+        grouped = query.view(rows, key.shape[1], -1, width)  # query heads that share a key head
+        attended, sums = _attend(grouped, key, value, mask, scaling)
         for span in self._spans:
-            together = asked[span.start : span.end].transpose(0, 1)
+            together = grouped[span.start : span.end].transpose(0, 1)
             keys, values = span.prefix.of_layer(module.layer_idx)
             seen, seen_sums = _attend(together.flatten(1, 2).unsqueeze(0), keys, values, None, scaling)
             seen, seen_sums = seen.view(together.shape), seen_sums.view(together.shape[:3])

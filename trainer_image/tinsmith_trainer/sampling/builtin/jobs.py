@@ -167,7 +167,7 @@ def _joined(k: int, parts: list[TopkLogprobs]) -> TopkLogprobs:
 
 def not_finite(run: Run) -> TrainerError:
     """Return the error for a row whose logits are NaN or infinite."""
-    who = f"adapter {run.adapter.key}" if run.adapter.key else "the base model"
+    weights = f"adapter {run.adapter.key}" if run.adapter.key else "the base model"
     return UserError(
-        f"The logits of {who} are not finite, so nothing can be sampled from it: its weights have diverged."
+        f"The logits of {weights} are not finite, so nothing can be sampled from it: its weights have diverged."
     )

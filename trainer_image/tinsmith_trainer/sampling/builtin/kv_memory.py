@@ -18,7 +18,7 @@ from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 
 log = structlog.get_logger(__name__)
 
-SHARE_BESIDE_AN_ENGINE, SHARE_ALONE = 0.25, 0.8
+SHARE_WITH_ENGINE, SHARE_ALONE = 0.25, 0.8
 """The shares of a GPU's free memory. Training needs most of the memory for activations. A sampler alone on a GPU needs
 a part for its own activations."""
 CPU_SHARE, CPU_BYTES = 0.25, 8 << 30
@@ -42,14 +42,14 @@ class KvMemory:
     longest_row_tokens: int
 
 
-def kv_memory(geometry: RowGeometry, context: int, given: int | None, *, alone: bool) -> KvMemory:
+def kv_memory(geometry: RowGeometry, context: int, configured: int | None, *, alone: bool) -> KvMemory:
     """Return the configured memory, or a share of the free memory. `alone`: no other program computes on the device.
 
     Sequences have at most `context` tokens. Raises ServerError if the memory is not enough for the shortest row.
     """
     free = free_bytes(geometry.device)
     share = shared_bytes(geometry.device.type, free, alone=alone)
-    chosen = chosen_bytes(given, geometry, context, free, share)
+    chosen = chosen_bytes(configured, geometry, context, free, share)
     longest = min(context, geometry.tokens_in(chosen))
     if longest < context:
         log.warning(
@@ -61,17 +61,17 @@ def kv_memory(geometry: RowGeometry, context: int, given: int | None, *, alone: 
     return KvMemory(chosen, longest)
 
 
-def chosen_bytes(given: int | None, geometry: RowGeometry, context: int, free: int, share: int) -> int:
+def chosen_bytes(configured: int | None, geometry: RowGeometry, context: int, free: int, share: int) -> int:
     """Return a share of the free memory, or the size of one row of the whole context.
 
     A row of the whole context is chosen if it is larger than the share and fits in half of the free memory. Raises
     ServerError.
     """
     row_bytes = geometry.row_bytes(context)
-    chosen = given if given is not None else max(share, row_bytes if row_bytes <= free // 2 else 0)
+    chosen = configured if configured is not None else max(share, row_bytes if row_bytes <= free // 2 else 0)
     least = geometry.row_bytes(SHORTEST_ROW_TOKENS)
     if chosen < least:
-        where = "what --kv-cache-bytes allows" if given is not None else "the sampler's share of what is free"
+        where = "what --kv-cache-bytes allows" if configured is not None else "the sampler's share of what is free"
         raise ServerError(
             f"Keys and values of {SHORTEST_ROW_TOKENS} tokens take {least} bytes, and {where} is {chosen}. "
             f"Give more memory, or --no-sampling where nothing is to be sampled."
@@ -83,7 +83,7 @@ def shared_bytes(device_type: str, free: int, *, alone: bool) -> int:
     """Return the sampler's share of the free memory."""
     if device_type == "cpu":
         return min(int(free * CPU_SHARE), CPU_BYTES)
-    return int(free * (SHARE_ALONE if alone else SHARE_BESIDE_AN_ENGINE))
+    return int(free * (SHARE_ALONE if alone else SHARE_WITH_ENGINE))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -63,10 +63,10 @@ class PromptScores:
 
     def _take_targets(self, position: int, logprobs: Tensor) -> None:
         """Fill in the targets. Row i is for position i + 1."""
-        asked = self._job.target_prompt_logprobs
-        if asked is None or self.targets is None:
+        targets = self._job.target_prompt_logprobs
+        if targets is None or self.targets is None:
             return
-        part = asked[position - 1 : position - 1 + len(logprobs)]
+        part = targets[position - 1 : position - 1 + len(logprobs)]
         values = np.where(part == NO_TARGET, np.float32(0), _gather(logprobs, np.maximum(part, 0)))
         self.targets[position - 1 : position - 1 + len(logprobs)] = values
 

@@ -66,8 +66,8 @@ class LaunchedStep:
     def __init__(self, samples: Sequence[Sample | None], tokens: Tensor, logprobs: Tensor, logits: Tensor) -> None:
         self.tokens = tokens
         self._rows = {sample: row for row, sample in enumerate(samples) if sample is not None}
-        asked = any(sample.run.job.topk_sample_logprobs for sample in self._rows)
-        self.logits = logits if asked else None
+        needs_logits = any(sample.run.job.topk_sample_logprobs for sample in self._rows)
+        self.logits = logits if needs_logits else None
         self._fetched = Fetched(tokens, logprobs)
 
     @property

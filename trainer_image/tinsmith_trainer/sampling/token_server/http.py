@@ -106,7 +106,7 @@ class JsonCalls:
         except aiohttp.ClientError as error:
             raise SamplerClosed(f"{self._name} cannot be reached: {type(error).__name__}: {error}.") from error
         if response.status != 200:
-            raise self._failure(path, response.status, _said(content), is_refusal)
+            raise self._failure(path, response.status, _error_message(content), is_refusal)
         try:
             return json.loads(content)
         except ValueError:
@@ -123,12 +123,12 @@ class JsonCalls:
     async def close(self) -> None:
         await self._session.close()
 
-    def _failure(self, path: str, status: int, said: str, is_refusal: IsRefusal) -> TrainerError:
-        kind = UserError if is_refusal(status, said) else ServerError
-        return kind(f"{self._name} answered {path} with status {status}: {said[:MESSAGE_CHARACTERS]}")
+    def _failure(self, path: str, status: int, message: str, is_refusal: IsRefusal) -> TrainerError:
+        kind = UserError if is_refusal(status, message) else ServerError
+        return kind(f"{self._name} answered {path} with status {status}: {message[:MESSAGE_CHARACTERS]}")
 
 
-def _said(content: str) -> str:
+def _error_message(content: str) -> str:
     """Return the message in an error's JSON. Its place differs between servers."""
     try:
         body = json.loads(content)

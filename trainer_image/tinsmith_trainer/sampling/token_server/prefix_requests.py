@@ -75,8 +75,8 @@ def target_logprobs(
         return None
     found = np.zeros(targets.shape, np.float32)
     for row, tokens, logprobs in _logprobs_of_named(planned, drawn):
-        asked = np.isin(targets[row], tokens)
-        found[row, asked] = logprobs[np.searchsorted(tokens, targets[row, asked])]
+        is_listed = np.isin(targets[row], tokens)
+        found[row, is_listed] = logprobs[np.searchsorted(tokens, targets[row, is_listed])]
     return found
 
 
@@ -88,7 +88,7 @@ def prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[
     found = np.full(len(job.prompt), np.nan, np.float32)
     for row, tokens, logprobs in _logprobs_of_named(planned, drawn):
         own = tokens == job.prompt[row + 1]
-        if own.any() and row + 1 >= _first_wanted(job):
+        if own.any() and row + 1 >= _first_scored_position(job):
             found[row + 1] = logprobs[own][0]
     return found
 
@@ -133,13 +133,13 @@ def _logprobs_of_named(
 def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int, ...]]]:
     """Return rows with the tokens whose logprobs are requested, each once, in groups that a server accepts."""
     found = []
-    for row, wanted in enumerate(_wanted(job, scored_from)):
-        tokens = np.unique(wanted[wanted != NO_TARGET]).tolist()
+    for row, row_targets in enumerate(_all_targets(job, scored_from)):
+        tokens = np.unique(row_targets[row_targets != NO_TARGET]).tolist()
         found += [(row, tuple(tokens[i : i + MOST_CANDIDATES])) for i in range(0, len(tokens), MOST_CANDIDATES)]
     return found
 
 
-def _wanted(job: SampleJob, scored_from: int | None) -> NDArray[np.int64]:
+def _all_targets(job: SampleJob, scored_from: int | None) -> NDArray[np.int64]:
     """Return the targets. If the prompt's own tokens are requested, they are an additional column. Raises UserError."""
     rows, targets = len(job.prompt) - 1, job.target_prompt_logprobs
     if targets is None:
@@ -147,12 +147,12 @@ def _wanted(job: SampleJob, scored_from: int | None) -> NDArray[np.int64]:
     own = np.full((rows, 1), NO_TARGET, np.int64)
     if scored_from is not None and job.prompt_logprobs:
         own[scored_from - 1 :, 0] = job.prompt[scored_from:]
-    wanted = np.concatenate([targets, own], axis=1)
-    _check_count(job, scored_from, int((wanted != NO_TARGET).any(axis=1).sum()))
-    return wanted
+    all_targets = np.concatenate([targets, own], axis=1)
+    _check_count(job, scored_from, int((all_targets != NO_TARGET).any(axis=1).sum()))
+    return all_targets
 
 
-def _first_wanted(job: SampleJob) -> int:
+def _first_scored_position(job: SampleJob) -> int:
     return 1 if job.prompt_logprobs_last_n is None else len(job.prompt) - job.prompt_logprobs_last_n
 
 
@@ -184,13 +184,13 @@ def _alternative(job: SampleJob, adapter: str | None, row: int, index: int) -> G
 def _check_count(job: SampleJob, scored_from: int | None, count: int) -> None:
     if count <= MOST_PREFIX_REQUESTS:
         return
-    asked = {
+    options = {
         "prompt_logprobs": scored_from is not None and job.prompt_logprobs,
         "topk_prompt_logprobs": scored_from is not None and job.topk_prompt_logprobs,
         "target_prompt_logprobs": job.target_prompt_logprobs is not None,
         "prompt_alt_tokens_k": job.prompt_alt_tokens_k,
     }
-    names = " and ".join(name for name, is_asked in asked.items() if is_asked)
+    names = " and ".join(name for name, is_requested in options.items() if is_requested)
     reason = "" if scored_from is None else ", whose scores of whole prompts leave out the unembedding of an adapter"
     raise UserError(
         f"{names} would take {count} requests of one token to this sampler's server{reason}; {MOST_PREFIX_REQUESTS} "

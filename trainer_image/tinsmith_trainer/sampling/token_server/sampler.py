@@ -95,9 +95,9 @@ class TokenServerSampler(Sampler):
 
         Servers report a missing folder in the same way as an adapter that they refuse.
         """
-        gone = not adapter.folder.exists()
+        is_missing = not adapter.folder.exists()
         self._folders.remove(adapter)
-        if gone and not isinstance(error, SamplerClosed):
+        if is_missing and not isinstance(error, SamplerClosed):
             return ServerError(
                 f"Adapter {adapter_key} was not loaded: {adapter.folder} is gone, in which it was for the server to "
                 f"read. Let nothing else use this sampler's scratch folder, and send the request again. {error}"

@@ -9,14 +9,14 @@ import pytest
 import torch
 from tinsmith_trainer.engines.megatron import factory
 from tinsmith_trainer.engines.megatron.factory import RanksRequest, build_megatron_engine
-from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankPlacement
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 INFO = BaseModelInfo("model", "Qwen3ForCausalLM", "revision", vocab_size=64, max_sequence_length=32)
-WANTED = RanksWanted(Parallelism(4, tensor=2), in_process=False, nodes=1, gpus_per_node=0, ray_address="head:6379")
+WANTED = RankPlacement(Parallelism(4, tensor=2), in_process=False, nodes=1, gpus_per_node=0, ray_address="head:6379")
 
 REQUEST = RanksRequest(Path("model"), INFO, WANTED, MegatronSettings())
 

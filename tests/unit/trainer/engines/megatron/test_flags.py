@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tinsmith_trainer.engines.megatron.flags import RanksWanted, rank_recompute, ranks_wanted
+from tinsmith_trainer.engines.megatron.flags import RankPlacement, rank_placement, rank_recompute
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.options import UsageError, WorkerOptions, parse_options
 
@@ -14,8 +14,8 @@ def parsed(*flags: str) -> WorkerOptions:
     return parse_options([*NEEDED, *flags])
 
 
-def wanted(*flags: str) -> RanksWanted:
-    return ranks_wanted("nemo-rl", parsed("--engine=nemo-rl", *flags))
+def wanted(*flags: str) -> RankPlacement:
+    return rank_placement("nemo-rl", parsed("--engine=nemo-rl", *flags))
 
 
 def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:

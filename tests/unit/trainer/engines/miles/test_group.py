@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
-from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankPlacement
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.miles.group import MILES_VARIABLES, rank_environment, start_miles_ranks
 from tinsmith_trainer.errors import ModelDirectoryInvalid
@@ -57,7 +57,7 @@ def test_a_model_with_a_program_and_a_layout_that_holds_no_model_are_refused_bef
     tmp_path: Path,
 ) -> None:
     model = tiny_model()
-    wanted = RanksWanted(Parallelism(8, tensor=8), in_process=False, nodes=1, gpus_per_node=8, ray_address=None)
+    wanted = RankPlacement(Parallelism(8, tensor=8), in_process=False, nodes=1, gpus_per_node=8, ray_address=None)
     with pytest.raises(ModelDirectoryInvalid, match="tensor ranks cannot share"):
         start_miles_ranks(RanksRequest(model.directory, model.info, wanted, MegatronSettings(max_rank=8)))
     own = tmp_path / "own"

@@ -18,7 +18,7 @@ from support.nemo_rl.rank_python import conversions_begun, write_rank_python
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron import ray_cluster, ray_ranks
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
-from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankPlacement
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import Answer, RanksFailed, RanksLost
 from tinsmith_trainer.engines.nemo_rl.environment import DriverEnvironmentInvalid
@@ -157,7 +157,7 @@ def as_ray_raises(error: Exception) -> RayTaskError:
 def build(ray_address: str | None = None, parallelism: Parallelism = LAYOUT, behaviour: Behaviour = echo) -> Any:
     Policy.group_of = lambda _policy: FakeWorkerGroup(parallelism, behaviour)  # type: ignore[assignment]
     model = tiny_model("qwen3")
-    wanted = RanksWanted(parallelism, in_process=False, nodes=2, gpus_per_node=4, ray_address=ray_address)
+    wanted = RankPlacement(parallelism, in_process=False, nodes=2, gpus_per_node=4, ray_address=ray_address)
     return build_nemo_group(RanksRequest(model.directory, model.info, wanted, MegatronSettings(max_rank=16)))
 
 

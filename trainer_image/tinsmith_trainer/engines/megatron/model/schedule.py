@@ -25,13 +25,13 @@ class MegatronSchedule:
     requires is 0, so nothing is divided by it.
     """
 
-    def __init__(self, chunk: nn.Module, **asked: Any) -> None:
-        """Prepare the stage. `asked` are additional arguments of the model."""
+    def __init__(self, chunk: nn.Module, **model_arguments: Any) -> None:
+        """Prepare the stage. `model_arguments`: additional arguments."""
         config: Any = chunk.config
         if not config.calculate_per_token_loss:
             raise ValueError("Megatron would average over microbatches: calculate_per_token_loss is off.")
         self._chunk = chunk
-        self._asked = asked
+        self._model_arguments = model_arguments
         self._device = next(chunk.parameters()).device
         self._unembedding = defer_unembedding(chunk)
 
@@ -57,7 +57,7 @@ class MegatronSchedule:
         batch = {name: column.to(self._device) for name, column in next(batches).items()}
         tokens = batch[INPUT_IDS]
         positions = torch.arange(tokens.shape[1], device=self._device).expand_as(tokens)
-        out: Tensor = chunk(tokens, positions, None, **self._asked)
+        out: Tensor = chunk(tokens, positions, None, **self._model_arguments)
         return out, partial(self._score, batch=batch, loss=loss, collected=collected)
 
     def _score(self, hidden: Tensor, *, batch: Batch, loss: PreparedLoss, collected: list[RowResults]) -> Scored:

@@ -43,7 +43,7 @@ class Rank:
         self._schedule = schedule
         self._places = places
         self._at = parallelism.coordinates(rank)
-        self._tells_state = parallelism.is_first_copy(rank) or parallelism.is_first_of_experts(rank)
+        self._returns_state = parallelism.is_first_copy(rank) or parallelism.is_first_of_experts(rank)
         self._scales: dict[str, float] = {}
 
     def ts_parts(self) -> tuple[TensorPart, ...]:
@@ -77,7 +77,7 @@ class Rank:
     def ts_state(self, adapter_id: str) -> StepState | None:
         """Return this rank's parts, or None if other ranks report all of them."""
         state = self._step.read(adapter_id)
-        return state if self._tells_state else None
+        return state if self._returns_state else None
 
     def ts_load_state(self, adapter_id: str, scale: float, state: StepState) -> None:
         """Replace the adapter by a state of whole tensors."""

@@ -35,7 +35,7 @@ class DeferredUnembedding(nn.Module):
         self.layer = layer
         self._pieces = pieces
         self._chunk_tokens = chunk_tokens
-        self._asked: dict[str, Any] = {}
+        self._model_arguments: dict[str, Any] = {}
 
     @property
     def weight(self) -> Tensor:
@@ -44,9 +44,9 @@ class DeferredUnembedding(nn.Module):
         return weight
 
     @override
-    def forward(self, hidden: Tensor, **asked: Any) -> tuple[Tensor, None]:
-        """Return the input. `asked` are the model's arguments, equal in each call; tied models pass their weight."""
-        self._asked = asked
+    def forward(self, hidden: Tensor, **model_arguments: Any) -> tuple[Tensor, None]:
+        """Return the input. The arguments are the model's, equal in each call; tied models pass their weight."""
+        self._model_arguments = model_arguments
         return hidden, None
 
     def logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -57,12 +57,12 @@ class DeferredUnembedding(nn.Module):
         """
         states = hidden.transpose(0, 1)
         length, rows = states.shape[:2]
-        wanted = self._by_piece(targets, length)
+        targets_by_piece = self._by_piece(targets, length)
         positions = max(1, self._chunk_tokens // (rows * self._pieces))
         saves = torch.is_grad_enabled() and length > positions
         score = _computed_again(self._score) if saves else self._score
         parts = [
-            score(states[start : start + positions], wanted[:, start : start + positions])
+            score(states[start : start + positions], targets_by_piece[:, start : start + positions])
             for start in range(0, length, positions)
         ]
         found = torch.cat(parts, dim=1).flatten(0, 1).transpose(0, 1)
@@ -70,15 +70,15 @@ class DeferredUnembedding(nn.Module):
 
     def _by_piece(self, targets: Tensor, length: int) -> Tensor:
         """Return `[pieces, S / pieces, B, K]`, with token 0 where there is no target."""
-        wanted = targets if targets.ndim == 3 else targets.unsqueeze(-1)
-        rows, given, several = wanted.shape
-        whole = wanted.new_zeros(self._pieces * length, rows, several)
-        whole[:given] = wanted.transpose(0, 1)
+        columns = targets if targets.ndim == 3 else targets.unsqueeze(-1)
+        rows, length_with_targets, several = columns.shape
+        whole = columns.new_zeros(self._pieces * length, rows, several)
+        whole[:length_with_targets] = columns.transpose(0, 1)
         return whole.view(self._pieces, length, rows, several)
 
     def _score(self, states: Tensor, targets: Tensor) -> Tensor:
         """Score some positions of each piece `[s, B, H]` with targets `[pieces, s, B, K]`, in the targets' shape."""
-        logits, _ = self.layer(states, **self._asked)
+        logits, _ = self.layer(states, **self._model_arguments)
         return target_logprobs(logits, targets.flatten(0, 1).to(logits.device)).view(targets.shape)
 
 
@@ -109,9 +109,9 @@ def target_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
     `logits` are this rank's part, `[B, S, V/TP]`; entries of a padded vocabulary are -inf. `targets` `[B, S]` or `[B,
     S, K]` are ids of the whole vocabulary. Each rank's gradient is that of its part.
     """
-    wanted = targets if targets.ndim == logits.ndim else targets.unsqueeze(-1)
+    columns = targets if targets.ndim == logits.ndim else targets.unsqueeze(-1)
     logits = logits.float()
-    found = _target_logits(logits, wanted) - _log_total(logits).unsqueeze(-1)
+    found = _target_logits(logits, columns) - _log_total(logits).unsqueeze(-1)
     return found.view(targets.shape)
 
 
