@@ -84,7 +84,7 @@ def test_uninstalling_keeps_volumes_definition_and_sessions_for_the_next_install
     assert place.uid("trainingsession", "tiny") == session
 
 
-def test_a_second_release_is_told_how_to_share_the_definitions_and_each_way_works(
+def test_a_second_release_explains_how_to_share_the_definitions_and_each_way_works(
     place: Place, another_namespace: str
 ) -> None:
     place.install()
@@ -103,7 +103,7 @@ def test_a_second_release_is_told_how_to_share_the_definitions_and_each_way_work
     assert place.kubectl("get", "crd", "trainingsessions.tinsmith.dev", owner) == another_namespace
 
 
-def test_definitions_that_no_release_installed_are_told_apart(place: Place) -> None:
+def test_definitions_that_no_release_installed_are_recognized(place: Place) -> None:
     place.kubectl(
         "annotate",
         "crd",

@@ -40,9 +40,7 @@ def endpoint(**variables: str) -> Object:
         pytest.param(at("networkPolicy.extraEgress", [{"ports": [{"port": 3128}]}]), {3128}, id="proxy"),
     ],
 )
-def test_the_api_server_reaches_the_ports_of_what_it_is_told_to_use_and_no_others(
-    values: Object, more: set[int]
-) -> None:
+def test_the_api_server_reaches_only_the_ports_of_its_configured_services(values: Object, more: set[int]) -> None:
     assert ports_out(values) == ALWAYS | more
 
 

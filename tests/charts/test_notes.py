@@ -44,7 +44,7 @@ def test_the_notes_say_how_to_read_the_key() -> None:
     assert r"get secret --namespace research mine -o jsonpath='{.data.api\.key}'" in notes({"keys": keys})
 
 
-def test_a_key_that_is_given_never_meets_the_one_that_the_operator_made() -> None:
+def test_a_configured_key_never_conflicts_with_the_key_of_the_operator() -> None:
     """The Secret of the first revision's chart goes, too, and a rollback makes it again."""
     made = environment(pods(render({}))["Deployment tinsmith-operator"])["TINSMITH_OPERATOR_FIRST_KEY_SECRET"]
     assert made == "tinsmith-api-key"

@@ -144,7 +144,7 @@ def test_every_image_comes_from_the_registry_that_is_given_and_is_pinned_by_its_
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_the_operator_understands_what_it_is_told(values: Object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_knows_every_variable_of_the_chart(values: Object, monkeypatch: pytest.MonkeyPatch) -> None:
     told = environment(pods(render(values))["Deployment tinsmith-operator"])
     tell(told, monkeypatch)
     assert unknown_to_the_operator() == []
@@ -152,7 +152,7 @@ def test_the_operator_understands_what_it_is_told(values: Object, monkeypatch: p
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_the_api_server_understands_what_it_is_told(values: Object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_server_knows_every_variable_of_the_chart(values: Object, monkeypatch: pytest.MonkeyPatch) -> None:
     told = environment(pods(render(values))["Deployment tinsmith-api-server"])
     tell(told, monkeypatch)
     assert unknown_to_the_server() is None

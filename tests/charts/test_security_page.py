@@ -280,7 +280,7 @@ SERVER, WORKER, REPLICA = "the API server", "a worker, or a pool's replica", "a 
 CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (KEY, "can", "train, sample"): (
         tried_by(
-            "sdk/test_checkpoints.py::test_a_resumed_run_goes_on_bit_for_bit",
+            "sdk/test_checkpoints.py::test_a_resumed_run_continues_bit_for_bit",
             "contract/http/test_access.py::test_no_key_and_unknown_keys_are_401",
         ),
     ),
@@ -295,7 +295,7 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (READER, "cannot", "see in a condition"): (
         tried_by(
             "unit/operator/common/test_redaction.py::test_words_are_quoted_of_images_that_the_platform_vouches_for",
-            "unit/operator/common/test_redaction.py::test_why_a_worker_takes_no_snapshot_is_told_alike",
+            "unit/operator/common/test_redaction.py::test_the_reason_for_a_refused_snapshot_is_redacted_too",
         ),
     ),
     (WRITER, "can", "run any image"): (
@@ -329,7 +329,7 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
             "unit/operator/common/test_blocking_reason.py::"
             "test_a_session_that_names_what_is_the_installations_has_nothing_at_all",
             "unit/operator/common/test_blocking_reason.py::"
-            "test_one_that_runs_and_is_changed_to_name_it_stops_and_then_goes_on",
+            "test_a_running_session_that_names_a_reserved_secret_stops_until_the_name_is_removed",
         ),
     ),
     (WRITER, "cannot", "name a claim"): (

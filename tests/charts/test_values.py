@@ -113,7 +113,7 @@ def objects_of(schema: Any, where: str = "") -> Iterator[tuple[str, Object]]:
 
 
 @pytest.mark.parametrize("written", IN_PAGES, ids=lambda each: each.where)
-def test_values_that_people_are_told_to_write_are_taken(written: Written) -> None:
+def test_documented_values_are_accepted(written: Written) -> None:
     assert render(written.content)
 
 

@@ -82,7 +82,7 @@ async def test_it_is_refused_for_good_after_three_and_others_are_read(deadly: Pa
         assert NO_ADAPTER in await bring_in(lives, "another")
 
 
-async def test_what_ran_beside_it_is_not_blamed_and_ends_well(deadly: Path, tmp_path: Path) -> None:
+async def test_an_operation_during_a_deadly_import_is_not_blamed_and_succeeds(deadly: Path, tmp_path: Path) -> None:
     """At a limit of one death each."""
     async with worker(tmp_path, 1, deadly) as lives:
         await lives.run([create(), train(1), step(2)])
@@ -104,7 +104,7 @@ async def test_what_ran_beside_it_is_not_blamed_and_ends_well(deadly: Path, tmp_
         assert (lives.failure(6, MODEL), lives.ended) == ("", 0)
 
 
-async def test_an_import_is_not_blamed_for_an_operation_beside_it(deadly: Path, tmp_path: Path) -> None:
+async def test_an_import_is_not_blamed_for_a_concurrent_operation(deadly: Path, tmp_path: Path) -> None:
     async with worker(tmp_path, 1, deadly) as lives:
         await lives.run([create()])
         for file in (SLOW_IMPORT, HANGS):

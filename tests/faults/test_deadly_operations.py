@@ -114,7 +114,7 @@ async def test_its_failure_is_replayed_as_any_other_without_reading_it_again(tmp
         pytest.param(save(1, "deadly"), "state", "save_weights 1", id="save"),
     ],
 )
-async def test_each_kind_of_operation_is_given_up_and_its_model_goes_on(
+async def test_each_kind_of_operation_is_given_up_and_its_model_continues(
     call: Call, dies_at: str | None, beginning: str, deadly: Path, tmp_path: Path
 ) -> None:
     async with worker(tmp_path, ONE_ATTEMPT, **{FOLDER_VARIABLE: str(deadly)}) as lives:
@@ -148,7 +148,7 @@ async def test_a_failed_create_leaves_its_place_to_the_next_model(tmp_path: Path
         assert lives.failure(0, OTHER) == ""
 
 
-async def test_the_last_sign_is_the_one_that_the_process_left(tmp_path: Path) -> None:
+async def test_the_error_has_the_last_sign_of_the_process(tmp_path: Path) -> None:
     async with worker(tmp_path, "--attempts-per-operation=2") as lives:
         await lives.run([create(), train(1, (ENDS, 1))])
         sign = "(the last sign: the ranks of the model are lost: rank 1 of 2 has no memory left)"
@@ -167,7 +167,9 @@ async def waiting_reason(lives: Lives, seq_id: int) -> str:
             return reply.pending.reason
 
 
-async def test_what_was_answered_is_never_taken_back_but_waits_while_others_go_on(deadly: Path, tmp_path: Path) -> None:
+async def test_an_answered_operation_is_never_revoked_and_its_model_waits_while_others_continue(
+    deadly: Path, tmp_path: Path
+) -> None:
     environment = {FOLDER_VARIABLE: str(deadly)}
     later = [train(3), step(4), save(5, "final")]
     async with worker(tmp_path / "undisturbed") as lives:
@@ -338,7 +340,7 @@ async def test_a_death_outside_of_the_call_is_not_counted(place: str, tmp_path: 
         await lives.worker.kill()
 
 
-def test_a_user_of_the_sdk_reads_it_as_the_error_of_that_future_and_goes_on(tmp_path: Path) -> None:
+def test_an_sdk_user_gets_a_deadly_operation_as_the_error_of_its_future_and_continues(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

@@ -312,7 +312,7 @@ def test_a_process_on_a_disk_without_a_byte_answers_releases_ends_and_starts_aga
     on_small_disk(folder, DISK_MIB, scenario)
 
 
-def test_a_start_that_finds_no_room_at_all_says_so_and_goes_on_when_there_is_some(folder: Path) -> None:
+def test_a_start_on_a_full_disk_reports_it_and_continues_when_space_is_free(folder: Path) -> None:
     async def scenario(disk: SmallDisk) -> None:
         process = WorkerProcess(disk.folder, ("--reserved-bytes=0",))
         try:

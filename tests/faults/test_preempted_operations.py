@@ -94,7 +94,7 @@ async def test_the_operation_that_kills_the_worker_is_blamed_and_not_the_preempt
 
 
 @pytest.mark.parametrize("arrival", [1, 2, 4])
-async def test_a_death_in_a_shared_forward_is_nobodys_until_one_dies_by_itself(
+async def test_a_death_in_a_shared_forward_blames_no_operation_until_one_dies_alone(
     arrival: int, undisturbed: Ending, tmp_path: Path
 ) -> None:
     failpoint = f"forward-shared:{arrival}"

@@ -125,7 +125,7 @@ def test_a_program_does_not_notice(
 
 
 @pytest.mark.parametrize("disturbance", [kill_the_next, crash_the_database])
-def test_a_program_does_not_notice_what_goes_on_from_its_beginning_to_its_end(
+def test_a_program_does_not_notice_disturbances_during_its_whole_run(
     disturbance: Callable[[ServedReplicas, int], None],
     replicas: ServedReplicas,
     undisturbed: Ending,

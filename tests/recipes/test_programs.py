@@ -27,7 +27,7 @@ def asked_for(program: Program) -> object:
 
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("program", [asked_for(program) for program in PROGRAMS])
-def test_a_program_does_what_is_said_of_it(program: Program, runner: Runner) -> None:
+def test_a_program_keeps_its_documented_promises(program: Program, runner: Runner) -> None:
     program.run(runner)
 
 

@@ -42,7 +42,7 @@ def logprobs(model: tinker.TrainingClient) -> list[list[float]]:
     return exact_logprobs(model.forward(DATA, "cross_entropy").result())
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(client: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
+def test_a_resumed_run_continues_bit_for_bit(client: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
     path = model.save_state("middle").result().path
     resumed = client.create_training_client_from_state_with_optimizer(path).result()
     for run in (model, resumed):
@@ -147,7 +147,7 @@ def test_an_external_export_loads_in_plain_peft_with_the_same_logprobs(
     )
 
 
-def test_a_copy_goes_on_as_what_it_was_made_of(
+def test_a_copy_continues_exactly_as_its_source(
     client: tinker.ServiceClient, model: tinker.TrainingClient, rest: tinker.RestClient
 ) -> None:
     source = model.save_state("to-copy").result().path

@@ -67,7 +67,7 @@ def logprobs(model: tinker.TrainingClient) -> list[list[float]]:
     return exact_logprobs(model.forward(DATA, "cross_entropy").result())
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(client: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
+def test_a_resumed_run_continues_bit_for_bit(client: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
     path = model.save_state("middle").result().path
     resumed = client.create_training_client_from_state_with_optimizer(path).result()
     for run in (model, resumed):

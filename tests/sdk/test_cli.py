@@ -60,8 +60,8 @@ def test_a_key_that_was_pasted_is_what_commands_go_by(shell: Shell) -> None:
     assert shell.run("auth", "status", key=None).exit_code != 0
 
 
-def test_a_wrong_key_is_told_so(shell: Shell) -> None:
-    login = shell.run("auth", "login", key=None, typed="tml-nobodys\n")
+def test_a_wrong_key_is_reported(shell: Shell) -> None:
+    login = shell.run("auth", "login", key=None, typed="tml-unknown\n")
     assert login.exit_code != 0
     assert "unknown or revoked API key" in repr(vars(login.exception))
 

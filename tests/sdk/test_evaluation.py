@@ -79,7 +79,7 @@ def test_steps_are_made_while_an_evaluation_is_held_up(client: tinker.ServiceCli
     assert [(one.step, one.failures, [*one.metrics]) for one in evaluator.finished] == [(2, {}, ["eval/small/score"])]
 
 
-def test_an_evaluation_beside_the_run_finds_what_one_of_the_same_saved_weights_does(
+def test_an_evaluation_during_the_run_has_the_results_of_the_same_saved_weights(
     server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path
 ) -> None:
     model = new_model(client)
@@ -119,7 +119,7 @@ small = Task("small", [Example([number, 5]) for number in range(10)], grade, par
 """
 
 
-def test_a_sweep_that_is_killed_goes_on_where_it_was(
+def test_a_killed_sweep_resumes(
     server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results equal those of an undisturbed sweep, and only samples in flight are repeated."""

@@ -82,7 +82,7 @@ def test_an_adapter_is_the_same_from_each_kind_of_path(
 
 
 @pytest.mark.parametrize("layout", ["peft", "merged"])
-def test_the_command_writes_over_http_what_it_writes_beside_the_server(
+def test_the_command_writes_the_same_files_over_http_as_on_the_server(
     server: ServedInstallation,
     saved: dict[str, str],
     layout: str,

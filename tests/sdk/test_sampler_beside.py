@@ -223,7 +223,7 @@ def test_the_base_model_is_sampled_without_an_adapter(client: tinker.ServiceClie
     assert scored[0] != pytest.approx(scored[1], abs=1e-2)
 
 
-def test_a_vllm_that_is_lost_comes_back_and_the_program_goes_on(
+def test_a_lost_vllm_restarts_and_the_program_continues(
     server: ServedInstallation, client: tinker.ServiceClient
 ) -> None:
     sampler = trained(client).save_weights_and_get_sampling_client().result()

@@ -51,7 +51,7 @@ def test_sampler_and_trainer_agree_on_logprobs(trained: tinker.TrainingClient) -
     assert scored[1:] == pytest.approx(trainer, abs=1e-4)
 
 
-def test_a_sampling_client_keeps_its_weights_while_training_goes_on(trained: tinker.TrainingClient) -> None:
+def test_a_sampling_client_keeps_its_weights_while_training_continues(trained: tinker.TrainingClient) -> None:
     sampler = trained.save_weights_and_get_sampling_client().result()
     before = sampler.compute_logprobs(PROMPT).result()
     trained.forward_backward([next_token_datum(TOKENS[::-1])], "cross_entropy")

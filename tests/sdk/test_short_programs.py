@@ -36,7 +36,7 @@ def metric(server: ServedInstallation, name: str) -> float:
     return float(found[1])
 
 
-def test_forty_short_programs_in_a_row_get_their_models_while_none_closes_and_the_first_goes_on_unchanged(
+def test_forty_programs_that_never_close_get_their_models_and_the_first_continues_unchanged(
     fresh: ServedInstallation, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.ExitStack() as open_programs:  # as long as all of them are open, no slot comes free

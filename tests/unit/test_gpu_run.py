@@ -139,7 +139,7 @@ def test_a_program_that_outlasts_its_time_is_ended_as_by_ctrl_c(inherited: Any) 
     assert status == -signal.SIGINT
 
 
-def test_a_machine_without_a_gpu_is_told_so(
+def test_a_machine_without_a_gpu_gets_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -40,7 +40,7 @@ def test_a_run_names_a_commit_and_a_day() -> None:
             assert re.fullmatch(r"\d{4}-\d\d-\d\d", entry["run"]["date"]), entry["name"]
 
 
-def test_what_never_ran_is_said_not_to_have_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_never_ran_is_listed_as_not_yet_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "runs.toml"
     run = 'run = {device = "H100", commit = "0123abc", date = "2026-11-30"}'
     file.write_text(f'[[test]]\nname = "a::test_b_c"\nneeds = "x"\n[[test]]\nname = "a::test_d"\nneeds = "y"\n{run}\n')

@@ -9,13 +9,13 @@ from testcluster.programs.archives import PAUSE_IMAGE
 from testcluster.programs.builds import KIND, KIND_STORAGE, KUBERNETES
 
 
-def test_every_image_that_the_recipe_names_is_one_that_the_program_makes() -> None:
+def test_the_program_builds_every_image_of_the_recipe() -> None:
     files = [file for file in RECIPE.rglob("*") if file.is_file()]
     named = {name for file in files for name in re.findall(r"tinsmith\.local/tinsmith/[\w-]+:\w+", file.read_text())}
     assert named == {f"tinsmith.local/tinsmith/kind-pods:{PODS_TAG}", PAUSE_IMAGE}
 
 
-def test_every_program_of_the_image_is_one_that_is_built() -> None:
+def test_every_program_of_the_image_is_built() -> None:
     packages = [package for program in (KUBERNETES, KIND, KIND_STORAGE) for package in program.packages]
     built = {re.sub(r"/v\d+$", "", package).rpartition("/")[2] for package in packages} - {"."}
     # The module itself.

@@ -56,7 +56,7 @@ def test_no_file_names_a_package_registry() -> None:
     assert places(REGISTRY) == []
 
 
-def test_no_file_holds_a_path_of_somebodys_machine() -> None:
+def test_no_file_has_a_path_of_a_developers_machine() -> None:
     assert places(MACHINE_PATH) == []
 
 

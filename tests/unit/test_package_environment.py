@@ -42,7 +42,7 @@ def test_it_is_installed_once(cache: Path) -> None:
     assert sorted(cache.iterdir()) == [cache / "a"], "no lock is left"
 
 
-def test_one_that_was_left_unfinished_is_made_anew(cache: Path) -> None:
+def test_an_unfinished_environment_is_created_again(cache: Path) -> None:
     install = Installer()
     (cache / "a" / "lib").mkdir(parents=True)
     make_environment(cache / "a", install)

@@ -41,7 +41,7 @@ def run(make: Path, *targets: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_half_that_failed_first_is_told_of_at_the_very_end(make: Path) -> None:
+def test_the_failure_of_the_first_half_is_reported_at_the_end(make: Path) -> None:
     done = run(make, "fails", "passes")
 
     assert done.returncode == 1

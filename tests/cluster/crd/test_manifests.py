@@ -31,7 +31,7 @@ def pod_of(job: Manifest) -> Manifest:
 
 
 @pytest.mark.parametrize("written", [*IN_PAGES, *IN_EXAMPLES], ids=lambda each: f"{each.where} {each.content['kind']}")
-def test_a_manifest_that_people_are_told_to_apply_is_taken(api: ApiNamespace, written: Written) -> None:
+def test_a_documented_manifest_is_accepted(api: ApiNamespace, written: Written) -> None:
     manifest = whole(written.content)
     api.would_create(manifest)
     # The pod of a Job is admitted or refused only when the Job controller creates it, so check it here.
@@ -40,7 +40,7 @@ def test_a_manifest_that_people_are_told_to_apply_is_taken(api: ApiNamespace, wr
 
 
 @pytest.mark.parametrize("written", CATALOGUES, ids=lambda each: each.where)
-def test_a_session_of_a_catalogue_that_people_are_told_to_write_is_taken(api: ApiNamespace, written: Written) -> None:
+def test_a_session_of_a_documented_catalogue_is_accepted(api: ApiNamespace, written: Written) -> None:
     for entry in written.content["models"]:
         name = f"{entry['name']}-1"
         api.would_create(whole({"kind": SESSION_KIND, "metadata": {"name": name}, "spec": entry["spec"]}))

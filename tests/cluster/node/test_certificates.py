@@ -14,7 +14,7 @@ WORKER = f"{SESSION}-0"
 SHOW_CERTIFICATE = "import ssl, sys; print(ssl.get_server_certificate((sys.argv[1], 7443)))"
 
 
-def test_a_program_goes_on_by_certificates_that_were_made_meanwhile(
+def test_a_program_continues_with_renewed_certificates(
     installation: Installation, run: Run, undisturbed: Ending
 ) -> None:
     def renew_and_lose_every_connection() -> None:

@@ -144,7 +144,7 @@ def node_lost(installation: Installation, cut_off_and_back: Ending, tmp_path_fac
     return run_through_ingress(installation, lose_the_node_and_say_so, tmp_path_factory.mktemp("lost"))
 
 
-def test_a_worker_that_is_drained_goes_on_elsewhere_with_what_it_saved(
+def test_a_drained_worker_continues_on_another_node_from_its_volume(
     drained_and_back: Ending, undisturbed: Ending
 ) -> None:
     assert drained_and_back.ran_each_step_once()

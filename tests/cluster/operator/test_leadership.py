@@ -168,7 +168,9 @@ async def knows_that_it_leads_no_more(operator: OperatorProgram, after_line: int
     await eventually(knows, "it knows that it leads no more")
 
 
-async def test_one_that_is_told_to_end_lets_the_next_begin_at_once_and_ends_well(hands: KubectlUser) -> None:
+async def test_a_leader_that_receives_sigterm_exits_cleanly_and_its_successor_begins_at_once(
+    hands: KubectlUser,
+) -> None:
     async with operator_program(settings_for(hands.namespace, identity="first", lease_seconds=60)) as first:
         await leads(hands, "first")
         async with operator_program(settings_for(hands.namespace, identity="second", lease_seconds=5)):
@@ -177,7 +179,7 @@ async def test_one_that_is_told_to_end_lets_the_next_begin_at_once_and_ends_well
             await leads(hands, "second")
 
 
-async def test_a_process_that_dies_at_a_write_is_followed_by_one_that_finishes(
+async def test_the_successor_of_a_process_that_dies_at_a_write_finishes_the_work(
     hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     """The same as in the cut points, with a real death."""

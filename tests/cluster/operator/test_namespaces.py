@@ -67,7 +67,7 @@ async def readiness(settings: Settings) -> tuple[int, str]:
         return 0, ""
 
 
-async def test_several_namespaces_are_looked_after_and_one_that_is_forbidden_holds_up_none(
+async def test_a_forbidden_namespace_does_not_delay_the_others(
     api_cluster: Cluster,
     hands: KubectlUser,
     kubelet: Kubelet,

@@ -158,7 +158,7 @@ async def add_a_condition(hands: KubectlUser) -> None:
 
 
 @pytest.mark.parametrize("others", [annotate_everything, restart_by_kubectl, add_a_condition])
-async def test_the_operator_comes_to_rest_beside_others_and_the_pod_stays(
+async def test_the_operator_settles_with_other_controllers_and_the_pod_stays(
     hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, others: Callable[[KubectlUser], Awaitable[None]]
 ) -> None:
     async with running(settings_for(hands.namespace)):
@@ -181,7 +181,7 @@ async def test_the_operator_comes_to_rest_beside_others_and_the_pod_stays(
     ids=["no terms", "a value for none"],
 )
 @pytest.mark.parametrize("is_new", [True, False], ids=["of a new session", "of one that runs"])
-async def test_an_affinity_without_sense_is_told_and_once_taken_back_leaves_nothing_behind(
+async def test_an_invalid_affinity_is_reported_and_leaves_no_trace_after_its_removal(
     hands: KubectlUser, kubelet: Kubelet, wrong: list[dict[str, Any]], is_new: bool
 ) -> None:
     """The CRD cannot check its meaning; its fields and their types are refused before there is a session."""
@@ -199,7 +199,7 @@ async def test_an_affinity_without_sense_is_told_and_once_taken_back_leaves_noth
 
 
 @pytest.mark.parametrize("is_there_first", [True, False], ids=["is there first", "comes later"])
-async def test_managed_fields_that_nest_deeper_than_a_parser_goes_stop_nobodys_session(
+async def test_managed_fields_beyond_the_depth_of_a_parser_stop_no_session(
     hands: KubectlUser, kubelet: Kubelet, api_cluster: Cluster, tmp_path: Path, is_there_first: bool
 ) -> None:
     """Anybody may write them into an object of theirs, and the API server keeps them to a depth of 10,000."""
@@ -228,7 +228,7 @@ async def test_managed_fields_that_nest_deeper_than_a_parser_goes_stop_nobodys_s
 
 
 @pytest.mark.parametrize("resources", [["statefulsets"], ["pods"]], ids=str)
-async def test_an_admission_webhook_that_does_not_answer_is_told_until_it_is_gone(
+async def test_an_admission_webhook_without_an_answer_is_reported_until_it_is_removed(
     hands: KubectlUser, kubelet: Kubelet, api_cluster: Cluster, resources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinsmith_operator.session.decision.LOOK_FOR_WARNINGS", timedelta(seconds=1))

@@ -135,7 +135,9 @@ def test_the_role_view_is_enough_to_look(pending: Plugin, onlooker: Path) -> Non
         assert CURE in said.out
 
 
-def test_who_may_only_look_is_told_what_is_not_allowed(pending: Plugin, onlooker: Path, tmp_path: Path) -> None:
+def test_a_user_with_read_rights_sees_which_action_is_not_allowed(
+    pending: Plugin, onlooker: Path, tmp_path: Path
+) -> None:
     said = pending("suspend", "tiny", kubeconfig=onlooker)
     assert said.status == 1
     assert "Your rights do not allow it" in said.err

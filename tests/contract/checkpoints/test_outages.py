@@ -44,7 +44,7 @@ async def test_a_save_waits_while_the_bucket_is_away_and_is_there_when_it_is_bac
     await worker.service.drain()
 
 
-async def test_a_save_for_which_the_bucket_is_away_too_long_fails_in_words_and_training_goes_on(
+async def test_a_save_during_a_long_bucket_outage_fails_with_a_message_and_training_continues(
     s3_down: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "STORAGE_WAIT_SECONDS", 0.0)

@@ -47,7 +47,7 @@ def test_outputs_come_in_datum_order_with_the_shape_of_their_targets(trained: En
         np.testing.assert_allclose(output["logprobs"], alone, atol=logprob_rounding)
 
 
-def test_several_targets_answer_as_each_of_them_alone(trained: Engine) -> None:
+def test_several_targets_together_have_the_results_of_each_target_alone(trained: Engine) -> None:
     datum = sft_datum(9, targets=3)
 
     logprobs = forward_backward(trained, [datum]).outputs[0]["logprobs"]

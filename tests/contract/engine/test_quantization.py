@@ -158,6 +158,6 @@ def test_the_codes_are_those_of_the_formats() -> None:
     assert four.dense()[0, :3].tolist() == pytest.approx([0.0, 4 * 0.44070982933044434, -4.0])
 
 
-def test_a_base_in_few_bits_is_told() -> None:
+def test_a_quantized_base_is_reported() -> None:
     assert quantized("qwen3", "4bit").info.quantization == "4bit"
     assert load_torch_model(str(tiny_directory())).info.quantization == ""

@@ -39,7 +39,7 @@ def test_a_run_continued_from_a_state_equals_the_undisturbed_one(engine_factory:
     assert state_bits(elsewhere.state("a")) == state_bits(engine.state("a"))
 
 
-def test_one_that_was_dropped_comes_back_in_the_middle_of_a_window_as_if_it_had_never_left(
+def test_a_dropped_adapter_is_restored_exactly_in_the_middle_of_a_window(
     engine_factory: EngineFactory, engine: Engine
 ) -> None:
     undisturbed = engine_factory()

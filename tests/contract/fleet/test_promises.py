@@ -67,7 +67,7 @@ async def test_a_worker_that_is_not_there_is_absent_with_the_cure(installation: 
         installation.fleet.worker("gone-1")
 
 
-async def test_a_worker_that_may_come_back_is_not_lost_for_ever(installation: Installation) -> None:
+async def test_a_worker_that_may_return_is_not_permanently_lost(installation: Installation) -> None:
     worker = installation.worker()
     await worker.connection(START_SECONDS)
     for worker_id in (worker.worker_id, "gone-1"):

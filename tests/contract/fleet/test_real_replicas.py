@@ -63,7 +63,7 @@ async def tokens_of(server: TestedServer, request_id: str) -> int:
 
 
 @pytest.mark.timeout(LOAD_SECONDS + 60)
-async def test_a_replica_that_is_told_to_stop_gives_every_result_and_the_other_takes_what_comes(
+async def test_a_draining_replica_delivers_every_result_and_the_other_replica_takes_new_samples(
     server: TestedServer, process: PoolReplica, operator: StandInOperator
 ) -> None:
     [staying] = operator.replicas

@@ -242,7 +242,7 @@ async def test_a_worker_that_is_started_anew_while_it_is_activated_gets_an_epoch
     assert (row.instance_id, row.epoch, worker.fake.epoch) == (worker.fake.instance_id, 2, 2)
 
 
-async def test_of_two_sessions_that_name_one_volume_the_one_that_runs_is_the_worker(
+async def test_the_running_one_of_two_sessions_with_the_same_volume_is_the_worker(
     cluster_fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
     """When a session is renamed, the new one waits for the volume that the old one has."""

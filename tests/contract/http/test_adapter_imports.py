@@ -104,7 +104,7 @@ async def test_another_tenant_sees_neither_the_upload_nor_what_became_of_it(serv
 
 
 @one_server
-async def test_what_the_worker_says_of_the_files_is_said_and_better_ones_can_follow(server: TestedServer) -> None:
+async def test_an_upload_that_the_worker_refuses_returns_its_reason_and_can_be_corrected(server: TestedServer) -> None:
     started = await uploaded(server)
     server.worker.import_failure = (grpc.StatusCode.INVALID_ARGUMENT, "adapter_config.json says rank 3")
     refused = await finish(server, started)

@@ -64,7 +64,7 @@ async def other_tenant(server: TestedServer) -> dict[str, str]:
 
 
 @pytest.mark.core("POST /anthropic/api/v1/messages")
-async def test_a_key_is_taken_in_either_header_and_a_wrong_one_is_told_in_the_dialects_form(
+async def test_either_header_carries_the_key_and_a_wrong_key_gets_an_error_of_the_dialect(
     server: TestedServer,
 ) -> None:
     for path in BODIES:
@@ -155,7 +155,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-async def test_what_is_wrong_with_a_request_is_told_in_words(server: TestedServer) -> None:
+async def test_an_invalid_request_gets_a_message(server: TestedServer) -> None:
     for path in BODIES:
         for fields, status, words in WRONG:
             refused = await asked(server, path, **fields)
@@ -248,7 +248,7 @@ async def test_a_stream_that_breaks_off_says_why_in_its_last_event(server: Teste
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_answer_goes_on_over_the_next_connection_to_its_sampler(
+async def test_an_answer_continues_over_a_new_connection_to_its_sampler(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
     """A renewed certificate, or a network that fails for a moment, ends calls and not their samples."""

@@ -25,7 +25,7 @@ def start(tmp_path: Path, fleet: FakeFleet) -> Start:
     return started
 
 
-async def test_requests_over_the_rate_are_told_when_to_come_again_and_polls_are_free(
+async def test_requests_over_the_rate_limit_get_a_retry_time_and_polls_do_not_count(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with start(requests_per_minute=3) as server:

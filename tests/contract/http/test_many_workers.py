@@ -263,7 +263,7 @@ async def test_a_model_of_an_ended_session_is_released_when_its_suspended_worker
     assert (await server.result(made["request_id"])).status_code == 200
 
 
-async def test_models_of_a_worker_that_is_gone_for_ever_are_corrupted_and_free_their_slots(
+async def test_models_of_a_permanently_lost_worker_are_corrupted_and_free_their_slots(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
     model_id = await server.model()

@@ -321,7 +321,7 @@ async def test_samples_of_one_sampling_client_are_apart_unless_their_key_is_one(
         {"base_model": "org/nothing", "prompt": [1]},
     ],
 )
-async def test_a_sample_that_is_in_no_form_is_told_so(server: TestedServer, body: dict[str, Any]) -> None:
+async def test_a_sample_without_a_known_form_is_refused(server: TestedServer, body: dict[str, Any]) -> None:
     refused = await server.post("/sample", body)
     assert (refused.status_code, bool(refused.json()["detail"])) == (422, True)
 

@@ -82,7 +82,7 @@ async def test_a_poll_is_held_until_a_sample_ends(server: TestedServer) -> None:
 
 
 @one_server
-async def test_a_sample_that_was_refused_is_told_as_ended_and_its_future_says_why(server: TestedServer) -> None:
+async def test_a_refused_sample_is_reported_as_ended_and_its_future_has_the_reason(server: TestedServer) -> None:
     """A request that cannot be a sample fails in its future, as for clients that poll it alone."""
     sampler = await server.sampler()
     refused = (await server.sample(sampler, 0, num_samples=0)).json()["request_id"]
@@ -122,7 +122,7 @@ async def test_an_unreachable_replica_does_not_delay_news_of_the_others(
 
 
 @pytest.mark.parametrize("how", ["restarted", "gone"])
-async def test_a_sample_lost_with_its_replica_is_told_as_failed_and_is_to_be_submitted_again(
+async def test_a_sample_lost_with_its_replica_is_reported_as_failed_and_must_be_resubmitted(
     hasty_server: TestedServer, fleet: FakeFleet, how: str
 ) -> None:
     replica = FakeReplica("p1", "tiny-1")

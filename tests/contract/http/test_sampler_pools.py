@@ -65,7 +65,7 @@ async def test_samples_go_to_the_pool_and_the_worker_that_trains_is_left_alone(
 
 
 @pytest.mark.parametrize("trouble", ["down", "draining", "full", "only trains"])
-async def test_a_sample_that_its_sampler_does_not_take_goes_on_to_the_next_at_once(
+async def test_a_sample_that_its_sampler_refuses_goes_to_the_next_sampler_at_once(
     server: TestedServer, fleet: FakeFleet, trouble: str
 ) -> None:
     replicas = await add_pool(fleet, "p1", "p2", "p3")
@@ -283,7 +283,7 @@ async def test_a_pool_hears_of_weights_before_their_first_sample_and_a_worker_th
     assert server.worker.prepared == []
 
 
-async def test_a_replica_beside_the_worker_that_made_a_save_hears_where_it_is_from_the_hint_on(
+async def test_a_replica_on_the_network_of_the_saving_worker_gets_the_address_with_the_hint(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
     near, far = await add_pool(fleet, "near", "far")

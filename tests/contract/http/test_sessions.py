@@ -111,7 +111,7 @@ async def test_a_heartbeat_that_comes_while_silent_sessions_are_ended_is_heard(
 @pytest.mark.parametrize(
     ("timeout", "noted"), [(900, [0, 0, 30, 30, 30, 60]), (40, [10, 20, 30, 40, 50, 60])], ids=["long", "short"]
 )
-async def test_of_heartbeats_the_store_is_told_as_often_as_the_timeout_asks_for(
+async def test_the_timeout_sets_how_often_heartbeats_are_written_to_the_store(
     tmp_path: Path, fleet: FakeFleet, timeout: float, noted: list[int]
 ) -> None:
     """A thousand clients beat a hundred times a second, and each note is a write."""

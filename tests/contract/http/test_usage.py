@@ -47,7 +47,9 @@ async def stranger(server: TestedServer) -> dict[str, Any]:
 
 @one_server
 @pytest.mark.core("GET /api/v1/billing/usage/events")
-async def test_what_a_worker_counted_is_told_once_to_its_tenant_alone(server: TestedServer, hour: datetime) -> None:
+async def test_usage_that_a_worker_counted_appears_once_and_only_for_its_tenant(
+    server: TestedServer, hour: datetime
+) -> None:
     session = {"tags": [], "user_metadata": {"run": "a", "seed": 7}, "sdk_version": "0", "project_id": "p"}
     session_id = (await server.post("/create_session", session)).json()["session_id"]
     made = await server.create_model(session_id)
@@ -110,7 +112,7 @@ async def test_a_window_that_is_none_is_a_422_that_says_why(
 
 
 @pytest.mark.core("GET /api/v1/billing/usage/checkpoints/current")
-async def test_a_named_save_counts_once_and_what_is_stored_is_told_by_project(
+async def test_a_named_save_counts_once_and_storage_is_reported_by_project(
     server: TestedServer, hour: datetime
 ) -> None:
     model_id = await server.model()

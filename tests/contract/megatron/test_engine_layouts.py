@@ -100,7 +100,7 @@ def test_several_adapters_train_as_on_the_peft_engine(sides: Sides) -> None:
         assert_close(sides.engine.state(adapter), sides.peft.state(adapter))
 
 
-def test_a_checkpoint_of_either_engine_goes_on_on_the_other(sides: Sides) -> None:
+def test_a_checkpoint_of_either_engine_continues_on_the_other(sides: Sides) -> None:
     run_steps(sides.engine)
     forward_backward(sides.engine, SFT)
 
@@ -128,7 +128,7 @@ def test_company_of_another_adapter_changes_no_bit(sides: Sides) -> None:
         assert np.array_equal(values, gradients[name]), name
 
 
-def test_a_snapshot_with_open_gradients_goes_on_as_if_nothing_had_happened(sides: Sides) -> None:
+def test_a_snapshot_with_open_gradients_continues_exactly(sides: Sides) -> None:
     run_steps(sides.engine)
     forward_backward(sides.engine, SFT)
     snapshot = sides.engine.state("a")

@@ -83,7 +83,9 @@ def test_experts_train_as_on_the_peft_engine(sides: Sides) -> None:
         assert np.abs(measured.tensors["weights/model.layers.0.mlp.experts.w1.lora_B"]).max() > 1e-3
 
 
-def test_a_checkpoint_of_either_engine_goes_on_on_the_other_and_is_the_same_files(sides: Sides, tmp_path: Path) -> None:
+def test_a_checkpoint_of_either_engine_continues_on_the_other_and_has_the_same_files(
+    sides: Sides, tmp_path: Path
+) -> None:
     forward_backward(sides.engine, SFT)
     sides.peft.load_state("moved", sides.engine.state("a"), with_optimizer=True)
     sides.engine.load_state("b", sides.peft.state("moved"), with_optimizer=True)

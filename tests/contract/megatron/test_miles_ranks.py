@@ -48,7 +48,7 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 
 @pytest.mark.timeout(300)
-def test_two_adapters_train_as_on_the_peft_engine_and_go_on_on_the_others(sides: Sides) -> None:
+def test_two_adapters_train_as_on_the_peft_engine_and_continue_on_the_others(sides: Sides) -> None:
     """One adapter has a rank that tensor ranks do not share evenly; fewer datums than data ranks; one clip."""
     for each in sides:
         for adapter, rank in (("a", 3), ("b", 8)):

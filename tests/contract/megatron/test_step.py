@@ -231,7 +231,7 @@ def _turn(adapter: str, kind: str, seed: int) -> Event:
     }[kind]
 
 
-def test_an_adapter_that_is_read_dropped_and_written_goes_on_bit_for_bit(ranks: LayoutRanks) -> None:
+def test_an_adapter_that_is_read_dropped_and_written_continues_bit_for_bit(ranks: LayoutRanks) -> None:
     begin = (Create("a"), Backward("a", (rows(4, 1),)), Step("a"), Step("a"), Backward("a", (rows(3, 2),)))
     rest = (Backward("a", (rows(2, 3),)), Step("a"), Read("a"))
     assert_same_bits(ranks.play(*begin, Reload("a"), *rest), ranks.play(*begin, *rest))
@@ -353,7 +353,7 @@ def _compare_masters(rig: Rig) -> tuple[bool, bool]:
     ("source", "target", "close"),
     [("data2-distributed", "one", 1e-6), ("data2", "tensor2", 1e-5), ("one", "data4", 1e-5)],
 )
-def test_an_adapter_goes_on_in_another_layout(source: str, target: str, close: float) -> None:
+def test_an_adapter_continues_in_another_layout(source: str, target: str, close: float) -> None:
     step = Step("a", PARAMS[0])
     begin = (Create("a"), Backward("a", (rows(4, 1),)), step, step, Backward("a", (rows(3, 2),)))
     rest = (Backward("a", (rows(2, 3),)), step, Read("a"))

@@ -52,7 +52,7 @@ def test_the_peft_engine_agrees_with_a_plain_peft_loop_in_every_loss_on_a_model_
         ("forgets_the_first_call", "gradient norm differs by", 1),
     ],
 )
-def test_an_engine_that_differs_is_told_by_quantity_step_and_place(
+def test_an_engine_that_differs_is_reported_by_quantity_step_and_place(
     engine: str, sentence: str, step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert beside_numpy(f"support.engine.wrong:{engine}") == 1

@@ -233,7 +233,7 @@ def test_a_small_job_is_done_before_any_of_a_flood(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("model", ALSO_ON_A_GPU, indirect=True)
-def test_rows_that_gave_way_go_on_with_the_same_tokens(
+def test_preempted_rows_continue_with_the_same_tokens(
     model: TorchModel, new_sampler: Callable[..., BuiltinSampler], deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parked = []

@@ -32,7 +32,7 @@ def test_samples_of_a_job_share_its_prompt(sampler: Sampler) -> None:
     assert sampler.stats().prefilled_tokens == 49
 
 
-def test_a_prompt_that_goes_on_reuses_whole_blocks(sampler: Sampler) -> None:
+def test_a_longer_prompt_reuses_whole_blocks(sampler: Sampler) -> None:
     ask(sampler, job(PROMPT))
     assert ask(sampler, job([*PROMPT, 1, 2, 3])).prompt_cache_hit_tokens == 16
 
@@ -81,7 +81,7 @@ def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: Torch
     assert isinstance(late.get().error, UserError)
 
 
-def test_a_cancelled_job_ends_with_an_error_and_others_go_on(sampler: Sampler, model: TorchModel) -> None:
+def test_a_cancelled_job_ends_with_an_error_and_others_continue(sampler: Sampler, model: TorchModel) -> None:
     with model.device_lock.held():
         jobs = [job(prompt_of(20 + n), max_tokens=900, request_id=f"job-{n}") for n in range(20)]
         answers = [submit(sampler, asked) for asked in jobs]

@@ -75,7 +75,7 @@ def test_greedy_is_what_transformers_generates(sampler: Sampler, model: TorchMod
     assert sequence.tokens.tolist() == generated[0, length:].tolist()
 
 
-def test_a_sequence_that_outgrows_its_batch_goes_on_unchanged(sampler: Sampler, model: TorchModel) -> None:
+def test_a_sequence_that_outgrows_its_batch_continues_unchanged(sampler: Sampler, model: TorchModel) -> None:
     prompt = prompt_of(230)
     sequence = ask(sampler, job(prompt, max_tokens=330)).sequences[0]
     expected = full_logprobs(plain_model(model), [*prompt, *sequence.tokens])[229:]

@@ -124,7 +124,7 @@ async def test_an_adapter_that_is_announced_is_in_memory_before_a_sample_names_i
     assert status == 0, errors
 
 
-async def test_it_draws_the_same_from_what_the_worker_beside_it_shares_as_from_the_root(
+async def test_weights_from_the_local_worker_give_the_same_samples_as_weights_from_the_root(
     own_replica: PoolReplica, model: TorchModel, saves_socket: Path
 ) -> None:
     stub, door = own_replica.rpc(), SaveSocket(saves_socket)

@@ -114,7 +114,7 @@ def test_unset_stops_mean_the_end_of_sequence_tokens(sampler: Sampler, model: To
         assert not set(sequence.tokens[:-1]) & set(model.eos_token_ids)
 
 
-def test_the_end_of_sequence_tokens_stop_beside_strings(sampler: Sampler, model: TorchModel) -> None:
+def test_end_of_sequence_tokens_stop_in_addition_to_strings(sampler: Sampler, model: TorchModel) -> None:
     """Renderers of base models stop at the next speaker's name, and read an end of sequence as an end, too."""
     asked = job(PROMPT, max_tokens=900, temperature=2.0, stop_tokens=(), stop_strings=("\n\nNobody says this:",))
     sequence = ask(sampler, asked).sequences[0]

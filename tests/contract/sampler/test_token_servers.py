@@ -202,7 +202,7 @@ def test_an_adapter_can_be_loaded_again_after_its_files_were_lost_before_the_ser
 # --- the end ---
 
 
-def test_a_cancelled_job_leaves_the_server_and_others_go_on(sampler: Sampler, hand: ServerHand) -> None:
+def test_a_cancelled_job_leaves_the_server_and_others_continue(sampler: Sampler, hand: ServerHand) -> None:
     with hand.held():
         jobs = [job(prompt_of(20 + n), max_tokens=50, num_samples=2) for n in range(4)]
         answers = [submit(sampler, asked) for asked in jobs]

@@ -67,7 +67,7 @@ def generation_request(**changes: Any) -> GenerationRequest:
     return GenerationRequest(**(greedy | changes))
 
 
-def test_an_adapters_way_in_and_out_is_told_in_the_same_words(both: Both, model: TorchModel, tmp_path: Path) -> None:
+def test_loading_and_unloading_an_adapter_get_the_same_answers(both: Both, model: TorchModel, tmp_path: Path) -> None:
     folders, served = AdapterFolders(tmp_path), read_model(str(model.directory))
     good = folders.write("good", random_adapter(model), served)
     wide = folders.write("wide", random_adapter(model, rank=65), served)
@@ -119,13 +119,13 @@ def test_a_model_that_is_not_there_is_missed_in_the_same_words(both: Both) -> No
     ],
     ids=lambda changes: " ".join(changes) or "plain",
 )
-def test_a_sequence_is_told_in_the_same_form(both: Both, changes: dict[str, Any]) -> None:
+def test_a_sequence_is_returned_in_the_same_form(both: Both, changes: dict[str, Any]) -> None:
     request = generation_request(**changes)
     stand_in, itself = (drawn_by_vllm(request, body) for _, body in both.answers(COMPLETE, vllm_request(request)))
     assert_equal(stand_in, itself)
 
 
-def test_a_stop_token_is_told_in_the_same_form(both: Both) -> None:
+def test_a_stop_token_is_returned_in_the_same_form(both: Both) -> None:
     [_, (_, body)] = both.answers(COMPLETE, vllm_request(generation_request()))
     said = drawn_by_vllm(generation_request(), body).sequence.tokens.tolist()
     request = generation_request(stop_token_ids=(said[5],))

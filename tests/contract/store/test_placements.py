@@ -221,7 +221,7 @@ async def test_of_two_that_give_places_at_once_the_second_sees_what_the_first_ha
     assert await store.used_slots() == {"worker-1": SLOTS}
 
 
-async def test_a_tenant_is_told_what_it_waits_for_and_nothing_of_others(store: Store) -> None:
+async def test_a_tenant_sees_only_its_own_waiting_models(store: Store) -> None:
     await store.create_session(a_session("session-2", tenant="bo"), None)
     first, *_ = await waiting(store, 3)
     await store.add_model(a_model("session-2", tenant="bo"))

@@ -138,7 +138,7 @@ async def test_what_was_committed_outlives_a_crash_of_the_server(
         await store.close()
 
 
-async def test_a_server_that_takes_no_writes_is_left_for_one_that_does(
+async def test_the_store_leaves_a_read_only_server_for_a_writable_one(
     postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a fail-over, a proxy or a name may still lead to the old primary."""

@@ -169,7 +169,7 @@ async def test_a_file_locked_for_too_long_is_one_clear_error(url: str, monkeypat
         await store.close()
 
 
-async def test_those_who_wait_behind_a_locked_file_are_told_together_and_hold_up_no_stop(
+async def test_all_waiters_for_a_locked_file_fail_together_and_do_not_delay_a_stop(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await (await open_store(url)).close()

@@ -63,7 +63,7 @@ async def test_a_rank_above_what_a_model_may_have_here_is_refused_before_a_file_
         await worker.service.import_adapter(request)
 
 
-async def test_one_that_was_not_begun_when_the_worker_stops_is_left_to_another(worker: Worker) -> None:
+async def test_an_import_that_has_not_begun_is_refused_when_the_worker_stops(worker: Worker) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def in_a_turn() -> None:
@@ -82,7 +82,7 @@ async def test_one_that_was_not_begun_when_the_worker_stops_is_left_to_another(w
     await draining
 
 
-async def test_one_that_is_read_when_the_worker_stops_is_read_to_its_end(
+async def test_an_import_in_progress_finishes_when_the_worker_stops(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -109,7 +109,7 @@ async def test_a_worker_that_no_server_has_activated_reads_none(tmp_path: Path) 
     await worker.service.drain()
 
 
-async def test_an_error_that_is_told_does_not_keep_the_files_in_memory(
+async def test_a_reported_error_does_not_keep_the_files_in_memory(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: list[weakref.ref[Any]] = []

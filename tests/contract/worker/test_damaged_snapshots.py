@@ -64,7 +64,7 @@ async def looked_at(worker: Worker) -> None:
 
 
 @pytest.mark.core("durability 6")
-async def test_what_one_process_finds_damaged_waits_and_goes_on_where_the_next_finds_it_sound(
+async def test_a_model_with_a_damaged_snapshot_waits_and_continues_when_the_next_process_reads_it(
     start: StartWorker, tmp_path: Path, damage: Damage
 ) -> None:
     """A bad node, a volume that is not mounted, or a bit that flips must not destroy a model."""
@@ -126,7 +126,7 @@ async def test_what_two_processes_find_damaged_corrupts_its_model_and_no_other(
     assert corrupted_in(await third.events()) == [MODEL]
 
 
-async def test_the_same_process_reads_again_and_goes_on_when_the_file_is_back(
+async def test_the_same_process_retries_the_read_and_continues_when_the_file_is_back(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage
 ) -> None:
     monkeypatch.setattr(restoring, "DAMAGE_RETRY_SECONDS", 0.02)

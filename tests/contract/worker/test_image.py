@@ -57,7 +57,7 @@ async def test_after_a_clean_stop_another_image_is_welcome_and_remembered(tmp_pa
         pin_image(volume, OLD)
 
 
-async def test_what_is_in_a_snapshot_or_never_ran_may_go_on_with_any_image(tmp_path: Path) -> None:
+async def test_operations_in_a_snapshot_and_pending_operations_accept_any_image(tmp_path: Path) -> None:
     worker = await started(tmp_path, OLD)
     await worker.submit(create(), train(1))
     await worker.finished(1)

@@ -247,7 +247,7 @@ async def test_a_worker_on_its_way_out_is_not_activated(tmp_path: Path) -> None:
         await worker.service.activate(1)
 
 
-async def test_a_worker_that_cannot_publish_a_result_ends_rather_than_keeps_it_for_ever(
+async def test_a_worker_that_cannot_publish_a_result_ends(
     worker: Worker, ended: Future[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -258,7 +258,7 @@ async def test_a_worker_that_cannot_publish_a_result_ends_rather_than_keeps_it_f
     assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
 
 
-async def test_a_worker_that_cannot_take_its_journal_over_ends_rather_than_refuses_for_ever(
+async def test_a_worker_that_cannot_take_its_journal_over_ends(
     tmp_path: Path, ended: Future[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(folder: SnapshotFolder) -> float:

@@ -76,7 +76,7 @@ async def test_others_train_while_a_checkpoint_is_read_and_its_model_waits(worke
     assert gate.threads == ["loader"]
 
 
-async def test_one_tenants_loads_take_one_place_and_another_tenants_is_read_beside_them(
+async def test_loads_of_one_tenant_use_one_place_and_another_tenant_loads_in_parallel(
     worker: Worker, gate: Gate
 ) -> None:
     checkpoint = await with_a_checkpoint(worker)
@@ -93,7 +93,7 @@ async def test_one_tenants_loads_take_one_place_and_another_tenants_is_read_besi
         assert worker.engine.state(model_id).optimizer_step == 1
 
 
-async def test_a_read_that_hangs_fails_its_load_in_words_and_the_model_goes_on(
+async def test_a_read_that_hangs_fails_its_load_with_a_message_and_the_model_continues(
     worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = await with_a_checkpoint(worker)
@@ -171,7 +171,7 @@ async def test_a_read_that_hangs_holds_up_a_suspect_once_and_not_before_each_mic
     assert second == 0
 
 
-async def test_also_one_that_is_read_by_itself_is_not_waited_for_for_ever(
+async def test_a_load_of_a_suspect_model_has_a_time_limit_too(
     worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = await with_a_checkpoint(worker)

@@ -75,7 +75,7 @@ async def test_a_repeated_submit_of_what_was_forgotten_is_acknowledged_and_runs_
         worker = await start()
 
 
-async def test_a_life_that_goes_on_is_the_same_bit_for_bit(
+async def test_an_interrupted_life_is_the_same_bit_for_bit(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through forgetting, a crash, and a replay of what came after the snapshot."""

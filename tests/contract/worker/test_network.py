@@ -172,7 +172,7 @@ async def test_a_client_that_expects_another_worker_turns_away(port: Port) -> No
     assert "Hostname" in (refusal.details() or "")
 
 
-async def test_new_files_are_shown_to_new_connections_and_running_calls_go_on(port: Port) -> None:
+async def test_new_certificates_apply_to_new_connections_and_running_calls_continue(port: Port) -> None:
     before = port.api_server()
     await before.Submit(request(create()), timeout=CALL_SECONDS)
     await before.Submit(request(train(2)), timeout=CALL_SECONDS)
@@ -195,7 +195,7 @@ async def test_files_that_cannot_be_used_leave_the_old_ones_in_place(port: Port)
     assert (await describe(port.api_server())).instance_id == port.worker.service.instance_id
 
 
-async def test_a_port_that_is_taken_is_said_to_be(port: Port) -> None:
+async def test_a_port_in_use_is_reported(port: Port) -> None:
     with pytest.raises(ServerError, match="Choose a free address"):
         await serve(WorkerServicer(port.worker.service, WorkerName()), port.address, TlsDirectory(port.secret))
 

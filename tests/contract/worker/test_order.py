@@ -53,7 +53,7 @@ async def test_trap_7_a_missing_gradient_fails_the_step_and_the_next_round_works
     assert await optimizer_step(worker) == 1
 
 
-async def test_what_a_later_server_asks_fails_in_its_place_and_what_comes_after_it_goes_on(worker: Worker) -> None:
+async def test_an_operation_of_a_later_release_fails_in_order_and_its_successors_run(worker: Worker) -> None:
     asked = with_a_later_field(worker_pb2.OptimStep.FromString(step(2).payload), 126)
     await worker.submit(create(), train(1), replace(step(2), payload=asked.SerializeToString()), train(3), step(4))
     assert (await worker.failure(2)).startswith("server: This worker's release does not know field 126 of OptimStep")
@@ -61,7 +61,7 @@ async def test_what_a_later_server_asks_fails_in_its_place_and_what_comes_after_
     assert await optimizer_step(worker) == 1
 
 
-async def test_a_payload_that_cannot_be_read_fails_in_its_place_and_what_comes_after_it_goes_on(worker: Worker) -> None:
+async def test_an_unreadable_payload_fails_in_order_and_its_successors_run(worker: Worker) -> None:
     await worker.submit(create(), train(1), replace(step(2), payload=b"\xff"), train(3), step(4))
     assert "DecodeError" in await worker.failure(2)
     assert (await worker.finished(4)).failure is None
@@ -170,7 +170,7 @@ async def test_a_taken_name_is_refused_with_what_helps_in_that_kind_of_save(
     assert ("overwrite" in refused) == (kind == worker_pb2.TRAINING)
 
 
-async def test_saves_of_one_name_are_told_apart_by_what_the_store_has_seen(worker: Worker) -> None:
+async def test_saves_of_one_name_are_distinguished_by_the_saves_in_the_store(worker: Worker) -> None:
     await worker.submit(create(), save(1, "a"), save(2, "a"), save(3, "a", overwrite=True))
     assert (await worker.finished(1)).failure is None
     assert "exists already" in await worker.failure(2)

@@ -94,7 +94,7 @@ async def done(worker: Worker, *calls: Call) -> None:
 
 
 @pytest.mark.core("durability 14")
-async def test_the_ninth_model_is_made_at_once_and_the_first_goes_on_in_the_middle_of_its_window(
+async def test_the_ninth_model_is_created_at_once_and_the_first_continues_in_the_middle_of_its_window(
     start: StartWorker, tmp_path: Path
 ) -> None:
     programs = [program(number) for number in range(9)]
@@ -218,7 +218,7 @@ async def test_only_the_parked_model_with_a_damaged_snapshot_waits(start: StartW
     assert (await (await start(slots=1)).finished(3)).failure is None
 
 
-async def test_one_for_which_there_is_no_memory_waits_for_it_and_goes_on_by_itself(
+async def test_a_model_without_memory_waits_and_continues_when_memory_is_free(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = await undisturbed(tmp_path, [program(0)])
@@ -235,7 +235,7 @@ async def test_one_for_which_there_is_no_memory_waits_for_it_and_goes_on_by_itse
     assert dict([await result_of(worker, call) for call in program(0)]) == expected
 
 
-async def test_one_that_cannot_come_back_here_waits_with_nothing_lost_while_others_go_on(
+async def test_a_model_that_cannot_be_restored_waits_without_loss_while_others_continue(
     start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await start(slots=1, residency=AT_ONCE)

@@ -22,7 +22,7 @@ NO_MEMORY = MemoryError("no memory left")
 
 
 @pytest.mark.parametrize("verb", ["load_state", "start", "advance", "optim_step"])
-async def test_what_cannot_be_taken_up_here_waits_for_the_next_start_with_nothing_lost_while_others_go_on(
+async def test_a_model_that_cannot_be_restored_waits_for_the_next_start_while_others_continue(
     verb: str, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory may have become less, or a limit was lowered: one bad node must not destroy models."""

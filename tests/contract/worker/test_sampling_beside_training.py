@@ -82,7 +82,7 @@ async def test_a_tenant_that_has_too_many_samples_is_held_back_and_another_is_no
     await stub.Sample(request("one"), timeout=AWAIT_SECONDS, metadata=metadata_of("other"))
 
 
-async def test_one_that_stops_takes_no_more_samples(port: Port) -> None:
+async def test_a_stopping_worker_refuses_new_samples(port: Port) -> None:
     await port.worker.service.drain()
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await port.api_server().Sample(request("late"), timeout=AWAIT_SECONDS)

@@ -267,7 +267,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-async def test_what_a_process_ended_at_runs_with_no_save_beside_it(
+async def test_a_suspect_operation_runs_without_a_concurrent_save(
     worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the next end would have no cause, and the one after that."""
@@ -365,7 +365,7 @@ async def test_a_save_that_failed_when_its_place_came_takes_no_place_from_others
     await gate.entered(saves=5)
 
 
-async def test_a_stop_takes_the_other_snapshots_before_one_that_waits_for_a_save(
+async def test_a_stop_takes_the_other_snapshots_before_the_snapshot_that_waits_for_a_save(
     start: StartWorker, gate: Gate, written: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow root may keep it waiting until the process is killed."""

@@ -135,7 +135,7 @@ async def test_those_who_ask_together_share_one(
 
 
 @pytest.mark.core("durability 5")
-async def test_training_goes_on_from_it_to_the_same_bits(start: StartWorker, tmp_path: Path) -> None:
+async def test_training_continues_from_a_snapshot_bit_for_bit(start: StartWorker, tmp_path: Path) -> None:
     worker = await start()
     await trained(worker)
     await worker.service.snapshot()
@@ -148,7 +148,7 @@ async def test_training_goes_on_from_it_to_the_same_bits(start: StartWorker, tmp
         assert value.tobytes() == expected[name].tobytes(), name
 
 
-async def test_one_that_stops_says_so_to_who_asked(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopping_worker_refuses_a_requested_snapshot(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     await worker.submit(create(), train(1))
     await asyncio.to_thread(gate.entered.wait, AWAIT_SECONDS)

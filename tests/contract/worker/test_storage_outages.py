@@ -72,9 +72,7 @@ async def refused_twice_more(outage: Outage) -> None:
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def test_a_save_waits_for_storage_before_what_comes_after_it_while_another_model_goes_on(
-    start: StartWorker, outage: Outage
-) -> None:
+async def test_a_save_that_waits_for_storage_holds_back_its_model_only(start: StartWorker, outage: Outage) -> None:
     worker = await start()
     outage.on = True
     await worker.submit(create(), train(1), step(2), save(3, "a"), train(4), step(5))
@@ -109,7 +107,7 @@ async def test_loads_wait_for_storage_into_models_old_and_new(start: StartWorker
     assert [worker.engine.state(model).optimizer_step for model in (MODEL, OTHER)] == [1, 1]
 
 
-async def test_a_save_that_waited_too_long_fails_in_words_and_the_model_goes_on(
+async def test_a_save_that_waited_too_long_fails_with_a_message_and_the_model_continues(
     start: StartWorker, outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "STORAGE_WAIT_SECONDS", 5 * RETRY_SECONDS)

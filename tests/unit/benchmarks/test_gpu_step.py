@@ -21,7 +21,7 @@ def run(*more: str) -> str:
 
 
 @pytest.mark.slow("runs the benchmark in a process of its own, which imports PyTorch")
-def test_it_measures_a_step_beside_a_bare_loops_and_samples() -> None:
+def test_the_benchmark_measures_a_step_a_bare_loop_and_samples() -> None:
     report: dict[str, Any] = json.loads(
         run("--json", "--dtype", "float32", "--recompute", "layers", "--loss-kernel", "torch")
     )

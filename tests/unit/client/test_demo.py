@@ -67,7 +67,7 @@ def test_a_port_where_something_listens_is_not_suggested() -> None:
 
 
 @pytest.mark.parametrize("missing", demo.NEEDED_MODULES)
-def test_a_missing_package_is_told_before_anything_is_made_with_the_line_that_installs_all_of_them(
+def test_missing_packages_are_reported_first_with_the_command_that_installs_them(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find_spec = importlib.util.find_spec

@@ -75,7 +75,7 @@ def test_a_mistake_in_the_address_is_corrected(written: str, cure: str) -> None:
     assert results["server"].status is Status.SKIPPED
 
 
-def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_distinguished_from_an_unreachable_server(tmp_path: Path) -> None:
     authority = Authority()
     folder = mount_secret(tmp_path, authority.leaf("localhost", usages=(SERVER,)), authority)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -123,7 +123,7 @@ def test_a_server_that_is_not_there_leaves_the_rest_unjudged() -> None:
     [NOT_FOUND, (200, "<html>A router</html>"), (200, ["ok"]), (200, {"status": "ill"}), (503, {})],
     ids=["404", "HTML", "a list", "an ill server", "503"],
 )
-def test_another_program_on_the_port_is_told_from_a_server(answer: tuple[int, object]) -> None:
+def test_another_program_on_the_port_is_distinguished_from_a_server(answer: tuple[int, object]) -> None:
     with stub_server({"/api/v1/healthz": answer}) as url:
         assert failures(examine(url)) == ["server"]
 

@@ -38,7 +38,7 @@ def evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/none", "/sys/kernel"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_folder_that_cannot_be_written_is_told(
+def test_a_read_only_folder_is_reported(
     command: str, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
@@ -75,7 +75,7 @@ def test_half_a_character_is_refused_by_its_escape(value: Any) -> None:
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "{", "nul"])
-def test_what_is_no_json_is_said(line: str) -> None:
+def test_invalid_json_is_reported(line: str) -> None:
     with pytest.raises(NoJson, match="no JSON"):
         parse_line(line)
 
@@ -92,7 +92,7 @@ def test_an_example_may_have_an_id_and_keys_without_a_value(tmp_path: Path) -> N
     assert [placed.example for placed in read_examples(file, parse_sft)] == [Text("a")]
 
 
-def test_on_a_full_disk_the_file_is_as_it_was_and_nothing_is_beside_it(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_file_stays_unchanged_and_no_temporary_file_is_left(tmp_path: Path) -> None:
     async def scenario(disk: SmallDisk) -> None:
         write_whole(tmp_path / "file", "as before")
         disk.fill()

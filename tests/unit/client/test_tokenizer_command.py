@@ -163,7 +163,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Pa
     assert not (folder / "tokenizer.json").is_symlink()
 
 
-def test_a_server_that_is_not_ready_is_asked_again_and_one_that_refuses_is_not(
+def test_a_request_is_retried_when_the_server_is_not_ready_and_not_when_it_refuses(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tinsmith.api.RETRY_SECONDS", 0.0)
@@ -214,7 +214,7 @@ def test_a_server_without_the_tokenizer_leaves_the_search_to_the_sdk(server: Ser
         assert load_tokenizer("private/model", server.url, "tml-key") is None
 
 
-def test_files_that_are_no_tokenizer_are_told_and_no_hub_is_asked(server: Server) -> None:
+def test_files_without_a_tokenizer_are_reported_without_a_request_to_a_hub(server: Server) -> None:
     server.answers = [(200, zipped({"tokenizer.json": b"nonsense", "config.json": b"{}"}))]
     with pytest.raises(TokenizerError, match="the tokenizer of private/model from"):
         load_tokenizer("private/model", server.url, "tml-key")

@@ -46,7 +46,7 @@ def test_who_runs_out_of_guesses_earns_nothing() -> None:
     assert played(IN_WORDS, ["1", "2", "3"])[1:] == (0, 0)
 
 
-def test_each_guess_hears_where_to_go_on_and_no_number_counts_as_one() -> None:
+def test_each_guess_gets_a_direction_and_an_answer_without_a_number_counts_as_a_guess() -> None:
     said, *_ = played(IN_WORDS, ["7", "hm", "1"])
     assert said == ["I think of a number from 1 to 7. You have 3 guesses. Say one number.", "Lower.", "Higher."]
 

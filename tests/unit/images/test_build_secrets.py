@@ -24,7 +24,7 @@ def test_a_shell_reads_the_values_back_as_they_are() -> None:
         assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout == value
 
 
-def test_a_private_authority_is_given_as_a_file_that_every_tool_is_told_of(tmp_path: Path) -> None:
+def test_a_private_authority_is_passed_as_a_file_to_every_tool(tmp_path: Path) -> None:
     authority = tmp_path / "authority.crt"
     authority.write_text("certificate")
     with build_secrets({"SSL_CERT_FILE": str(authority)}) as secrets:

@@ -59,6 +59,6 @@ def test_every_package_of_an_images_lock_has_a_hash(image: str) -> None:
     assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
 
 
-def test_what_debian_brings_is_what_the_lock_is_told_to_leave_out() -> None:
+def test_the_lock_leaves_out_exactly_the_packages_of_debian() -> None:
     text = (ROOT / "dev" / "requirements" / "trainer-image-overrides.txt").read_text()
     assert set(re.findall(r"^(\w+) ;", text, re.MULTILINE)) == FROM_DEBIAN

@@ -159,7 +159,7 @@ def test_a_list_of_images_keeps_variables_out_that_load_other_code(name: str) ->
         "UCX_TLS",
     ],
 )
-def test_other_variables_stay_beside_a_list_of_images(name: str) -> None:
+def test_a_list_of_images_keeps_other_variables(name: str) -> None:
     session = make_session(pod={"env": [{"name": name, "value": "1"}]})
     assert Policy(IMAGE, allowed_images=()).objection(references_of(session)) is None
 
@@ -180,7 +180,7 @@ def test_a_list_of_images_keeps_words_out_that_load_other_code(word: str) -> Non
 
 
 @pytest.mark.parametrize("words", [["--gpu-memory-utilization=0.85"], ["--max_num_seqs", "16", "--seed", "-1"]])
-def test_words_of_memory_and_batches_stay_beside_a_list_of_images(words: list[str]) -> None:
+def test_a_list_of_images_keeps_flags_of_memory_and_batches(words: list[str]) -> None:
     policy = Policy(IMAGE, allowed_images=("ghcr.io/team/*",))
     assert policy.objection(references_of(make_pool(**VLLM, serverArguments=words))) is None
 

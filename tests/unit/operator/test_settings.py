@@ -39,7 +39,7 @@ def test_names_follow_from_the_release_unless_they_are_given() -> None:
         (" * ", None),
     ],
 )
-def test_it_looks_after_its_own_namespace_unless_it_is_told_others(said: str, namespaces: tuple[str, ...]) -> None:
+def test_the_operator_watches_its_own_namespace_by_default(said: str, namespaces: tuple[str, ...]) -> None:
     assert make(watch_namespaces=said).scope.namespaces == namespaces
 
 

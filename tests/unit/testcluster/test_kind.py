@@ -46,7 +46,7 @@ def install(calls: Path, tmp_path: Path) -> Install:
     return install
 
 
-def test_without_kind_it_is_said_where_to_get_it(calls: Path) -> None:
+def test_without_kind_the_message_says_where_to_get_it(calls: Path) -> None:
     assert "kind is not installed" in (kind.missing() or "")
 
 
@@ -77,7 +77,7 @@ def test_the_cluster_is_made_reached_and_deleted_on_one_engine(
     ]
 
 
-def test_where_no_node_image_can_be_pulled_it_is_said_how_to_make_one(install: Install) -> None:
+def test_without_a_node_image_the_error_says_how_to_make_one(install: Install) -> None:
     install("kind", status=1)
     install("podman")
     with pytest.raises(ClusterError, match="`make kind-node-image` makes one"):

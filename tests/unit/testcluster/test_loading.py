@@ -65,7 +65,7 @@ def test_pods_ask_for_an_image_by_its_name_in_full(name: str, in_full: str) -> N
     assert LoadCommand("").name_for_pods(name) == in_full
 
 
-def test_a_command_that_fails_is_told_in_its_own_words(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_command_has_its_output(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND_VARIABLE, "echo no nodes found for cluster dev: {archive} >&2; exit 1")
     with pytest.raises(ClusterError, match="no nodes found for cluster dev"):
         GIVEN_CLUSTER.load_image(archive)

@@ -138,7 +138,7 @@ def test_flags_that_cannot_be_are_refused_in_a_sentence(
 
 
 @pytest.mark.usefixtures("image")
-def test_a_failure_is_told_in_the_last_line_and_in_the_termination_log(
+def test_a_failure_is_reported_in_the_last_line_and_in_the_termination_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     last_words = tmp_path / "termination-log"

@@ -9,13 +9,13 @@ SAMPLER = [*MODEL, "--socket", "s", "--role", "sampler"]
 PORT = ["--listen", "0.0.0.0:7443", "--tls-directory", "/tls"]
 
 
-def test_a_sampler_beside_ranks_is_placed_like_one_beside_peft() -> None:
+def test_a_sampler_with_ranks_is_placed_like_a_sampler_with_peft() -> None:
     options = parse_options([*WORKER, "--socket", "s", "--engine", "nemo-rl", "--dtype", "bfloat16"])
     assert (options.device, options.dtype) == ("auto", "bfloat16")
 
 
 @pytest.mark.parametrize("engine", ["builtin", "vllm", "sglang"])
-def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
+def test_every_sampler_gets_the_type_of_its_weights(engine: str) -> None:
     assert parse_options([*SAMPLER, "--engine", engine, "--dtype", "float32"]).dtype == "float32"
 
 
@@ -50,7 +50,9 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
         pytest.param([*SAMPLER, "--token-budget", "9"], "a sampler does none", id="untrained-tokens"),
         pytest.param([*WORKER, "--socket", "s", "--kv-cache-bytes", "0"], "must be positive", id="no-memory"),
         pytest.param(
-            [*WORKER, "--socket", "s", "--no-sampling", "--kv-cache-bytes", "9"], "there is none", id="nobodys-memory"
+            [*WORKER, "--socket", "s", "--no-sampling", "--kv-cache-bytes", "9"],
+            "there is none",
+            id="memory-without-a-sampler",
         ),
         pytest.param([*SAMPLER, "--engine", "vllm", "--kv-cache-bytes", "9"], "there is none", id="vllms-memory"),
         pytest.param(
@@ -85,7 +87,7 @@ def test_flags_that_contradict_each_other_are_refused_in_words(flags: list[str],
         parse_options(flags)
 
 
-def test_only_a_worker_on_a_network_keeps_saves_for_samplers_unless_it_is_told_how_many() -> None:
+def test_only_a_worker_on_a_network_keeps_saves_for_samplers_by_default() -> None:
     assert parse_options([*WORKER, *PORT]).offered_saves_bytes == OFFERED_SAVES_BYTES
     assert parse_options([*WORKER, "--socket", "s"]).offered_saves_bytes == 0
     assert parse_options([*WORKER, "--socket", "s", "--offered-saves-bytes", "9"]).offered_saves_bytes == 9

@@ -14,11 +14,11 @@ from typing import Any
 def transformer_engine_by_name() -> Iterator[None]:
     """Offer TransformerEngine's names to adapters' modules, which need no class of it. Elsewhere it stays absent."""
     package, inner = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
-    nobodys_class = type("NotInstalled", (), {})
+    placeholder_class = type("NotInstalled", (), {})
     vars(package)["pytorch"] = inner
-    vars(inner).update(dict.fromkeys(("Linear", "LayerNormLinear", "LayerNorm", "RMSNorm"), nobodys_class))
+    vars(inner).update(dict.fromkeys(("Linear", "LayerNormLinear", "LayerNorm", "RMSNorm"), placeholder_class))
     vars(inner)["ops"] = ModuleType("transformer_engine.pytorch.ops")
-    vars(inner)["ops"].Sequential = nobodys_class
+    vars(inner)["ops"].Sequential = placeholder_class
     modules = {package.__name__: package, inner.__name__: inner}
     sys.modules.update(modules)
     try:

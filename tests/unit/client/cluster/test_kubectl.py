@@ -45,6 +45,6 @@ def test_what_kubectls_library_logs_is_no_part_of_the_reason() -> None:
     assert str(error_from(f"{logged}{logged}error: something new")) == "kubectl failed: something new."
 
 
-def test_a_missing_kubectl_is_told() -> None:
+def test_a_missing_kubectl_is_reported() -> None:
     with pytest.raises(KubectlMissing, match="install kubectl"):
         Kubectl(program="/no/such/kubectl").find("pods")

@@ -80,7 +80,7 @@ def test_a_snapshot_is_done_when_the_operator_says_that_this_request_was_answere
     assert "has a snapshot" in (request.outcome(done) or "")
 
 
-def test_a_snapshot_that_the_worker_refused_is_told_from_one_that_was_taken() -> None:
+def test_a_refused_snapshot_is_distinguished_from_a_taken_one() -> None:
     asked = requests.written(AT)
     for earlier in ({}, {"lastSnapshotTime": "2026-01-02T03:03:00Z"}):
         request = requests.snapshot(session(made.ready(), **earlier), AT)
@@ -143,7 +143,7 @@ class Steps:
 
 
 @pytest.mark.parametrize("reason", [each for each in Reason if each.progress is Progress.MOVING], ids=str)
-def test_what_may_mend_itself_is_told_and_waited_for(reason: Reason) -> None:
+def test_a_resume_reports_a_temporary_problem_and_waits_for_its_end(reason: Reason) -> None:
     """An autoscaler may bring the node that an unschedulable pod waits for."""
     finding = found(reason, "This is the matter.")
     states = standard_conditions(finding, finding, None)

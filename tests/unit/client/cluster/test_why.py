@@ -76,7 +76,7 @@ def test_a_ready_session_that_is_threatened_says_so_first() -> None:
     assert shown.splitlines()[:2] == ["TrainingSession qwen is ready: ClaimTerminating", "The claim is being deleted."]
 
 
-def test_what_could_not_be_read_is_said_at_the_end() -> None:
+def test_unreadable_objects_are_listed_at_the_end() -> None:
     session = made.session(conditions=made.unready("CrashLoop"))
     shown = answer(family_of(session), unread=("events not shown: Your rights do not allow it.",))
     assert shown.endswith("events not shown: Your rights do not allow it.\n")

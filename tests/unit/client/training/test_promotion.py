@@ -111,7 +111,7 @@ def test_a_server_that_has_names_says_what_is_wrong(status: int, sentence: str) 
         ('{"sampler": null}', "has no sampler: its `sampler` is None"),
     ],
 )
-def test_a_folder_without_a_sampler_is_told(tmp_path: Path, content: str | None, told: str) -> None:
+def test_a_folder_without_a_sampler_is_reported(tmp_path: Path, content: str | None, told: str) -> None:
     if content is not None:
         (tmp_path / "summary.json").write_text(content)
     with pytest.raises(PromotionRefused, match=re.escape(told)) as refused:

@@ -68,7 +68,7 @@ ALL_RULES = [
 
 
 @CRDS
-def test_the_crds_refuse_the_names_that_the_operator_knows_before_it_is_told_any(crd: Crd) -> None:
+def test_the_crds_refuse_the_reserved_names_that_need_no_settings(crd: Crd) -> None:
     rules = [rule["rule"] for _, field in crd.fields for rule in field.get("x-kubernetes-validations", ())]
     secrets, claims = (f"r'^({pattern.pattern})$'" for pattern in (SECRET_PATTERN, CLAIM_PATTERN))
     assert len([rule for rule in rules if secrets in rule]) == len(READ_SECRETS)

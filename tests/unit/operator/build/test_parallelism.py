@@ -42,7 +42,7 @@ def variables_of(pod: Manifest) -> dict[str, str]:
         pytest.param({"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "1", id="one GPU"),
     ],
 )
-def test_the_worker_is_told_how_many_ranks_there_are(divided: Manifest, spec: Manifest, ranks: str) -> None:
+def test_the_worker_gets_the_number_of_ranks(divided: Manifest, spec: Manifest, ranks: str) -> None:
     assert options_of(pod_of(**divided, **spec))["ranks"] == ranks
 
 

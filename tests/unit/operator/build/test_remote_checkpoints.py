@@ -37,7 +37,7 @@ def test_the_policy_opens_the_port_of_the_store(environment: dict[str, str], exp
     assert ports(make_session(), replace(KEYED, checkpoint_environment=environment)) == expected
 
 
-def test_a_model_from_the_hub_is_fetched_beside_a_store_of_ones_own() -> None:
+def test_a_model_from_the_hub_can_be_fetched_with_a_checkpoint_store_of_the_user() -> None:
     installation = replace(KEYED, checkpoint_environment=ENVIRONMENT)
     assert ports(make_session(source=FROM_HUB), installation) == {53, 443, 9000}
 

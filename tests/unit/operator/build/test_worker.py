@@ -53,7 +53,7 @@ def test_the_folder_of_a_model_has_one_spelling() -> None:
     assert "--model=/models" in worker(make_session(source=source))["args"]
 
 
-def test_an_image_is_told_as_it_was_asked_for_and_run_by_its_digest() -> None:
+def test_a_worker_reports_the_requested_image_and_runs_its_digest() -> None:
     plan = WorkerPlan("u", PinnedImage("trainer:1", "trainer@sha256:ab"), 1)
     container = build_workload(make_session(), INSTALLATION, plan)["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "trainer@sha256:ab"
@@ -81,7 +81,7 @@ def test_a_pod_that_needs_the_outside_reaches_names_and_https(session: TrainingS
     assert sorted(set(ports)) == [53, 443]
 
 
-def test_beside_api_server_and_operator_of_the_release_samplers_of_its_namespace_may_speak_to_a_worker() -> None:
+def test_api_server_operator_and_samplers_of_its_namespace_may_reach_a_worker() -> None:
     rule, samplers = build_session_policy(make_session(), INSTALLATION)["spec"]["ingress"]
     [peer] = samplers["from"]
     assert peer == {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "tinsmith-sampler"}}}

@@ -172,7 +172,7 @@ async def test_a_spoiled_client_secret_is_written_anew(issuer: Issuer, cluster: 
     ],
     ids=["without labels", "another writer's", "another release's"],
 )
-async def test_a_foreign_secret_in_the_clients_place_is_told_and_left_alone(
+async def test_a_foreign_secret_with_the_name_of_the_client_secret_is_reported_and_kept(
     issuer: Issuer, cluster: FakeCluster, labels: dict[str, str]
 ) -> None:
     """An ingress has its certificate under such a name, and its owner would restore it after every write."""

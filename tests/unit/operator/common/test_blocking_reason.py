@@ -44,7 +44,7 @@ def test_a_session_that_names_what_is_the_installations_has_nothing_at_all() -> 
 
 
 @pytest.mark.parametrize("make", [a_session, a_pool])
-def test_one_that_runs_and_is_changed_to_name_it_stops_and_then_goes_on(make: Any) -> None:
+def test_a_running_session_that_names_a_reserved_secret_stops_until_the_name_is_removed(make: Any) -> None:
     world = make()
     world.settle()
     assert ready(world)["status"] == "True"

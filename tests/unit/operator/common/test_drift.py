@@ -81,7 +81,7 @@ def test_fields_that_say_when_it_runs_keep_their_manager() -> None:
     assert own_managed_fields(live) == [entry(OPERATOR, "Apply", SELECTOR), queue]
 
 
-def test_a_field_that_a_queues_webhook_put_into_our_own_request_is_let_go_and_not_taken_away() -> None:
+def test_a_field_that_a_queue_webhook_added_to_our_request_is_released_and_not_removed() -> None:
     both = {"f:spec": {**SELECTOR["f:spec"], **SUSPEND["f:spec"]}}
     live = manifest(entry(OPERATOR, "Update", both), kind="RayCluster")
     assert own_managed_fields(live) == [entry(OPERATOR, "Apply", both)]

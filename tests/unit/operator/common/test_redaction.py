@@ -111,7 +111,7 @@ def test_the_message_of_a_pod_belongs_to_its_own_image_and_not_to_the_later_spec
 
 
 @pytest.mark.parametrize(("image", "quotes"), [(None, True), ("ghcr.io/team/trainer:1", False)])
-def test_why_a_worker_takes_no_snapshot_is_told_alike(image: str | None, quotes: bool) -> None:
+def test_the_reason_for_a_refused_snapshot_is_redacted_too(image: str | None, quotes: bool) -> None:
     world = a_world(image, "*")
     request = "2026-01-31T12:00:00Z"
     world.user_annotates("tinsmith.dev/snapshot-requested-at", request)

@@ -125,7 +125,7 @@ def test_a_request_for_a_snapshot_waits_for_the_worker() -> None:
     assert "requests" not in status(world)
 
 
-def test_an_answer_is_told_with_a_time_that_is_not_before_the_snapshot() -> None:
+def test_an_answer_has_a_time_that_is_not_before_the_snapshot() -> None:
     world = settled_world()
     world.user_annotates(SNAPSHOT_REQUEST_ANNOTATION, FIRST)
     world.snapshot = SnapshotAnswer(FIRST, datetime(2026, 2, 1, 12, 0, 0, 300_000, tzinfo=UTC))
@@ -168,7 +168,7 @@ def test_a_worker_that_cannot_snapshot_is_quoted_once() -> None:
 
 @pytest.mark.parametrize("annotation", [RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION])
 @pytest.mark.parametrize("said", UNREADABLE)
-def test_what_is_no_time_is_told_once_and_does_nothing(annotation: str, said: str) -> None:
+def test_a_request_without_a_valid_time_is_reported_once_and_has_no_effect(annotation: str, said: str) -> None:
     world = settled_world()
     world.user_annotates(annotation, said)
     world.settle()

@@ -106,7 +106,9 @@ def test_an_object_in_a_later_list_has_not_ended(cache: Cache, resource: Resourc
     assert cache.note({**living, "metadata": {**living["metadata"], "resourceVersion": "21"}})
 
 
-def test_what_a_newer_list_lacks_is_gone_and_is_told(cache: Cache, enqueued: list[Key]) -> None:
+def test_an_object_that_a_newer_list_lacks_is_removed_and_its_readers_are_enqueued(
+    cache: Cache, enqueued: list[Key]
+) -> None:
     cache.note(manifest(SERVICES, version=5))
     cache.note(manifest(SERVICES, "kept", uid="u2", version=6))
     cache.read(place(SERVICES), KEY)
@@ -242,7 +244,7 @@ def test_sessions_and_pools_are_kept_but_for_who_wrote_which_field(cache: Cache,
     assert cache.peek(place(resource)) == whole
 
 
-def test_of_somebodys_claim_is_kept_what_the_operator_has_written_on_it(cache: Cache) -> None:
+def test_the_cache_keeps_the_annotations_of_the_operator_on_a_foreign_claim(cache: Cache) -> None:
     """A session may keep its journal there, and the claim remembers the image."""
     foreign = large(CLAIMS)
     foreign["metadata"]["annotations"]["tinsmith.dev/image"] = "trainer:1"
@@ -298,7 +300,7 @@ def test_a_child_that_lost_our_label_or_its_owner_is_kept_whole(cache: Cache) ->
     assert cache.peek(place(SERVICES)) == owned
 
 
-def test_what_was_said_of_an_object_is_remembered_for_that_version_of_it_alone(cache: Cache) -> None:
+def test_a_derived_value_is_cached_for_one_version_of_its_object(cache: Cache) -> None:
     asked: list[str] = []
 
     def say(shown: dict[str, Any]) -> str:
@@ -318,7 +320,7 @@ class Saying:
         self.uid = shown["metadata"]["uid"]
 
 
-def test_what_was_said_of_an_object_goes_with_it(cache: Cache) -> None:
+def test_a_derived_value_is_removed_with_its_object(cache: Cache) -> None:
     cache.note(manifest(SERVICES, uid="u1", version=5))
     said = weakref.ref(cast(Saying, cache.derive(place(SERVICES), Saying)))
     assert said() is not None

@@ -186,7 +186,7 @@ async def test_a_read_waits_for_its_turn_like_a_write_and_the_lease_never_waits(
     await cluster.close()
 
 
-async def test_a_read_that_is_told_to_ask_for_less_holds_up_the_next_one(wire: Wire) -> None:
+async def test_a_read_that_is_throttled_delays_the_next_read(wire: Wire) -> None:
     limit = CountedLimit()
     cluster = Cluster(limit, lambda: 10.0, lambda *_: None)
     wire.status, wire.headers = 429, {"Retry-After": "36"}
@@ -323,7 +323,7 @@ def test_an_answer_that_is_no_status_is_understood_by_its_number(body: bytes) ->
     assert isinstance(error_of(502, body, None, "GET /x"), Unavailable)
 
 
-async def test_the_pause_that_the_server_asks_for_is_told(cluster: Cluster, wire: Wire) -> None:
+async def test_the_pause_that_the_server_requests_is_returned(cluster: Cluster, wire: Wire) -> None:
     wire.status, wire.answer, wire.headers = 503, {"message": "later"}, {"Retry-After": "9"}
     with pytest.raises(Unavailable) as raised:
         await cluster.get(SERVICES, "tin", "tiny")
@@ -374,13 +374,13 @@ def test_a_path_says_what_is_done_to_what(method: str, path: str, watch: bool, c
     assert parse_call(method, path, watch) == call
 
 
-async def test_no_credentials_at_all_is_said_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+async def test_missing_credentials_are_reported_with_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     with pytest.raises(OperatorError, match="service account, or set KUBECONFIG"):
         await load_configuration()
 
 
-async def test_a_list_that_the_watch_asks_for_is_read_beside_it(wire: Wire) -> None:
+async def test_a_list_for_the_watch_is_read_in_parallel(wire: Wire) -> None:
     """The operator therefore needs no second request."""
     heard: list[tuple[str | None, str, str, Any, bool]] = []
     turns: list[str] = []

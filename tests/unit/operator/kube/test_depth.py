@@ -19,7 +19,7 @@ def with_neighbours(nested: str) -> str:
 
 
 @pytest.mark.parametrize("nested", [NESTED, LISTS, f"[{NESTED},{LISTS},1]"], ids=["objects", "lists", "both"])
-def test_what_is_beside_a_deep_value_is_read_to_the_letter(nested: str) -> None:
+def test_values_next_to_a_deep_value_are_read_exactly(nested: str) -> None:
     for text in (with_neighbours(nested), with_neighbours(nested).encode()):
         read = parse_json(text)
         assert (read["before"], read["after"]) == (NEIGHBOUR, NEIGHBOUR)
@@ -47,12 +47,12 @@ def test_what_is_not_too_deep_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "\\"], ids=["in a string", "behind a backslash"])
-def test_an_answer_that_ends_in_a_string_of_quotes_is_told_in_linear_time(end: str) -> None:
+def test_an_answer_that_ends_in_a_string_of_quotes_is_refused_in_linear_time(end: str) -> None:
     cut_off = "[" * DEEP + '"' + '\\"' * 1_000_000 + end
     with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
         parse_json(cut_off)
 
 
-def test_what_is_no_json_is_said() -> None:
+def test_invalid_json_is_reported() -> None:
     with pytest.raises(ValueError, match="Expecting"):
         parse_json("<html>")

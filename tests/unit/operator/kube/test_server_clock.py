@@ -56,7 +56,7 @@ async def test_a_certificate_begins_and_ends_in_time_by_both_clocks(offset: time
 
 
 @pytest.mark.parametrize(("offset", "way"), [(-HOURS, "ahead of"), (HOURS, "behind")])
-def test_clocks_that_differ_are_told_with_the_cure_once_in_the_log(offset: timedelta, way: str) -> None:
+def test_clocks_that_differ_are_logged_once_with_the_cure(offset: timedelta, way: str) -> None:
     with structlog.testing.capture_logs() as logs:
         clock = told(offset)
         clock.note(format_datetime(LOCAL + offset, usegmt=True), LOCAL)

@@ -71,7 +71,7 @@ def error_event(code: int, **event: Any) -> bytes:
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 429, 500, 503, 504])
-def test_every_error_in_a_watch_makes_it_begin_anew_as_one_that_is_too_old(code: int) -> None:
+def test_every_error_restarts_a_watch_like_an_expired_version(code: int) -> None:
     assert readable_line(error_event(code)) == BEGIN_ANEW
     assert json.loads(BEGIN_ANEW)["object"]["code"] == 410
     assert readable_line(error_event(410)) == error_event(410)

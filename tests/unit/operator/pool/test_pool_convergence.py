@@ -117,7 +117,7 @@ def test_it_comes_to_rest_from_wherever_it_was(life: list[Step]) -> None:
 
 @given(life=st.lists(steps(), max_size=30))
 @SETTINGS
-def test_while_its_model_is_on_a_journal_it_rests_without_a_pod_and_then_goes_on(life: list[Step]) -> None:
+def test_a_pool_whose_model_is_on_a_journal_waits_without_a_pod_and_then_continues(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
     world.user_sets(replicas=2)
@@ -172,7 +172,7 @@ def test_what_is_not_the_pools_is_never_touched(life: list[Step], foreign: tuple
 
 @given(life=st.lists(steps(), max_size=30))
 @SETTINGS
-def test_an_event_is_told_only_when_something_has_moved(life: list[Step]) -> None:
+def test_an_event_is_written_only_after_a_change(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
     world.settle()

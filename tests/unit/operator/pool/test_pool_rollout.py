@@ -142,7 +142,7 @@ def test_a_restart_is_done_once_for_each_request_and_told_when_all_replicas_are_
     assert names(world) == after
 
 
-def test_a_pool_is_named_in_its_certificate_by_its_uid_which_its_samplers_are_told() -> None:
+def test_the_certificate_of_a_pool_names_its_uid_and_its_samplers_get_that_uid() -> None:
     world = settled_world()
     [secret] = [each for place, each in world.objects.items() if place[0] == "Secret"]
     facts = world.certificates[secret["metadata"]["uid"]]

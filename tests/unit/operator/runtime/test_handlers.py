@@ -43,7 +43,7 @@ def test_no_kopf_is_asked_for_that_cannot_leave_the_filtering_to_the_api_server(
     assert len(list(watch_settings().watching.label_selectors)) == 3, "Jobs, Secrets and pods"
 
 
-def test_an_api_server_that_is_away_for_long_is_asked_for_ever() -> None:
+def test_requests_to_an_unreachable_api_server_are_retried_without_a_limit() -> None:
     backoff = EndlessBackoff()
     first, again = (list(itertools.islice(backoff, 1000)) for _ in range(2))
     assert first == again, "each request begins anew"

@@ -74,7 +74,7 @@ def test_metrics_tell_of_requests_conditions_and_certificates() -> None:
     assert [float(line.split()[-1]) for line in ends] == [end.timestamp()] * 2
 
 
-def test_the_replicas_of_a_pool_are_told_as_wanted_and_as_ready() -> None:
+def test_the_desired_and_the_ready_replicas_of_a_pool_are_reported() -> None:
     metrics = Metrics()
     place = {"namespace": "research", "name": "qwen"}
     pools = [

@@ -247,7 +247,7 @@ async def test_nothing_is_complete_while_every_namespace_is_forbidden() -> None:
 
 
 @simulated_time
-async def test_while_every_namespace_is_forbidden_it_waits_for_one_that_is_not() -> None:
+async def test_the_informer_waits_while_every_namespace_is_forbidden() -> None:
     house = House("a", "b")
     house.cluster.forbidden = {"a", "b"}
     waiting = asyncio.create_task(house.informer.check_kinds())

@@ -144,7 +144,7 @@ async def test_a_lease_without_a_word_in_it_is_free() -> None:
 
 @simulated_time
 @pytest.mark.parametrize(("renew_seconds", "writes"), [(None, 11), (1.0, 31), (5.0, 7)])
-async def test_it_is_renewed_as_often_as_is_said_or_five_times_in_its_duration(
+async def test_the_lease_is_renewed_at_the_configured_interval_or_five_times_in_its_duration(
     renew_seconds: float | None, writes: int
 ) -> None:
     server = LeaseServer()

@@ -261,7 +261,7 @@ def test_a_model_cache_on_the_journal_of_an_earlier_session_is_seen(cache: Cache
     assert read_journal_of(cache, session) == ReadJournal("spec.modelCache.claimName", "models", "ada")
 
 
-def test_a_later_session_takes_nobodys_model_away_by_naming_its_volume_for_a_journal(cache: Cache) -> None:
+def test_a_later_session_that_names_the_volume_of_a_model_as_its_journal_takes_no_model_away(cache: Cache) -> None:
     cache.note(using("data", "eve", LATE))
     assert read_journal_of(cache, make_session(source=ON_DATA)) is None
 
@@ -272,7 +272,7 @@ def test_what_a_journal_of_its_own_holds_a_session_may_read(cache: Cache) -> Non
     assert read_journal_of(cache, session) is None
 
 
-def test_of_two_sessions_that_have_each_the_others_journal_for_a_model_the_first_goes_on(cache: Cache) -> None:
+def test_the_first_of_two_sessions_that_read_each_others_journal_continues(cache: Cache) -> None:
     first = make_session("first", source=on_claim("second-data"), storage={"existingClaim": "first-data"})
     second = make_session("second", source=on_claim("first-data"), storage={"existingClaim": "second-data"})
     first, second = replace(first, uid="uid-first"), replace(second, uid="uid-second")
@@ -308,7 +308,7 @@ def numbered_pod() -> dict[str, Any]:
     return manifest(PODS, "qwen-0", "uid-0", labels={"tinsmith.dev/session": "qwen"}, ownerReferences=owners)
 
 
-def test_a_group_has_its_head_for_a_worker_and_the_others_beside_it(cache: Cache) -> None:
+def test_the_head_of_a_group_is_its_worker_and_the_other_pods_are_members(cache: Cache) -> None:
     for resource in (WORKLOADS, RAY_CLUSTERS):
         cache.note(manifest(resource, "qwen", f"uid-{resource.kind}"))
     for name, suffix in (("a", "-member"), ("b", ""), ("c", "-member")):

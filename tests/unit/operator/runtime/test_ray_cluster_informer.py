@@ -111,7 +111,7 @@ async def test_once_wanted_they_are_watched_and_known() -> None:
 
 
 @simulated_time
-async def test_a_cluster_without_kuberay_is_said_once_and_looked_at_again_until_it_is_there() -> None:
+async def test_a_cluster_without_kuberay_is_reported_once_and_checked_until_kuberay_exists() -> None:
     house = House()
     house.lacks_kuberay()
     async with house.running():

@@ -71,7 +71,7 @@ def test_what_a_user_wants_of_a_session_is_something_else_then(change: dict[str,
     [{"resourceVersion": "2"}, {"annotations": {"example.com/seen": "yes"}}, {"labels": {"team": "a"}}],
     ids=["its status", "another annotation", "a label"],
 )
-def test_what_is_written_on_a_session_beside_that_asks_for_nothing(change: dict[str, Any]) -> None:
+def test_other_changes_of_a_session_request_nothing(change: dict[str, Any]) -> None:
     assert asked_of(**change) == asked_of()
 
 

@@ -220,7 +220,7 @@ def test_a_secret_of_thousands_is_parsed_once_and_not_at_every_scrape(
     assert parsed == MANY
 
 
-def test_metrics_go_on_beside_an_odd_secret_which_the_log_names_once(
+def test_metrics_continue_in_spite_of_an_invalid_secret_that_the_log_names_once(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody who may write Secrets in a namespace can give one the operator's label."""

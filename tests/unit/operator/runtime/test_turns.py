@@ -121,12 +121,12 @@ def test_when_a_window_is_open(window: str, day: int, clock: str, is_open: bool)
 @pytest.mark.parametrize(
     "text", ["nights", "2-5", "25:00-26:00", "Mo 02:00-05:00", "02:00-02:00", "24:30-25:00", "Sat"]
 )
-def test_what_is_no_window_is_said_with_what_would_be_one(text: str) -> None:
+def test_an_invalid_window_is_reported_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="window"):
         parse_window(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "101%", "0%", "ten", ""])
-def test_what_is_no_budget_is_said_with_what_would_be_one(text: str) -> None:
+def test_an_invalid_budget_is_reported_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="use a number of at least 1, or a share such as 10%"):
         parse_policy(automatic=False, budget=text, window="")

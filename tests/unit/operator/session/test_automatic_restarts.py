@@ -100,7 +100,7 @@ def test_a_pod_that_cannot_get_its_image_takes_another_way_at_once() -> None:
 # ---- what only the installation says
 
 
-def test_other_settings_of_the_installation_wait_and_are_told() -> None:
+def test_other_settings_of_the_installation_wait_and_are_reported() -> None:
     world = settled()
     world.change_installation(**ROOT)
     world.settle()

@@ -211,7 +211,7 @@ def replaced_journals(world: World) -> list[Emit]:
     return [event for event in world.events if event.reason == "JournalReplaced"]
 
 
-def test_a_claim_that_others_replaced_between_two_looks_is_told() -> None:
+def test_a_claim_that_another_client_replaced_is_reported() -> None:
     """A restore or a storage failure does this: the operator never observes the gap."""
     world = World(session_manifest(storage={"existingClaim": "mine"}))
     world.add({**PLAIN_CLAIM, "metadata": {"name": "mine"}})

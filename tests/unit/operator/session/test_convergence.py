@@ -206,7 +206,7 @@ def test_what_is_not_the_sessions_is_never_touched(life: list[Step], foreign: tu
 
 @given(life=st.lists(steps(), max_size=30))
 @SETTINGS
-def test_an_event_is_told_only_when_a_condition_has_moved(life: list[Step]) -> None:
+def test_an_event_is_written_only_when_a_condition_has_changed(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
     world.settle()

@@ -141,7 +141,7 @@ def test_a_worker_that_runs_is_not_stopped_because_its_job_is_gone() -> None:
     assert JOB not in world.objects
 
 
-def test_a_suspended_session_stops_a_conversion_and_keeps_one_that_is_done() -> None:
+def test_a_suspended_session_stops_a_running_conversion_and_keeps_a_finished_one() -> None:
     world = converting()
     world.user_sets(suspend=True)
     world.operate()
@@ -157,7 +157,7 @@ def test_a_suspended_session_stops_a_conversion_and_keeps_one_that_is_done() -> 
     assert said(done)[0] == "Suspended"
 
 
-def test_a_job_that_gave_up_is_told_with_its_last_words_and_tried_again_when_that_is_asked_for() -> None:
+def test_a_failed_job_is_reported_with_its_last_message_and_retried_on_request() -> None:
     world = converting()
     record = {"reason": "ModelInvalid", "message": "config.json is not there."}
     for _ in range(8):
@@ -175,7 +175,7 @@ def test_a_job_that_gave_up_is_told_with_its_last_words_and_tried_again_when_tha
     assert said(world)[0] == "WorkerReady"
 
 
-def test_a_try_that_failed_is_told_while_another_follows() -> None:
+def test_a_failed_attempt_is_reported_while_the_next_one_runs() -> None:
     world = converting()
     world.conversion_ends("Failed", exitCode=1, message=json.dumps({"reason": "CannotStart", "message": "no room."}))
     assert said(world) == (
@@ -189,7 +189,7 @@ def test_a_try_that_failed_is_told_while_another_follows() -> None:
     assert "converts the model into the model cache on node node-1" in said(world)[1]
 
 
-def test_a_model_that_is_not_there_is_told_as_a_worker_would_tell_it() -> None:
+def test_a_missing_model_is_reported_as_by_a_worker() -> None:
     world = converting()
     record = {"reason": "ModelNotFound", "message": "There is no model at /models/qwen."}
     world.conversion_ends("Failed", exitCode=1, message=json.dumps(record))
@@ -247,13 +247,13 @@ def scheduled(status: str, message: str = "") -> Manifest:
         ({"conditions": [scheduled("True")]}, "PreparingPod"),
     ],
 )
-def test_the_trouble_of_its_pod_is_told_as_a_workers_is(status: Manifest, reason: str) -> None:
+def test_a_problem_of_its_pod_is_reported_like_a_problem_of_a_worker(status: Manifest, reason: str) -> None:
     world = converting()
     converter(world)["status"] = status
     assert said(world)[0] == reason
 
 
-def test_a_job_that_others_hold_back_is_told_and_left_to_them() -> None:
+def test_a_job_that_another_controller_suspends_is_reported_and_left_alone() -> None:
     """A job queue suspends Jobs in this way."""
     world = converting()
     for pod in world.converters():

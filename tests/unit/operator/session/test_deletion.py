@@ -63,7 +63,7 @@ def test_the_worker_runs_on_until_its_adapters_are_saved() -> None:
     assert ready_reason(world) == "Deleting"
 
 
-def test_a_deletion_does_not_wait_for_ever() -> None:
+def test_a_deletion_has_a_time_limit() -> None:
     world = settled_world(storage=DELETE)
     world.user_deletes_owner()
     world.operate()
@@ -275,7 +275,7 @@ def test_a_suspended_session_is_woken_so_that_its_adapters_can_be_saved(reported
     saves_before_it_goes(world)
 
 
-def test_a_suspended_session_that_does_not_wake_does_not_stay_for_ever() -> None:
+def test_the_deletion_of_a_suspended_session_that_does_not_wake_ends() -> None:
     world = suspended_with_adapters(2)
     world.user_deletes_owner()
     world.operate()

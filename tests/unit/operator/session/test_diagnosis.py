@@ -89,7 +89,7 @@ def test_a_termination_message_of_an_unknown_form_is_quoted_as_text_and_cut(word
     assert ready.message.isprintable()
 
 
-def test_a_refusal_with_half_a_character_is_told_with_what_can_be_written() -> None:
+def test_a_refusal_with_half_a_character_is_reported_without_that_character() -> None:
     """JSON can escape half of a pair, which is no character: no status could hold it."""
     ready = conditions(starting_world(refused("ModelNotFound", "No model in /models/\ud800."), "node-1"))["Ready"]
     assert ready.reason == "ModelNotFound"
@@ -126,7 +126,7 @@ def test_a_refusal_is_remembered_while_the_next_try_has_only_just_begun() -> Non
     ],
     ids=["all that are there are others", "as of 1.34", "its node does not answer", "its node has a taint, as of 1.34"],
 )
-def test_a_volume_on_a_lost_node_is_told_apart(message: str) -> None:
+def test_a_volume_on_a_lost_node_is_recognized(message: str) -> None:
     found = conditions(starting_world(unscheduled(message)))
     assert found["Ready"].reason == found["Degraded"].reason == "VolumeOnLostNode"
     assert found["Degraded"].status == "True"
@@ -198,7 +198,7 @@ def degradation(world: World) -> tuple[str, str]:
     return degraded.status, degraded.reason
 
 
-def test_a_full_volume_is_said_while_the_worker_is_ready_until_there_is_room() -> None:
+def test_a_full_volume_of_a_ready_worker_is_reported_until_space_is_free() -> None:
     world = ready_world()
     world.worker_reports(volume_full=True)
     assert conditions(world)["Ready"].status == "True"

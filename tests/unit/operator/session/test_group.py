@@ -122,7 +122,7 @@ def test_a_member_for_which_there_is_no_room_says_what_the_scheduler_says(world:
     assert "Insufficient nvidia.com/gpu" in ready(world)["message"]
 
 
-def test_a_pod_that_kuberay_may_not_make_is_told_in_its_words() -> None:
+def test_a_pod_that_kuberay_may_not_create_is_reported_with_the_message_of_kuberay() -> None:
     world = a_world()
     for _ in range(5):
         world.operate()

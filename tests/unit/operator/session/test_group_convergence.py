@@ -130,7 +130,7 @@ def test_no_pod_of_a_group_begins_before_the_model_is_converted_with_its_image(
 
 @given(life=st.lists(steps(), max_size=30))
 @SETTINGS
-def test_an_event_is_told_only_when_a_condition_has_moved(life: list[Step]) -> None:
+def test_an_event_is_written_only_when_a_condition_has_changed(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
     world.settle(rounds=90)

@@ -172,7 +172,7 @@ REFUSED = 'pods "qwen-image-pull-x7k2p" is forbidden: '
         ('image policy webhook: admission webhook "images.example" denied the request: no signature', True),
     ],
 )
-def test_a_pull_that_the_namespace_has_no_room_for_holds_no_worker_and_one_that_a_policy_denies_does(
+def test_a_pull_beyond_the_quota_does_not_stop_the_worker_and_a_pull_that_a_policy_denies_does(
     refused: str, waits: bool
 ) -> None:
     world = settled()

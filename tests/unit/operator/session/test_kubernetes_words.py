@@ -182,7 +182,7 @@ def test_a_pod_that_its_node_cannot_set_up_is_explained_by_the_pods_warning(warn
     [unscheduled(NO_GPU), waiting("ErrImagePull", "denied"), waiting("ContainerCreating"), {}],
     ids=["moving", "stuck", "under way", "new"],
 )
-def test_the_progress_of_a_session_is_said_in_one_condition_beside_ready(status: Manifest) -> None:
+def test_one_condition_next_to_ready_has_the_progress_of_a_session(status: Manifest) -> None:
     found = conditions(starting_world(status, "node-1" if "containerStatuses" in status else None))
     told = {type_ for type_ in ("Reconciling", "Stalled") if found[type_].message == found["Ready"].message}
     assert told == {type_ for type_ in ("Reconciling", "Stalled") if found[type_].status == "True"}

@@ -144,7 +144,7 @@ def test_an_image_in_the_spec_is_used_at_once(image: str) -> None:
     assert running_image(world) == image
 
 
-def test_who_chose_the_image_is_said_on_the_claim_only_where_it_was_the_session() -> None:
+def test_the_claim_records_who_chose_the_image_only_if_the_session_did() -> None:
     """The claims of existing sessions therefore do not change when the operator is upgraded."""
     annotations = settled_world().objects[CLAIM]["metadata"]["annotations"]
     assert IMAGE_CHOICE_ANNOTATION not in annotations

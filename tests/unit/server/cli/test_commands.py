@@ -66,7 +66,7 @@ def test_serve_refuses_with_one_line_and_status_2(arguments: list[str], sentence
     assert result.stdout == ""
 
 
-def test_a_port_in_use_is_said_in_a_sentence() -> None:
+def test_a_port_in_use_is_reported_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"port {port} on 127.0.0.1 is in use"):
@@ -91,7 +91,7 @@ def test_a_tenant_gets_no_key_when_its_name_is_no_folder_name(tenant: str) -> No
     assert json.loads(run("keys", "list", "--json").stdout or "[]") == []
 
 
-def test_a_database_that_cannot_be_is_said_in_a_sentence() -> None:
+def test_an_impossible_database_url_is_reported_in_one_sentence() -> None:
     result = run("keys", "list", "--database-url", "mysql://x")
     assert result.exit_code == 2
     assert result.stderr.startswith("tinsmith keys: The store cannot live in 'mysql'")

@@ -76,7 +76,7 @@ def test_the_url_is_alone_on_standard_output_unless_a_person_reads_both(
     assert capsys.readouterr().out == ("" if "stdout" in terminals else alone)
 
 
-def test_a_server_on_all_addresses_names_one_that_others_reach_and_warns_once(
+def test_a_server_on_all_addresses_names_a_reachable_one_and_warns_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_terminal(monkeypatch)

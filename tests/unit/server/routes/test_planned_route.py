@@ -71,7 +71,7 @@ async def test_each_dependency_is_called_once_and_what_it_opens_is_closed() -> N
     assert happened == ["shared", "opened", "asked", "closed"]
 
 
-async def test_what_a_dependency_says_beside_the_answer_is_sent() -> None:
+async def test_the_headers_of_a_dependency_are_sent_with_the_answer() -> None:
     assert (await post("/answer")).headers["x-said"] == "word"
 
 

@@ -148,7 +148,9 @@ async def test_a_handle_that_is_given_up_meanwhile_is_looked_up_again(delivery: 
     assert await delivery.submit("w1", operation(1), "ada") == 1
 
 
-async def test_a_handle_that_stays_given_up_is_said_when_patience_ends(delivery: Delivery, worker: OneWorker) -> None:
+async def test_a_handle_that_stays_abandoned_is_reported_after_the_patience_ends(
+    delivery: Delivery, worker: OneWorker
+) -> None:
     worker.closed_handles = 10**6
     with pytest.raises(HandleClosed):
         await delivery.submit("w1", operation(1), "ada", patience_seconds=0)

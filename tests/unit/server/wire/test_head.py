@@ -84,7 +84,7 @@ ENCODINGS: list[tuple[str, Callable[[bytes], bytes]]] = [
 
 @pytest.mark.parametrize("length", IMPOSSIBLE, ids=hex)
 @pytest.mark.parametrize(("encoding", "compress"), ENCODINGS)
-def test_a_field_longer_than_any_message_before_the_head_is_unreadable_and_its_length_is_said(
+def test_a_field_before_the_head_longer_than_any_message_is_refused_with_its_length(
     encoding: str, compress: Callable[[bytes], bytes], length: int
 ) -> None:
     with pytest.raises(HeadUnreadable, match=f"a field of {length} bytes; a message has 2147483647 at most"):

@@ -87,7 +87,7 @@ def test_a_body_made_of_too_much_is_refused_in_a_sentence(body: bytes, message: 
 
 
 @pytest.mark.parametrize("size", [10, 16_384, 65_536 * 3 + 10])
-def test_long_data_of_an_image_is_read_beside_everything_else(size: int) -> None:
+def test_long_image_data_is_read_together_with_other_content(size: int) -> None:
     """The limit is for bytes other than tokens and images: an image may have megabytes."""
     picture = bytes(range(256)) * (size // 256 + 1)
     text = base64.b64encode(picture).decode()

@@ -81,7 +81,7 @@ def test_sparse_tensors_keep_their_rows() -> None:
         (call(datum(loss_fn_inputs={"weights": {"data": [1.0], "dtype": "bfloat16"}})), "'float32' or 'int64'"),
     ],
 )
-def test_what_is_wrong_is_said_of_its_datum(content: Any, says: str) -> None:
+def test_an_error_names_its_datum(content: Any, says: str) -> None:
     with pytest.raises(InvalidTraining, match=says):
         read(content)
 

@@ -132,7 +132,7 @@ class DriverError(Exception):
     ],
     ids=lambda value: "" if isinstance(value, type) else str(value),
 )
-def test_what_may_pass_is_told_from_what_lasts_at_reads_and_writes_alike(
+def test_reads_and_writes_distinguish_temporary_from_permanent_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, expected: type[ServerError]
 ) -> None:
     root = CheckpointRoot(f"file://{tmp_path}")

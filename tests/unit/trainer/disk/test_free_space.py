@@ -42,7 +42,7 @@ def test_room_can_be_claimed_while_a_file_is_given_its_blocks(tmp_path: Path, mo
     loop.shutdown()
 
 
-def test_a_reserve_that_gets_no_blocks_is_told_of_once_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_reserve_without_blocks_is_reported_once_and_leaves_no_file(tmp_path: Path) -> None:
     async def scenario(disk: SmallDisk) -> None:
         room = DiskRoom(disk.folder, MIB, disk.folder / "reserve")
         with capture_logs() as logs:

@@ -138,7 +138,7 @@ def test_what_no_engine_can_run_is_refused(operation: list[Datum], message: str)
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 2)], ids=["one target", "two targets"])
-def test_labels_that_transformers_ignores_are_told_how_tokens_are_masked_here(shape: tuple[int, ...]) -> None:
+def test_labels_that_transformers_ignores_get_an_error_that_explains_masks(shape: tuple[int, ...]) -> None:
     labels = np.full(shape, 3, np.int64)
     labels[2:4] = -100
     with pytest.raises(UserError, match=r"target_tokens holds -100.* 0 in `weights`") as refused:

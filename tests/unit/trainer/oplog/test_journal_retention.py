@@ -233,7 +233,7 @@ def readable(journal: Journal, model_id: str = MODEL) -> list[int]:
 
 
 @pytest.mark.parametrize("is_short", [False, True])
-def test_what_is_younger_than_its_least_time_goes_only_where_the_disk_is_short(is_short: bool) -> None:
+def test_results_below_the_minimum_age_are_removed_only_when_disk_space_is_short(is_short: bool) -> None:
     rows = [Row(number, age_seconds=1000.0 - 50 * number, result_bytes=100) for number in range(5)]
     with journal_of(rows, applied=-1) as journal:
         forget(journal, Retention(math.inf, 100, operations=100, least_seconds=900.0, is_short=is_short))
@@ -302,7 +302,7 @@ def test_what_finishes_behind_a_jump_of_the_clock_is_kept_no_longer_than_before_
         assert finished_at <= clock.ago(age) + 1e-3
 
 
-def test_one_that_waits_to_be_told_that_it_is_late_holds_up_those_behind_it_alone() -> None:
+def test_an_operation_that_waits_for_its_late_answer_holds_back_only_later_ones() -> None:
     rows = [Row(1), Row(2, age_seconds=None), Row(3)]
     with journal_of(rows, applied=3) as journal:
         forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))

@@ -62,7 +62,7 @@ def test_a_tolerance_is_a_difference_that_is_still_fine() -> None:
     assert difference.exceeds(0.99e-4)
 
 
-def test_the_first_step_beyond_is_told_for_each_quantity() -> None:
+def test_the_first_step_beyond_the_limit_is_reported_for_each_quantity() -> None:
     good, bad, worse = record(), record(weight=0.6, loss=11.0), record(weight=0.9, loss=15.0, logprob=-2.0)
     found = first_beyond(compare([good] * 3, [good, bad, worse]), 1e-3)
     assert [(one.quantity, one.step) for one in found] == [

@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-async def test_what_has_ended_is_told_until_its_client_has_seen_the_round() -> None:
+async def test_an_ended_sample_is_reported_until_its_client_has_seen_the_round() -> None:
     ended = EndedSamples()
     ended.note(sample(0))
     told, first = ended.report(CLIENT, 0, 100)
@@ -30,7 +30,7 @@ async def test_what_has_ended_is_told_until_its_client_has_seen_the_round() -> N
     assert not await ended.any(CLIENT, second, 0)
 
 
-def test_what_ends_after_a_round_is_in_one_that_its_client_has_not_seen() -> None:
+def test_a_sample_that_ends_after_a_round_is_in_a_round_that_its_client_has_not_seen() -> None:
     """Even where an answer on its way was overtaken: its round was chosen before."""
     ended = EndedSamples()
     _, newer = ended.report(CLIENT, 0, 200)
@@ -47,7 +47,7 @@ def test_no_client_moves_the_rounds_of_another_however_far_its_cursor_says_it_is
     assert ended.report(CLIENT, 0, 100) == ([sample(0)], 100)
 
 
-def test_rounds_of_clients_that_are_no_more_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_former_clients_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_samples, "ROUNDS_KEPT", 2)
     ended = EndedSamples()
     for number in range(3):
@@ -65,7 +65,7 @@ def test_clients_that_share_a_sampling_session_hear_of_their_own_samples() -> No
         assert told == [sample(number) for number in numbers]
 
 
-def test_what_was_seen_and_not_fetched_is_told_again_after_a_minute() -> None:
+def test_a_sample_that_was_seen_and_not_fetched_is_reported_again_after_a_minute() -> None:
     clock = Clock()
     ended = EndedSamples(clock)
     ended.note(sample(0))

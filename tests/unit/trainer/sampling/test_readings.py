@@ -78,7 +78,7 @@ async def test_a_stop_string_ends_the_text_and_is_named(language: ModelLanguage)
     assert (content, end.stop_string) == ("one ", "STOP")
 
 
-async def test_logprobs_come_with_the_texts_of_their_tokens_but_not_of_the_one_that_ends(
+async def test_logprobs_have_the_texts_of_their_tokens_except_the_stop_token(
     language: ModelLanguage,
 ) -> None:
     reading = begun(language, worker_pb2.Reading(logprobs=True))

@@ -244,7 +244,7 @@ async def test_one_cancelled_while_its_adapter_is_loaded_is_never_drawn(
     assert len(samples.adapters) == 1
 
 
-async def test_one_that_drains_takes_nothing_new_and_answers_for_what_it_has(
+async def test_a_draining_queue_refuses_new_samples_and_answers_its_old_ones(
     samples: Samples, sampler: ScriptedSampler
 ) -> None:
     sampler.holds = True
@@ -296,9 +296,7 @@ async def test_samples_that_end_with_their_sampler_are_as_if_they_had_never_been
 ECHOED = replace(SEVEN, prompt_logprobs=np.array([np.nan, -1.0, -2.0], np.float32))
 
 
-async def test_an_echo_is_put_together_beside_the_loop_on_which_others_are_answered(
-    samples: Samples, sampler: ScriptedSampler
-) -> None:
+async def test_an_echo_is_assembled_outside_the_event_loop(samples: Samples, sampler: ScriptedSampler) -> None:
     sampler.holds, sampler.language = True, (letters := Letters())
     samples.submit(echo("a"), TENANT)
     await until_held(sampler, 1)
@@ -344,9 +342,7 @@ async def test_a_sample_that_cannot_be_read_as_text_fails_and_gives_its_place_ba
     await asyncio.wait_for(samples.drained(), WAIT_SECONDS)
 
 
-async def test_an_echo_of_more_texts_than_a_worker_can_decode_beside_its_work_is_refused(
-    samples: Samples, sampler: ScriptedSampler
-) -> None:
+async def test_an_echo_with_too_many_texts_is_refused(samples: Samples, sampler: ScriptedSampler) -> None:
     sampler.language = Letters()
     most = echo("most", MOST_ECHOED_TEXTS // 8, 3)
     more = echo("more", MOST_ECHOED_TEXTS // 8 + 1, 3)

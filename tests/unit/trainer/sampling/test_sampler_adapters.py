@@ -188,7 +188,7 @@ async def test_adapters_in_memory_stay_usable_while_another_waits_for_room() -> 
     newcomer.cancel()
 
 
-async def test_one_that_is_being_read_is_not_dropped_for_the_next() -> None:
+async def test_an_adapter_is_not_dropped_while_it_is_read() -> None:
     memory = Memory(limit=1)
     memory.gate.clear()
     adapters = memory.adapters()
@@ -208,7 +208,7 @@ async def test_a_damaged_checkpoint_fails_those_who_want_it_and_leaves_room_for_
     assert memory.held == ["good"]
 
 
-async def test_one_that_could_not_be_read_is_read_again_for_the_next_sample() -> None:
+async def test_an_adapter_that_could_not_be_read_is_read_again_for_the_next_sample() -> None:
     memory = Memory(broken={"a"})
     adapters = memory.adapters()
     with pytest.raises(CheckpointInvalid):
@@ -229,7 +229,7 @@ async def test_weights_that_were_just_saved_are_not_read_back() -> None:
     assert adapters.sources.taken() == {"own": 1}
 
 
-async def test_weights_that_the_worker_beside_it_shares_are_not_read_and_all_others_are(tmp_path: Path) -> None:
+async def test_only_weights_that_the_local_worker_does_not_share_are_read(tmp_path: Path) -> None:
     memory = Memory()
     door = SaveSocket(tmp_path / "saves")
     weights = {"weights/a.lora_A": np.zeros((1, 4), np.float32)}

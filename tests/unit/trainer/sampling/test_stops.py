@@ -40,7 +40,7 @@ def end_of(rule: StopRule, tokenizer: Any, tokens: list[int]) -> int | None:
     ],
     ids=["unset", "no ids", "no strings", "ids", "nothing", "strings", "strings of the wire", "both"],
 )
-def test_ids_replace_the_end_of_sequence_tokens_and_strings_come_beside_them(
+def test_ids_replace_the_end_of_sequence_tokens_and_strings_are_added_to_them(
     params: SamplingParams, expected: StopRule
 ) -> None:
     assert StopRule.of(params, EOS) == expected

@@ -26,7 +26,7 @@ def test_tenants_that_stay_have_had_the_same_but_for_a_turn(costs: dict[str, flo
 
 
 @given(COSTS, st.integers(0, 1000))
-def test_one_that_comes_goes_first_and_keeps_the_others_for_a_credit_at_most(cost: float, turns_before: int) -> None:
+def test_a_new_tenant_goes_first_and_delays_the_others_by_a_credit_at_most(cost: float, turns_before: int) -> None:
     turns = FairQueue(CREDIT)
     turns.enter("flood")
     for _ in range(turns_before):

@@ -63,7 +63,7 @@ def test_a_repository_of_the_hub_is_held_to_the_same(directory: Path, monkeypatc
     assert model_directory("owner/model") == directory
 
 
-def test_an_adapter_without_a_model_is_told_for_what_it_is(directory: Path) -> None:
+def test_an_adapter_without_a_model_is_recognized(directory: Path) -> None:
     (directory / "config.json").unlink()
     with pytest.raises(ModelDirectoryInvalid, match=HOLDS_AN_ADAPTER):
         checked_config(directory)

@@ -105,7 +105,7 @@ def test_an_expert_that_no_token_came_to_has_a_gradient_of_zero() -> None:
     assert weight.grad[[0, 2]].abs().sum() > 0
 
 
-def test_experts_in_another_form_are_told_apart() -> None:
+def test_experts_in_another_form_are_recognized() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -79,7 +79,7 @@ def alone(residency: Residency, stay: Stay) -> bool:
 
 
 @given(residencies)
-def test_a_new_model_never_waits_longer_than_one_that_comes_back(residency: Residency) -> None:
+def test_a_new_model_never_waits_longer_than_a_restored_one(residency: Residency) -> None:
     new, other = (replace(residency, is_new=is_new) for is_new in (True, False))
     assert new.seconds_until_one_leaves() <= other.seconds_until_one_leaves()
 

@@ -31,7 +31,7 @@ def test_saves_and_loads_are_tried_again_until_their_time_is_over(kind: Kind.Val
 
 
 @given(error=st.sampled_from([AWAY, ServerError("read-only"), RuntimeError("a fault of ours")]), waited=seconds)
-def test_a_release_is_tried_again_for_ever(error: Exception, waited: float) -> None:
+def test_a_release_is_retried_without_a_limit(error: Exception, waited: float) -> None:
     assert retry_seconds(Kind.RELEASE_MODEL, error, waited) == RELEASE_RETRY_SECONDS
 
 

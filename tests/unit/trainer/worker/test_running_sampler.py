@@ -35,7 +35,7 @@ async def test_a_sampler_of_an_ending_server_does_not_wait_for_fetched_results()
     assert parts.did == ["takes no more", "closed", "answers no more"]
 
 
-async def test_one_that_others_ask_stays_until_results_were_fetched() -> None:
+async def test_a_shared_sampler_runs_until_its_results_were_fetched() -> None:
     parts: Any = Unfetched()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(RunningSampler(parts, parts, drains=True).stop(), 0.05)

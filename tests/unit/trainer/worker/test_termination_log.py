@@ -38,7 +38,7 @@ def test_every_error_has_its_reason(error: Exception, reason: str) -> None:
     assert termination_record(error)["reason"] == reason
 
 
-def test_a_changed_image_names_the_one_that_can_go_on() -> None:
+def test_the_record_of_a_changed_image_names_the_required_image() -> None:
     assert termination_record(ImageChanged("…", "tinsmith/trainer@sha256:1"))["image"] == "tinsmith/trainer@sha256:1"
 
 

@@ -53,7 +53,7 @@ def failed(saves: BackgroundSaves, step: int) -> None:
     assert ended.wait(LIMIT_SECONDS)
 
 
-def test_a_save_runs_beside_its_caller(saves: BackgroundSaves) -> None:
+def test_a_save_runs_in_the_background_of_its_caller(saves: BackgroundSaves) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def save() -> None:
@@ -79,7 +79,7 @@ def test_a_failure_is_raised_at_the_next_save_which_then_does_not_begin(saves: B
     assert begun == [6]
 
 
-def test_who_waits_for_a_save_that_is_left_is_told(saves: BackgroundSaves) -> None:
+def test_a_waiter_for_an_abandoned_save_gets_an_error(saves: BackgroundSaves) -> None:
     go_on, told = threading.Event(), []
 
     def wait() -> None:

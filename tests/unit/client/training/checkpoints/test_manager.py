@@ -72,7 +72,7 @@ def loop_state_of(store: CheckpointStore, step: int) -> Any:
         return read_trainer_state(stream.read()).loop_state
 
 
-def test_a_directory_has_all_that_is_needed_to_go_on(
+def test_a_directory_has_everything_that_a_resume_needs(
     manage: Manage, server: FakeServer, model: Any, tmp_path: Path
 ) -> None:
     with manage() as manager:
@@ -203,7 +203,7 @@ def test_what_a_killed_run_left_goes_at_the_next_runs_first_save_and_its_state_t
     assert server.states.keys() == {metadata.state_path for metadata in manager.store.readable()}
 
 
-def test_a_run_goes_on_from_the_newest_whole_one_and_names_what_it_passed_over(
+def test_a_run_resumes_from_the_newest_intact_checkpoint_and_names_the_skipped_ones(
     manage: Manage, model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert manage().resume() is None

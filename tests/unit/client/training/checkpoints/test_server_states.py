@@ -145,7 +145,7 @@ def test_an_archive_with_a_broken_link_has_a_message(
         states.fetch_optimizer(STATE, tmp_path / "moments")
 
 
-def test_an_archive_that_does_not_come_whole_is_said_to(server: Server, states: ServerStates, tmp_path: Path) -> None:
+def test_an_incomplete_archive_is_reported(server: Server, states: ServerStates, tmp_path: Path) -> None:
     archive = archive_of({"optimizer.safetensors": bytes(3000)})
     flipped = bytearray(archive)
     flipped[-8] ^= 1  # of the digest
@@ -180,7 +180,7 @@ def test_links_in_an_archive_are_passed_over(server: Server, states: ServerState
     assert (tmp_path / "moments").read_bytes() == b"moments"
 
 
-def test_a_link_that_leads_nowhere_is_said_to(server: Server, states: ServerStates, tmp_path: Path) -> None:
+def test_a_dead_link_is_reported(server: Server, states: ServerStates, tmp_path: Path) -> None:
     urls = {name: f"{server.url}/{name}" for name in ("adapter_config.json", "adapter_model.safetensors")}
     server.bodies[LINKS] = json.dumps({"urls": urls, "expires": "2030-01-01T00:00:00Z"}).encode()
     with pytest.raises(DownloadDamaged, match="404"):

@@ -101,7 +101,7 @@ def test_a_changed_metric_is_damage_too(store: CheckpointStore, url: str) -> Non
     assert store.readable() == []
 
 
-def test_metrics_make_no_checkpoint_of_one_that_is_being_removed(store: CheckpointStore) -> None:
+def test_metrics_do_not_recreate_a_checkpoint_during_its_removal(store: CheckpointStore) -> None:
     write(store, 1)
 
     def measure() -> None:

@@ -109,7 +109,7 @@ async def test_what_the_environment_fails_at_is_raised() -> None:
         await do_group_rollout(builder, Says(*"aaaa"))
 
 
-async def test_a_rollout_that_asks_nothing_is_said_to() -> None:
+async def test_a_rollout_without_a_request_is_reported() -> None:
     [builder, *_] = groups_of(AsksTwice(asked=0))
     with pytest.raises(EnvironmentFailed, match="before it asked for anything"):
         await do_group_rollout(builder, Says())

@@ -167,7 +167,7 @@ def test_answers_are_kept_as_a_sweep_keeps_them(tmp_path: Path) -> None:
     assert list(json.loads((tmp_path / "tasks.json").read_text())) == ["ones"]
 
 
-def test_an_answer_that_cannot_be_kept_costs_its_row_alone_and_is_said(
+def test_an_answer_that_cannot_be_written_loses_only_its_row_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer has a token that the tokenizer cannot decode."""

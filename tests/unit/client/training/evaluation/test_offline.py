@@ -70,7 +70,7 @@ def test_what_is_there_already_is_not_asked_again(tmp_path: Path) -> None:
     assert (third.sessions, other.calls) == (0, 2)
 
 
-def test_a_checkpoint_that_is_gone_is_said_and_passed_over(tmp_path: Path) -> None:
+def test_a_deleted_checkpoint_is_reported_and_skipped(tmp_path: Path) -> None:
     gone = at_path("tinker://run/sampler_weights/step-7")
     sweep = OfflineEvaluator([task()], tmp_path, connect=server().connect).run([BOTH[0], gone, BOTH[1]])
     assert [one.step for one in sweep.summaries] == [5, 10]
@@ -116,7 +116,7 @@ def test_no_more_examples_and_checkpoints_are_under_way_than_are_allowed(tmp_pat
     ("path", "step"),
     [("step-000012", 12), ("step-000012-9f03c77e", 12), ("000040", 40), ("epoch2-7.final", 7), ("final", None)],
 )
-def test_the_step_is_the_one_that_a_name_begins_with_or_its_last_number(path: str, step: int | None) -> None:
+def test_the_step_is_the_first_number_or_the_last_number_of_a_name(path: str, step: int | None) -> None:
     assert at_path(f"tinker://run:train:0/sampler_weights/{path}").step == step
 
 

@@ -121,7 +121,7 @@ async def test_words_go_through_the_chat_template_and_end_as_it_ends() -> None:
     assert (said, sampling.params[0].stop) == (["hi"] * 3, [0])
 
 
-async def test_a_model_without_a_template_goes_on_with_the_text_as_it_is() -> None:
+async def test_a_model_without_a_template_continues_the_plain_text() -> None:
     sampling = ScriptedSampling()
     await Task("raw", [Example("ab")], length, tokenizer=Letters())(sampling.client)
     assert (sampling.asked, sampling.params[0].stop) == ([[97, 98]], None)
@@ -142,8 +142,8 @@ async def test_a_renderer_of_the_cookbook_renders_and_reads() -> None:
     await Task("colon", [Example("1+1?")], note, tokenizer=Letters(), renderer="role_colon")(sampling.client)
     assert "".join(map(chr, sampling.asked[0])) == "User: 1+1?\n\nAssistant:"
     assert said == ["2"]
-    with pytest.raises(EvaluationError, match="has no renderer nobodys"):
-        await Task("colon", [Example("a")], note, tokenizer=Letters(), renderer="nobodys")(sampling.client)
+    with pytest.raises(EvaluationError, match="has no renderer unknown"):
+        await Task("colon", [Example("a")], note, tokenizer=Letters(), renderer="unknown")(sampling.client)
 
 
 async def test_choices_are_held_against_each_other_by_logprobs() -> None:

@@ -38,7 +38,7 @@ def taken(order: DataOrder, count: int) -> list[tuple[int, str]]:
     return [(place.number, group.name) for place, group in found if isinstance(group, Group)]
 
 
-def test_a_resumed_run_goes_on_after_what_was_trained_on() -> None:
+def test_a_resumed_run_continues_after_the_data_of_the_last_step() -> None:
     order = DataOrder(DATA)
     for _ in range(4):
         place, _ = next(order)
@@ -72,7 +72,7 @@ def test_a_seed_orders_each_time_through_the_data_otherwise() -> None:
 
 
 @pytest.mark.parametrize("done", [3, 8, 13])
-def test_a_resumed_run_goes_on_in_the_same_shuffled_order(done: int) -> None:
+def test_a_resumed_run_continues_in_the_same_shuffled_order(done: int) -> None:
     expected = taken(DataOrder(LETTERS, shuffle_seed=1), 24)
     order = DataOrder(LETTERS, shuffle_seed=1)
     places = [next(order)[0] for _ in range(done)]

@@ -46,7 +46,7 @@ async def test_what_is_too_much_passes_by_and_is_counted() -> None:
     assert ([step.step for step in shadow.steps], shadow.missed_steps) == ([0, 1, 4], 2)
 
 
-async def test_one_that_is_cancelled_in_the_middle_of_a_step_makes_no_other_of_its_gradient() -> None:
+async def test_a_shadow_cancelled_during_a_step_never_uses_the_open_gradient() -> None:
     model = Held()
     shadow = shadow_of(model, 3)
     for step in (4, 5):
@@ -57,7 +57,7 @@ async def test_one_that_is_cancelled_in_the_middle_of_a_step_makes_no_other_of_i
     assert (shadow.offer(6, [DATUM]), shadow.missed_steps, model.steps) == (False, 3, 0)
 
 
-async def test_one_that_is_cancelled_between_two_steps_goes_on() -> None:
+async def test_a_shadow_cancelled_between_two_steps_continues() -> None:
     model = Held()
     model.may.set()
     shadow = shadow_of(model, 2)

@@ -106,7 +106,7 @@ async def test_a_seed_makes_a_run_the_same_and_no_two_samples() -> None:
     assert len(set(first)) == len(first) == 18
 
 
-async def test_a_failure_costs_its_group_and_is_told_by_its_kind(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_loses_only_its_group_and_is_counted_by_its_type(caplog: pytest.LogCaptureFixture) -> None:
     model, log = SimulatedModel(SimulatedSampler(drawn)), Log()
     with caplog.at_level(logging.WARNING):
         await trainer_of(model, fails_at(1), logger=log).run(2)
@@ -207,7 +207,7 @@ async def test_a_strategy_of_the_cookbook_retries_what_fails_once() -> None:
         trainer_of(model, strategy=RetryOnFailure())
 
 
-async def test_a_resumed_run_goes_on_after_the_last_step_in_data_and_seeds() -> None:
+async def test_a_resumed_run_continues_after_the_last_step_in_data_and_seeds() -> None:
     whole, rest = (SimulatedModel(SimulatedSampler(drawn)) for _ in range(2))
     manager = Manager(save_every=2)
     await trainer_of(whole, checkpoints=manager).run(4)
@@ -246,7 +246,7 @@ def test_a_checkpoint_of_another_loop_is_refused_with_a_sentence() -> None:
         trainer_of(model, resumed=other)
 
 
-async def test_a_shadow_that_fails_is_told_of_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_shadow_is_reported_and_the_run_continues(caplog: pytest.LogCaptureFixture) -> None:
     main = SimulatedModel(SimulatedSampler(drawn))
     second = SimulatedModel(SimulatedSampler(drawn), fails={1: tinker.TinkerError("out of memory")})
     shadow = ShadowClient("big", second, ADAM, most_steps_waiting=9)  # type: ignore[arg-type]

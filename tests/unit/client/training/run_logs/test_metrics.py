@@ -23,7 +23,7 @@ def history(tmp_path: Path) -> MetricsHistory:
     return MetricsHistory(tmp_path)
 
 
-def test_steps_that_come_again_are_replaced_and_kept_beside(history: MetricsHistory, tmp_path: Path) -> None:
+def test_repeated_steps_are_replaced_and_kept_in_another_file(history: MetricsHistory, tmp_path: Path) -> None:
     assert history.last_step() == 3
     history.forget_from(2)
     assert (tmp_path / METRICS_FILE).read_text().splitlines() == LINES[:2]

@@ -53,7 +53,7 @@ def test_what_was_logged_is_read_back_with_its_config(tmp_path: Path, capsys: py
     assert capsys.readouterr().out.splitlines() == ["step 1  loss 0.5", "step 2  loss nan"]
 
 
-def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
+def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     """The run is killed after step 4 and resumes from its checkpoint of step 2."""
     for steps, loss in ((range(1, 5), 1.0), (range(3, 7), 0.5)):
         with run_log(tmp_path, to=("jsonl", "tensorboard")) as log:

@@ -49,7 +49,7 @@ def test_help_tells_every_setting_as_a_flag(run: Run, kind: type[RunConfig]) -> 
     assert told >= {name.replace("_", "-") for name in kind.model_fields} | {"config", "example"}
 
 
-def test_where_no_server_answers_the_command_that_starts_one_is_told(run: Run, tmp_path: Path) -> None:
+def test_without_a_server_the_error_names_the_command_that_starts_one(run: Run, tmp_path: Path) -> None:
     assert run("sft", "--example", ".")[0] == 0
     status, shown, said = run("sft", "--config", "run.yaml", "--max-steps", 3)
     assert status == 1

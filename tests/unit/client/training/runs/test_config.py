@@ -49,7 +49,7 @@ def test_each_mistake_is_a_line_that_names_its_setting(tmp_path: Path) -> None:
     ("content", "told"),
     [("- a\n- b\n", "has no settings"), ("a: [\n", "is not valid YAML"), (None, "cannot be read: No such file")],
 )
-def test_a_file_that_is_no_settings_is_told(tmp_path: Path, content: str | None, told: str) -> None:
+def test_a_file_without_settings_is_reported(tmp_path: Path, content: str | None, told: str) -> None:
     file = tmp_path / "run.yaml"
     if content is not None:
         file.write_text(content)
@@ -57,7 +57,7 @@ def test_a_file_that_is_no_settings_is_told(tmp_path: Path, content: str | None,
         load_config(SftConfig, file, {})
 
 
-def test_a_run_goes_on_with_what_it_began_with(file: Path) -> None:
+def test_a_resumed_run_requires_its_first_settings(file: Path) -> None:
     began = load_config(SftConfig, file, {})
     require_same(load_config(SftConfig, file, {"eval_every": "5", "logs": "tensorboard"}), to_yaml(began), file)
     with pytest.raises(BadConfig, match=r"rank was 32 and is 8: use the same value, or choose another out"):

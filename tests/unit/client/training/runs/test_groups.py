@@ -61,7 +61,7 @@ def test_a_function_of_ones_own_is_found_where_the_command_runs(
         ("json:f", "environment is 'json:f': module 'json' has no attribute 'f'"),
     ],
 )
-def test_an_environment_that_there_is_not_is_told(name: str, told: str) -> None:
+def test_an_unknown_environment_is_reported(name: str, told: str) -> None:
     with pytest.raises(BadConfig, match=told):
         make_groups(config(environment=name), Prompts(), None)
 

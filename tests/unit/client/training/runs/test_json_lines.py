@@ -55,7 +55,7 @@ def test_three_forms_are_examples_of_supervised_training() -> None:
         ({"text": 3}, "text is not a string"),
     ],
 )
-def test_what_is_wrong_with_an_example_is_told(record: dict[str, Any], told: str) -> None:
+def test_the_error_of_an_example_is_reported(record: dict[str, Any], told: str) -> None:
     with pytest.raises(BadExample, match=told):
         parse_sft(record)
 
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_an_example_is_told(record: dict[str, Any], told: str
         ),
     ],
 )
-def test_what_is_wrong_with_a_preference_is_told(record: dict[str, Any], told: str) -> None:
+def test_the_error_of_a_preference_is_reported(record: dict[str, Any], told: str) -> None:
     with pytest.raises(BadExample, match=told):
         parse_dpo(record)
 
@@ -84,7 +84,7 @@ def test_prompts_have_answers_that_are_words_or_numbers() -> None:
             parse_answered(record)
 
 
-def test_every_bad_line_is_told_with_its_file_and_number(tmp_path: Path) -> None:
+def test_every_bad_line_is_reported_with_its_file_and_number(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a"}\n\n{"text": }\n[1]\n{"text": 5}\n')
     with pytest.raises(BadData) as raised:

@@ -52,7 +52,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(place: str, tmp_path: Pat
         claim_folder(config(folder), "one")
 
 
-def test_a_run_with_a_checkpoint_goes_on_with_its_settings_and_data(out: Path) -> None:
+def test_a_run_with_a_checkpoint_requires_its_settings_and_data(out: Path) -> None:
     claim_folder(config(out), "one")
     with_checkpoint(out)
     claim_folder(config(out, keep_last=5), "one")
@@ -63,7 +63,7 @@ def test_a_run_with_a_checkpoint_goes_on_with_its_settings_and_data(out: Path) -
         claim_folder(config(out), "another")
 
 
-def test_a_run_goes_on_where_its_folder_and_its_data_were_moved(out: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_after_its_folder_and_its_data_were_moved(out: Path, tmp_path: Path) -> None:
     """A file may be named differently; only its content counts."""
     claim_folder(config(out), "one")
     with_checkpoint(out)
@@ -80,7 +80,7 @@ class Opened(Exception):
 
 
 @pytest.mark.parametrize("url", [None, "http://10.0.0.7:8000"])
-def test_the_server_that_was_asked_for_the_model_is_the_one_that_trains(
+def test_training_uses_the_server_that_described_the_model(
     out: Path, monkeypatch: pytest.MonkeyPatch, url: str | None
 ) -> None:
     """The SDK would send the data to the vendor's server if it got no URL."""
@@ -124,7 +124,7 @@ class Service(FakeServer):
 
 
 @pytest.mark.parametrize(("tokenizer", "is_fast"), [(FakeTokenizer(), True), (object(), False)])
-def test_a_tokenizer_without_a_file_is_told_of_once_and_the_run_is_saved_without(
+def test_a_tokenizer_without_a_file_is_reported_once_and_the_run_is_saved_without_it(
     out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tokenizer: object, is_fast: bool
 ) -> None:
     service = Service(tokenizer)

@@ -63,7 +63,7 @@ def test_a_chat_template_learns_answers_with_their_ends(tokenizer: Any) -> None:
     assert learned(rendering, tokenizer, Completion("One", "1")) == ["1<|im_end|>\n"]
 
 
-def test_a_template_that_renders_earlier_answers_otherwise_is_told(tokenizer: Any) -> None:
+def test_a_template_that_changes_earlier_answers_is_reported(tokenizer: Any) -> None:
     forgetful = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     forgetful.chat_template = (
         "{% for message in messages %}{{ message.role }} "

@@ -18,7 +18,7 @@ async def test_a_request_after_the_end_opens_no_connection() -> None:
 @pytest.mark.parametrize(
     "nested", ['{"f:a":' * 9000 + "{}" + "}" * 9000, "[" * 9000 + "]" * 9000], ids=["objects", "lists"]
 )
-def test_what_is_beside_a_value_that_nests_deeper_than_a_parser_goes_is_read_to_the_letter(nested: str) -> None:
+def test_values_next_to_a_value_beyond_the_depth_of_a_parser_are_read_exactly(nested: str) -> None:
     """Anybody may write such managed fields into an object of theirs, and the API server keeps them."""
     neighbour = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
     text = json.dumps({"before": neighbour, "deep": "?", "after": neighbour}).replace('"?"', nested).encode()

@@ -57,6 +57,6 @@ async def test_a_pod_that_terminates_stays_of_the_pool_that_was_deleted(
     assert (replica.pool.uid, replica.pool.deleted, let_go) == ("old", True, [])
 
 
-async def test_a_pod_of_no_pool_that_was_ever_seen_is_nobodys(pools: Pools) -> None:
+async def test_a_pod_of_an_unknown_pool_belongs_to_no_pool(pools: Pools) -> None:
     pools.take({}, endpoints(POD))
     assert pools.replicas == []

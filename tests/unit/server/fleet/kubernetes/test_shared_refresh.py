@@ -43,7 +43,7 @@ async def test_those_who_want_one_at_once_share_it_and_its_failure() -> None:
     assert refreshes.count == 1
 
 
-async def test_one_that_began_too_early_is_waited_for_and_followed_by_another() -> None:
+async def test_a_refresh_that_began_too_early_is_awaited_and_followed_by_another() -> None:
     """Its answer may be older than the question."""
     refreshes = Refreshes()
     shared = SharedRefresh(refreshes, age_seconds=0.01, timeout_seconds=SOON_SECONDS)

@@ -25,7 +25,7 @@ async def test_all_results_come_in_order_once_the_last_is_there() -> None:
 
 
 @simulated_time
-async def test_a_failure_is_told_alone_and_leaves_nothing_running() -> None:
+async def test_a_failure_is_raised_alone_and_leaves_no_task_running() -> None:
     with pytest.raises(ValueError, match="no"):
         await together([after(1000, 1), failing()])
     assert now() == 0

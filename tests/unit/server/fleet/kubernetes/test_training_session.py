@@ -51,7 +51,7 @@ def test_a_session_is_at_work_or_coming_or_neither(given: TrainingSession, at_wo
     assert (given.at_work, given.coming) == (at_work, coming)
 
 
-def test_a_session_leaves_for_ever_only_with_its_volume() -> None:
+def test_a_session_leaves_permanently_only_with_its_volume() -> None:
     delete = {"retentionPolicy": {"whenDeleted": "Delete"}}
     assert session(READY, deleted=True, storage=delete).leaving
     assert not session(READY, deleted=True).leaving

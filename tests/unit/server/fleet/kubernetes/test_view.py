@@ -71,7 +71,7 @@ async def test_a_server_that_is_refused_everywhere_does_not_start() -> None:
     await view.close()
 
 
-async def test_a_namespace_that_is_out_of_reach_is_a_problem_and_one_that_was_taken_away_is_none() -> None:
+async def test_an_unreachable_namespace_is_a_problem_and_a_forbidden_one_is_not() -> None:
     view = view_of(ScriptedApi({"a": None, "b": None, "c": None}), "a", "b", "c")
     await view.open()
     taken_away, lost, _ = view.watches

@@ -64,7 +64,7 @@ async def test_what_is_not_read_of_an_object_changes_nothing() -> None:
     await watch.close()
 
 
-async def test_every_change_is_told_and_an_object_that_is_not_understood_is_as_good_as_gone() -> None:
+async def test_every_change_is_reported_and_an_unreadable_object_counts_as_deleted() -> None:
     changes: list[None] = []
     watch = Watch(KubernetesApi(), SESSIONS, None, parse_session, lambda: changes.append(None))
     watch._apply("ADDED", manifest(1))

@@ -67,7 +67,7 @@ def test_a_sampler_is_looked_for_on_the_path_where_no_environment_is_named(
     fleet(tmp_path, "peft", sampler="vllm")
 
 
-def test_a_python_without_a_worker_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_a_worker_is_reported_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lone = tmp_path / "python"
     lone.write_text("#!/bin/sh\necho 'No module named tinsmith_trainer' >&2; exit 1\n")
     lone.chmod(0o755)

@@ -32,12 +32,12 @@ def value(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_a_worker_is_told_in_how_few_bits_it_keeps_weights(tmp_path: Path) -> None:
+def test_a_worker_gets_the_number_of_bits_of_its_weights(tmp_path: Path) -> None:
     worker, _ = commands(tmp_path, quantization="4bit")
     assert value(worker, "--quantization") == "4bit"
 
 
-def test_a_worker_with_a_sampler_beside_it_does_not_sample(tmp_path: Path) -> None:
+def test_a_worker_with_a_separate_sampler_does_not_sample(tmp_path: Path) -> None:
     worker, sampler = commands(
         tmp_path,
         sampler="vllm",

@@ -33,7 +33,7 @@ async def test_a_tenants_next_body_waits_for_the_one_before(budget: BodyBudget) 
         assert second.held_bytes == 20
 
 
-async def test_who_waits_too_long_is_told_what_is_full(budget: BodyBudget) -> None:
+async def test_a_request_that_waits_too_long_gets_the_name_of_the_full_budget(budget: BodyBudget) -> None:
     with budget.account("a") as first, budget.account("a") as second, budget.account("b") as other:
         await first.take(100)
         with pytest.raises(TooBusy, match=r"your requests in flight have 100 bytes.*body_bytes_per_tenant"):

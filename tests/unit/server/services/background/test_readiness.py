@@ -38,7 +38,7 @@ def readiness_of(rows: Rows, fleet: Workers) -> Readiness:
     return Readiness(rows, fleet, "a")  # type: ignore[arg-type]
 
 
-async def test_a_replica_that_does_not_know_its_workers_leaves_requests_to_one_that_does() -> None:
+async def test_a_replica_without_its_workers_is_not_ready_while_other_replicas_run() -> None:
     fleet = Workers()
     fleet.problem = LOST
     assert await readiness_of(Rows("a", "b"), fleet).problem() == LOST

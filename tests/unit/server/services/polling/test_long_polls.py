@@ -65,7 +65,7 @@ async def test_many_who_ask_the_same_make_one_call_and_the_next_one_another() ->
     assert await calls.shared.result("a", calls.call) == "answer 2"
 
 
-async def test_a_call_goes_on_for_those_who_stay_and_ends_with_the_last() -> None:
+async def test_a_shared_call_continues_until_its_last_waiter_leaves() -> None:
     calls = Calls()
     first, last = await calls.asking(2)
     first.cancel()

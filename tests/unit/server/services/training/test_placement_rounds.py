@@ -166,7 +166,7 @@ async def test_the_turn_moves_while_one_waits() -> None:
     await kept.close()
 
 
-async def test_one_that_is_given_a_place_at_this_moment_is_not_told_that_it_waits_for_one() -> None:
+async def test_a_model_that_just_got_a_place_has_no_reason_to_wait() -> None:
     kept = Kept(slots=1, waiting=2)
     first, second = kept.store.models.values()
     await kept.keeper.look()
@@ -187,7 +187,7 @@ async def test_models_that_another_replica_placed_or_that_ended_are_woken() -> N
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("the store is away"), RuntimeError("a mistake of ours")])
-async def test_a_round_that_fails_is_what_they_wait_for_and_the_next_one_goes_on(error: Exception) -> None:
+async def test_the_error_of_a_failed_round_is_the_reason_to_wait_and_the_next_round_runs(error: Exception) -> None:
     kept = Kept(slots=1, waiting=1)
     kept.store.broken = error
     await kept.rounds(2)

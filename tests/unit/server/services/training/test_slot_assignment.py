@@ -40,7 +40,7 @@ def test_tenants_take_turns_and_each_ones_models_come_in_the_order_of_their_arri
     assert names(fair_order(queue)) == ["ada1", "bo1", "cy1", "ada2", "bo2", "ada3", "ada4"]
 
 
-def test_a_tenant_that_holds_more_comes_after_one_that_holds_less() -> None:
+def test_a_tenant_with_more_places_comes_after_a_tenant_with_fewer() -> None:
     queue = PlacementQueue(waiting("ada1", "ada2", "bo1", "bo2", "bo3"), holding(ada=2))
     assert names(fair_order(queue)) == ["bo1", "bo2", "ada1", "bo3", "ada2"]
 

@@ -68,7 +68,7 @@ def test_importance_sampling_by_hand(engine: Engine) -> None:
     assert np.allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_what_a_datum_comes_to_does_not_depend_on_those_beside_it(engine: Engine) -> None:
+def test_the_result_of_a_datum_does_not_depend_on_its_batch(engine: Engine) -> None:
     datums = [sft_datum(length) for length in (5, 17, 33)]
     together = forward_backward(engine, datums, loss=WEIGHTED)
     alone = [forward_backward(engine, [datum], loss=WEIGHTED) for datum in datums]

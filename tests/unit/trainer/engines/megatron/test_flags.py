@@ -34,7 +34,7 @@ def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> Non
     assert wanted("--nodes=2", "--gpus-per-node=8", "--no-sampling").described()["gpus_per_node"] == 8
 
 
-def test_layers_are_computed_again_on_gpus_and_nothing_on_cpus_unless_it_is_said() -> None:
+def test_layers_are_recomputed_on_gpus_only_by_default() -> None:
     by_itself = [rank_recompute(None, on_gpus=on_gpus) for on_gpus in (True, False)]
     assert by_itself == ["layers", "none"]
     assert [rank_recompute("auto", on_gpus=on_gpus) for on_gpus in (True, False)] == by_itself

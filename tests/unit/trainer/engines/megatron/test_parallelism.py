@@ -24,7 +24,7 @@ def test_coordinates_are_those_of_megatrons_rank_order(pipeline: int, data: int,
 
 
 @given(small, small, small, st.integers(1, 4))
-def test_each_share_of_the_experts_is_told_by_one_rank_of_a_stage(
+def test_one_rank_of_a_stage_reports_each_share_of_the_experts(
     pipeline: int, data: int, tensor: int, expert: int
 ) -> None:
     """Megatron's order: expert ranks are neighbours, whatever else divides the stage."""

@@ -62,7 +62,7 @@ def test_answers_come_by_rank_however_long_a_rank_computes(start: Start) -> None
     assert collect([0, 1]) == [Answer(0), Answer(1)]
 
 
-def test_a_rank_that_waits_for_one_that_failed_is_given_up_after_seconds_with_the_reason(start: Start) -> None:
+def test_ranks_that_wait_for_a_failed_rank_are_lost_after_a_grace_period(start: Start) -> None:
     calls = start((NEVER, Answer()), (5.0, FAILED), (7.0, Answer()))
     with pytest.raises(RanksLost, match="1 of 3 ranks do not answer because another one failed: out of memory"):
         collect([0, 1, 2])
@@ -85,7 +85,7 @@ def test_a_rank_that_died_is_noticed_while_the_others_compute(start: Start) -> N
     assert calls.now == 5.0
 
 
-def test_a_start_that_fails_is_told_in_a_line_and_by_a_ranks_own_sentence_where_it_has_one() -> None:
+def test_a_failed_start_is_reported_in_one_line_or_with_the_error_of_a_rank() -> None:
     died = start_error(RaySystemError("the head does not answer\n  File 'x', line 1"))
     assert isinstance(died, ServerError)
     assert str(died) == "The ranks did not start: System error: the head does not answer"

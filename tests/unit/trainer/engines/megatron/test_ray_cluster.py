@@ -90,7 +90,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
         program.communicate()
 
 
-def test_a_ray_that_was_too_slow_once_is_started_again_beside_nothing(starts: Starts) -> None:
+def test_a_ray_that_was_too_slow_once_is_started_again_alone(starts: Starts) -> None:
     RayCluster(None, cpus=1)
 
     first, second = starts.folders
@@ -99,7 +99,7 @@ def test_a_ray_that_was_too_slow_once_is_started_again_beside_nothing(starts: St
     assert starts.programs[1].poll() is None
 
 
-def test_one_that_is_too_slow_each_time_is_an_error_and_leaves_nothing(starts: Starts, tmp_path: Path) -> None:
+def test_a_ray_that_is_too_slow_each_time_is_an_error_and_leaves_nothing(starts: Starts, tmp_path: Path) -> None:
     starts.failing = 2
 
     with pytest.raises(ServerError, match=r"Ray in this container does not answer: .*timed out during startup"):

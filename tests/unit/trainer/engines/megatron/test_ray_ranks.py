@@ -52,7 +52,7 @@ def never(_places: RankPlacement) -> None:
         (ON_CPUS, RaySystemError("the head is gone"), "The ranks did not start: .*the head is gone"),
     ],
 )
-def test_places_that_ray_does_not_give_are_told_in_a_sentence(
+def test_resources_that_ray_lacks_are_reported_in_one_sentence(
     each: Resources, error: RayError, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[bool] = []
@@ -96,7 +96,7 @@ def test_a_rank_that_cannot_be_ended_keeps_no_other_from_its_end(monkeypatch: py
     assert sorted(lost.asked) == ["places", "rank 0", "rank 1"]
 
 
-def test_ray_is_left_even_where_ranks_cannot_be_ended_and_the_starts_own_error_is_told(
+def test_a_failed_start_leaves_ray_and_raises_its_error_even_if_ranks_cannot_be_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closed: list[bool] = []

@@ -25,7 +25,7 @@ def of(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_the_model_is_read_from_its_own_folder_and_its_sizes_are_said_again() -> None:
+def test_the_arguments_name_the_folder_and_the_sizes_of_the_model() -> None:
     model = tiny_model()
     arguments, sizes = arguments_of(model, SETTINGS, Parallelism()), sizes_of(model.directory)
     assert of(arguments, "--hf-checkpoint") == of(arguments, "--load") == str(model.directory)

@@ -26,7 +26,7 @@ class Bridge:
         return SimpleNamespace(calculate_per_token_loss=False, pipeline_dtype=None, params_dtype="bfloat16")
 
 
-def test_only_models_built_inside_are_told_to_add_gradients_up_and_what_stages_send() -> None:
+def test_only_models_built_inside_get_gradient_accumulation_and_the_shapes_between_stages() -> None:
     with sums_in(Bridge):
         provider = Bridge().to_megatron_provider(load_weights=False)
     assert (provider.calculate_per_token_loss, provider.pipeline_dtype) == (True, "bfloat16")

@@ -52,7 +52,7 @@ def test_the_driver_has_its_environment_back_when_ranks_are_made(environment: di
     assert environment == before
 
 
-def test_a_driver_outside_the_image_is_told_what_is_missing() -> None:
+def test_a_driver_outside_the_image_gets_the_name_of_the_missing_package() -> None:
     check_driver({ARCHITECTURES: "9.0 10.0"})
     with pytest.raises(DriverEnvironmentInvalid, match="TORCH_CUDA_ARCH_LIST is not set"):
         check_driver({})

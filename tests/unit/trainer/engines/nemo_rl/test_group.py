@@ -247,7 +247,7 @@ def test_a_dead_worker_is_a_lost_rank_though_the_others_wait_for_it() -> None:
 
 
 @pytest.mark.usefixtures("ray")
-def test_ranks_that_wait_in_vain_for_one_that_failed_are_lost() -> None:
+def test_ranks_that_wait_for_a_failed_rank_are_lost() -> None:
     ranks = group(lambda rank, _: Answer(fault="computation", message="out of memory") if rank == 0 else SILENCE)
     with pytest.raises(RanksLost):
         ranks.all("ts_optim_step", "a")

@@ -93,7 +93,7 @@ def test_a_server_downloads_nothing(command_of: Callable[[ServerSettings], Serve
 
 @COMMANDS
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_weights_are_served_in_the_type_that_is_said_and_not_in_the_servers_choice(
+def test_weights_are_served_in_the_configured_type(
     command_of: Callable[[ServerSettings], ServerCommand], dtype: str
 ) -> None:
     """The server's default differs for float32 checkpoints, and between servers."""

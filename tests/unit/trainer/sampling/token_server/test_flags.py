@@ -28,7 +28,7 @@ def test_a_sampler_may_run_a_server(engine: str) -> None:
     assert options.server_argument == ["--a", "b c"]
 
 
-def test_no_sampler_is_told_words_of_another() -> None:
+def test_no_sampler_gets_arguments_of_another() -> None:
     parse_options([*SAMPLER, "--engine", "vllm", "--server-argument=--a"])
     assert parse_options([*SAMPLER, "--engine", "vllm"]).server_argument == []
 

@@ -81,7 +81,7 @@ async def test_a_stop_ends_its_own_processes_too() -> None:
     until(lambda: not is_alive(worker))
 
 
-async def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)\n{FOR_EVER}"
     process = await ServerProcess.start("the server", program(deaf, TINSMITH_SUPERVISOR_STOP_SECONDS="0.2"))
     await asyncio.to_thread(said_number, process)
