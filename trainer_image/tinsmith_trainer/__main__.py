@@ -28,12 +28,15 @@ def main() -> int:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Exit at once. No file or socket is open yet."""
+    """Exit at once. The process has opened no file and no socket yet."""
     os._exit(0)
 
 
 def _leave_modules(ended: list[int]) -> None:
-    """Exit without unloading the modules, which takes a second or more for PyTorch. All threads have stopped before."""
+    """Exit without unloading the modules, which takes a second or more for PyTorch.
+
+    All threads must have stopped before this call.
+    """
     if not ended:
         return
     for stream in (sys.stdout, sys.stderr):

@@ -1,6 +1,7 @@
-"""The conversion program: `python -m tinsmith_trainer.conversion` prepares a session's model for its ranks, and exits.
+"""The conversion program: `python -m tinsmith_trainer.conversion` prepares a session's model for its ranks, then exits.
 
-A cluster runs it once, before the session reserves GPUs. Without it the worker does the same when it starts.
+A cluster runs this program once, before the session reserves GPUs. If it did not run, the worker converts the model
+when it starts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 EXIT_FAILED = 1
 EXIT_KILLED = 128 + signal.SIGKILL
-"""The exit status of a container without memory, if the kernel killed the converting child process."""
+"""The exit status of a container whose converting child process was killed by the kernel for lack of memory."""
 
 
 class ConversionOptions(RankFlags):
@@ -59,7 +60,8 @@ def main() -> int:
 def run(arguments: Sequence[str]) -> int:
     """Convert the model and return the exit status.
 
-    The status is 0 if ranks can start, otherwise an EXIT_… constant. The last line of output is the reason.
+    The status is 0 if ranks can start, otherwise an EXIT_… constant. The last line of the program's output gives the
+    reason.
     """
     try:
         options = parse_options(arguments)
@@ -125,7 +127,10 @@ def _fail(termination_log: Path | None, error: Exception, status: int) -> int:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    """Exit at once. A half converted model has no marker and is ignored. The converting process ends, too."""
+    """Exit at once. A half-converted model has no marker, so later runs ignore it.
+
+    The converting child process ends, too.
+    """
     os._exit(128 + number)
 
 

@@ -1,8 +1,9 @@
-"""Removal of unfinished saves: folders without a manifest below a checkpoint root that is a folder.
+"""Removal of the folders that unfinished saves left in a checkpoint root.
 
-A save that fails removes its files; a killed process cannot. Every worker of a root removes folders that have not
-changed for a day, also those of other workers. A save in progress changes its folder all the time. An object store has
-no folders; its lifecycle configuration has a rule for unfinished uploads.
+An unfinished save has no manifest. A save that fails removes its own files, but a killed process cannot. Every worker
+removes the folders in its root that have not changed for a day, including folders of other workers. A save in progress
+changes its folder all the time. An object store has no folders; its lifecycle configuration has a rule for unfinished
+uploads.
 """
 
 from __future__ import annotations

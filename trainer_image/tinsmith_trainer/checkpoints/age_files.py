@@ -17,7 +17,7 @@ SUFFIX = ".age"
 def encrypt(files: Mapping[str, Pieces], recipients: Sequence[str]) -> dict[str, Pieces]:
     """Encrypt each file for all recipients, such as `age1…`, and append `.age` to its name.
 
-    Every call gives other bits. Raises UserError for an invalid recipient.
+    The encrypted bytes differ at every call. Raises UserError for an invalid recipient.
     """
     keys = [_recipient(recipient) for recipient in recipients]
     return {f"{name}{SUFFIX}": _encrypt(content, keys) for name, content in files.items()}
@@ -39,7 +39,7 @@ def _encrypt(content: Pieces, keys: Sequence[pyrage.x25519.Recipient]) -> Pieces
 
 
 class _Reader(io.RawIOBase):
-    """Pieces of memory as one file, without a copy of all pieces."""
+    """A file object that reads several pieces of memory in order, without copying them together."""
 
     def __init__(self, content: Pieces) -> None:
         self._pieces = [memoryview(piece) for piece in content]

@@ -61,7 +61,7 @@ class WrittenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """A checkpoint on the root together with its state, for sampling at once."""
+    """A saved checkpoint together with its state in memory, so that sampling can start immediately."""
 
     written: WrittenCheckpoint
     state: AdapterState
@@ -103,9 +103,10 @@ class CheckpointRoot:
     ) -> WrittenCheckpoint:
         """Write the directory `<area>/<model>/<seq>-<epoch>`, which is durable on return.
 
-        With recipients, only the recipients can read the files; the worker cannot. `may_use_reserve`: the save frees
-        space elsewhere. Raises StorageUnavailable if the storage cannot be reached or may accept the save later,
-        StorageFull if it has no room, ServerError if it refuses the save, and UserError for an invalid recipient.
+        With recipients, only the recipients can read the files, and the worker cannot. `may_use_reserve`: the save may
+        use the disk's reserve, because it frees space elsewhere. Raises StorageUnavailable if the storage cannot be
+        reached or may accept the save later, StorageFull if it has no room, ServerError if it refuses the save, and
+        UserError for an invalid recipient.
         """
         files = _encode(contents, state, base)
         if age_recipients:
@@ -125,7 +126,10 @@ class CheckpointRoot:
         return WrittenCheckpoint(directory, manifest, size_bytes)
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
-        """Read a checkpoint. Raises CheckpointInvalid if it is incomplete, altered or foreign; or errors of `write`."""
+        """Read a checkpoint.
+
+        Raises CheckpointInvalid if it is incomplete, altered or of another base model, and the errors of `write`.
+        """
         try:
             return self._read(directory, manifest_digest, base)
         except CheckpointAltered as error:  # or a damaged page, or a bit flip in transit
@@ -214,7 +218,7 @@ class CheckpointRoot:
     def _written_before(
         self, attempts: str, files: Mapping[str, Pieces], manifest_of: ManifestOf
     ) -> tuple[str, bytes] | None:
-        """Return the directory and the manifest of an earlier complete attempt of the same save."""
+        """Return the directory and the manifest of an earlier complete attempt of this save."""
         earlier = self._storage.directories(f"{attempts}-", holding=MANIFEST_FILE)
         if not earlier:
             return None
@@ -236,7 +240,7 @@ class CheckpointRoot:
 
 
 def checked_manifest(directory: str, content: bytes, digest: str, base: BaseModelInfo) -> Manifest:
-    """Return the manifest of a usable checkpoint. Raises CheckpointInvalid."""
+    """Return the manifest of a usable checkpoint. Raises CheckpointInvalid if the manifest is not usable."""
     if sha256_of(content) != digest:
         raise CheckpointAltered(f"The checkpoint {directory} was altered: its manifest is not the one that was saved.")
     manifest: Manifest = json.loads(content)

@@ -1,6 +1,9 @@
-"""A worker's newest saves, streamed to samplers in other pods, which request them by manifest digest.
+"""A worker's newest saves, which it streams to samplers in other pods.
 
-The saves are not copied: the written data stays in memory a little longer. Older saves are read from the root.
+A sampler requests a save by its manifest digest.
+
+The worker makes no copy of a save: the written data only stays in memory longer. Samplers read older saves from the
+root.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from tinsmith_trainer.engines import peft_layout
 
 MAX_OFFERED = 4
 MAX_STREAMS = 2
-"""The limit of concurrent streams. Each stream takes a third of a second of CPU per 400 MB away from training."""
+"""The limit of concurrent streams. Each stream takes a third of a second of CPU time from training for every 400 MB."""
 STREAM_WAIT_SECONDS = 1.0
-"""The time for which a further sampler waits. A pool's replicas ask at the same time, and after this time they use the
-root."""
+"""The time that a sampler waits if all streams are in use.
+
+A pool's replicas request a save at the same time; after this time they read it from the root.
+"""
 PART_BYTES = 1024**2
 """The size of one message. Messages of an eighth of this size take twice the CPU time in the worker and in the
 sampler."""
@@ -29,7 +34,7 @@ sampler."""
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A save's manifest, and its weights file with the content that is on the root."""
+    """A save that can be streamed: its manifest, and the content of its weights file on the root."""
 
     manifest: bytes
     weights: Pieces
@@ -60,10 +65,10 @@ class TooManyStreams(SaveUnavailable):
 
 
 class OfferedSaves:
-    """The kept saves. Thread-safe, except for `streaming`."""
+    """The kept saves. Thread-safe, except for the method `streaming`."""
 
     def __init__(self, *, size_bytes: int, most: int = MAX_OFFERED) -> None:
-        """Keep at most `size_bytes` in total, and no single save above this size. 0 keeps no saves."""
+        """Keep at most `size_bytes` in total, and no single save larger than that. A limit of 0 keeps no saves."""
         self._most = most
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
@@ -85,7 +90,10 @@ class OfferedSaves:
 
     @asynccontextmanager
     async def streaming(self, digest: str) -> AsyncIterator[Offer]:
-        """Yield a save for streaming, in one event loop, after waiting for a free stream. Raises SaveUnavailable."""
+        """Wait for a free stream, then yield a save for streaming. Use it from one event loop only.
+
+        Raises SaveUnavailable.
+        """
         offer = self.find(digest)
         try:
             async with asyncio.timeout(STREAM_WAIT_SECONDS):

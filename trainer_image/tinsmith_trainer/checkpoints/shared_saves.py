@@ -1,11 +1,12 @@
 """A worker's newest saves, shared in memory with a sampler on the same machine.
 
 The sampler requests a save over a Unix socket, by manifest digest. It receives a file descriptor, and maps the file.
-Saves that are not shared are on the root, so no function depends on the sharing. Access to the socket gives access to
-every save, like access to the worker. So the socket belongs in a directory of the worker's user.
+Every save is also on the root, so nothing fails if a save is not shared. A process that can open the socket can read
+every save, as it could through the worker. So the socket belongs in a directory of the worker's user.
 
-The weights are in an anonymous file (memfd). The file disappears with the last process that has it open, however that
-process ends. It is sealed first, because shortening a file would crash every process that maps it.
+The weights are in an anonymous file (memfd). The file disappears when the last process that has it open ends, even
+after a crash. It is sealed before it is sent, because a process that maps a file crashes if another process shortens
+the file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class WeightsUnusable(Exception):
 
 
 class SealedWeights:
-    """The owner of the file. `description` is the additional data that `map_weights` needs, some hundred bytes."""
+    """The owner of the anonymous file.
+
+    `description` holds some hundred bytes of further data, which `map_weights` needs.
+    """
 
     def __init__(self, state: AdapterState, base_revision: str) -> None:
         """Copy the state's weights. Raises OSError if there is no memory, or no support for such files."""
@@ -103,11 +107,16 @@ log = structlog.get_logger(__name__)
 
 MAX_SHARED = 4
 SHARED_BYTES = 1024**3
-"""The limit for kept saves and copies in progress. Pages of dropped saves that are still mapped belong to the
-sampler."""
+"""The limit for kept saves and copies in progress.
+
+The limit does not count pages of dropped saves that the sampler still maps.
+"""
 MAX_MESSAGE_BYTES = 4096
 ANSWER_SECONDS = 2.0
-"""The timeout of an answer, which is one small message. A slower worker would be no faster than the root."""
+"""The timeout of a worker's answer, which is one small message.
+
+Reading the root would be as fast as a worker that answers later.
+"""
 
 
 class SharedSaves:
@@ -136,7 +145,10 @@ class SharedSaves:
                 self._end(copied.result() if copied is not None else None, written)
 
     def send(self, digest: str, client: socket.socket) -> None:
-        """Send a save, or an empty answer if the save is not kept. Raises OSError."""
+        """Send a save, or send an empty answer if the worker no longer keeps it.
+
+        Raises OSError if the sampler cannot be reached.
+        """
         with self._lock:
             found = self._kept.get(digest)
             if found is None:
@@ -154,7 +166,7 @@ class SharedSaves:
 
     @contextmanager
     def _room_for(self, size_bytes: int) -> Iterator[bool]:
-        """Make room before the copy, so that the limit holds during the copy, too."""
+        """Make room before the copy, so that the limit also holds during the copy."""
         with self._lock:
             has_room = self._copying_bytes + size_bytes <= self._size_bytes
             if has_room:
@@ -267,7 +279,7 @@ def _start_copy(
 
 
 def _copy_sealed(state: AdapterState, base_revision: str) -> SealedWeights | None:
-    """Copy the weights, or return None on any failure: the save itself is complete on the root."""
+    """Copy the weights. Return None on any failure, because the save itself is complete on the root."""
     try:
         return SealedWeights(state, base_revision)
     except Exception as error:

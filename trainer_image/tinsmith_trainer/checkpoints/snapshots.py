@@ -1,8 +1,8 @@
-"""A model's state on the worker's volume: one file with everything from which a replay continues.
+"""Snapshots: files on the worker's volume, each with the complete state of one model, from which a replay continues.
 
 A snapshot is a safetensors file. Its metadata holds the adapter's shape, the optimizer's step, the last applied
 operation and the window. Its tensors are those of `AdapterState`. The journal records the current snapshot and its
-digest. Other files are left from a crash.
+digest. All other files are left over from a crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ log = structlog.get_logger(__name__)
 
 FORMAT_VERSION = 1
 MAX_HEADER_BYTES = 64 * 1024**2
-"""The limit for a header. In a file that is not a snapshot, the length of the header may be arbitrary."""
+"""The limit for a snapshot's header.
+
+In a file that is not a snapshot, the field for the header's length may hold any number.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class SnapshotFolder:
     def write(self, snapshot: Snapshot) -> SnapshotFile:
         """Write a snapshot under a new name, durable on return. The journal decides whether it is valid.
 
-        If this raises OSError, no file remains.
+        If this raises OSError, it leaves no file.
         """
         content = _encode(snapshot)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '.', snapshot.model_id)}.{snapshot.applied}.safetensors"
@@ -91,7 +94,10 @@ class SnapshotFolder:
         return True
 
     def _checked(self, file: SnapshotFile) -> ReadFile:
-        """Read and verify. After a mismatch, bypass the page cache, because a page or a transfer may be the cause."""
+        """Read and verify a snapshot.
+
+        After a mismatch, read it again without the page cache, because the cached page may be damaged, not the file.
+        """
         path = self._folder / file.name
         found = _read(path)
         if found.sha256 != file.digest:
@@ -102,7 +108,10 @@ class SnapshotFolder:
         return found
 
     def peek(self, file: SnapshotFile) -> tuple[int, int]:
-        """Return rank and optimizer step, without reading tensors. Raises SnapshotDamaged if the file is missing."""
+        """Return the rank and the optimizer step, without reading tensors.
+
+        Raises SnapshotDamaged if the file is missing.
+        """
         path = self._folder / file.name
         try:
             with path.open("rb") as opened:
@@ -113,14 +122,14 @@ class SnapshotFolder:
         return int(description["lora"]["rank"]), int(description["optimizer_step"])
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Remove all other files, including partial ones, but no folders, such as lost+found."""
+        """Remove all other files, including partial ones, but no folders (such as lost+found)."""
         kept = set(names)
         for path in self._folder.iterdir():
             if path.name not in kept and not path.is_dir():
                 path.unlink()
 
     def newest_written_at(self) -> float:
-        """Return the time in Unix seconds, or 0 if there is no snapshot."""
+        """Return the time of the newest snapshot in Unix seconds, or 0 if there is no snapshot."""
         return max((path.stat().st_mtime for path in self._folder.iterdir() if path.is_file()), default=0.0)
 
     def remove(self, name: str) -> None:

@@ -1,8 +1,8 @@
 """Storage of checkpoints in a folder or an object store: any fsspec URL.
 
-The files of a directory are written together. One file is written last, and makes the directory valid. A folder is
-synced. An object is complete as soon as its upload is acknowledged. Listings and contents are not cached, because other
-workers write to the same place.
+The files of a directory are written together; the last file makes the directory valid. A folder is synced to disk. An
+object is complete as soon as its upload is acknowledged. Listings and contents are not cached, because other workers
+write to the same place.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ R = TypeVar("R")
 
 PARALLEL_REQUESTS = 8
 FINISHED_MODE = 0o444
-"""The mode of files. Files do not change after they have their name, and several checkpoints may share a file by hard
-links."""
+"""The mode of files.
+
+Files do not change after they have their final name, and several checkpoints may share a file by hard links.
+"""
 
 PERMANENT_ERRNOS = frozenset(
     {
@@ -50,16 +52,17 @@ PERMANENT_ERRNOS = frozenset(
         *(errno.EINVAL, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS),
     }
 )
-"""The numbers of permanent errors, of a file system or of an object store whose driver uses these numbers.
+"""The error numbers of permanent errors, both of file systems and of object stores whose driver uses these numbers.
 
-An object store's 403 has no number, because its key may be in the middle of a rotation."""
+An object store's status 403 is not in this set, because the rotation of its key may be in progress.
+"""
 
 
 class StorageFault(Exception):
-    """An error for a storage that refused or could not be reached, even after retries.
+    """An error for a storage that refused a request, or could not be reached even after retries.
 
-    `is_full`: the storage has no room. `is_transient`: the same request may succeed later, for example after room was
-    made.
+    `is_full`: the storage has no room. `is_transient`: the same request may succeed later, for example after files were
+    deleted.
     """
 
     def __init__(self, message: str, *, is_transient: bool, is_full: bool = False) -> None:
@@ -79,7 +82,7 @@ class FileTooLarge(Exception):
 
 
 class CheckpointStorage:
-    """Blocking storage calls, for threads, with paths relative to the root. They raise StorageFault."""
+    """Blocking calls to a storage, for use in threads. Paths are relative to the root. They raise StorageFault."""
 
     def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
         """Open the URL. `reserved_bytes` stay free on the disk of a root that is a folder.
@@ -98,7 +101,7 @@ class CheckpointStorage:
 
     @property
     def folder(self) -> Path | None:
-        """The root, if it is a folder."""
+        """The folder of the root, or None for an object store."""
         return Path(self._path) if self._is_local else None
 
     def write(
@@ -110,9 +113,11 @@ class CheckpointStorage:
         *,
         may_use_reserve: bool = False,
     ) -> bytes:
-        """Write files, durable on return. Compute the content of the last file after the others, and return it.
+        """Write files, durable on return.
 
-        If a file of a folder cannot be written, all are removed.
+        The content of the last file is computed after the others are written, and is returned.
+
+        If one file cannot be written to a folder, all files of this call are removed.
         """
         try:
             size_bytes = sum(map(size_of, files.values()))
@@ -143,7 +148,7 @@ class CheckpointStorage:
 
     @contextlib.contextmanager
     def _folder(self, directory: str, names: Iterable[str]) -> Iterator[None]:
-        """Remove the files and folder of a failed attempt. Otherwise a full disk would stay full."""
+        """Remove the files and folder of a failed attempt. Without this, a full disk would stay full."""
         if not self._is_local:
             yield
             return
@@ -167,11 +172,11 @@ class CheckpointStorage:
             yield allocate
 
     def read(self, directory: str, names: Iterable[str]) -> dict[str, bytes | None]:
-        """Return contents by name; None for a missing file."""
+        """Return contents by name, with None for a missing file."""
         return self._read_all(directory, names, self._read_file)
 
     def read_within(self, directory: str, most_bytes: Mapping[str, int]) -> dict[str, bytes | None]:
-        """Read files that others write. Check the size of each file before the read.
+        """Read files that another process wrote. Check the size of each file before the read.
 
         Raises FileTooLarge.
         """
@@ -197,7 +202,7 @@ class CheckpointStorage:
         return dict(zip(file_names, contents, strict=True))
 
     def directories(self, prefix: str, holding: str) -> list[str]:
-        """Return, in one request, the directories with this prefix that contain this file."""
+        """Return the directories with this prefix that contain this file, in one request."""
         parent, start = posixpath.split(f"{self._path}/{prefix}")
         try:
             if self._fs.async_impl:
@@ -244,7 +249,7 @@ class CheckpointStorage:
             return None
 
     def _together(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Call the function for each item: in sequence on a disk, in parallel if each call is a round trip."""
+        """Call the function for each item: in sequence for a folder, in parallel if each call is a round trip."""
         if not self._fs.async_impl:
             return [function(item) for item in items]
         with ThreadPoolExecutor(PARALLEL_REQUESTS) as threads:
@@ -258,7 +263,7 @@ def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _fault(error: Exception) -> StorageFault:
-    """Convert a driver's error. Drivers have their own classes; the errors of botocore are not OSErrors."""
+    """Convert a driver's error. Each driver has its own error classes, and those of botocore are not OSErrors."""
     is_full = isinstance(error, OSError) and error.errno in NO_ROOM
     return StorageFault(_sentence(error), is_transient=_is_transient(error), is_full=is_full)
 
@@ -271,7 +276,10 @@ def _sentence(error: Exception) -> str:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return whether an error may pass. Unknown errors may: drivers have their own network and server errors."""
+    """Return whether the same request may succeed later.
+
+    Unknown errors count as transient, because each driver has its own network and server errors.
+    """
     if isinstance(error, OSError):
         return error.errno not in PERMANENT_ERRNOS
     return not isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError | ValueError)

@@ -1,1 +1,1 @@
-"""Files on disk: written completely or not at all, and only if there is space."""
+"""Files on disk, which are written completely or not at all, and only if there is space."""

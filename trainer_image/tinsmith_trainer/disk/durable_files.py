@@ -1,7 +1,8 @@
-"""Files that are complete or absent after a power cut: temporary name, fsync, rename, fsync of the folder.
+"""Files that are complete or absent after a power cut.
 
-Large files bypass the page cache. They are not read again soon, and on a virtual machine fresh pages take three times
-as long as the disk.
+Each file is written under a temporary name, synced and renamed, and then its folder is synced. Large files bypass the
+page cache, because they are not read again soon. On a virtual machine, fresh pages of the cache take three times as
+long as the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".", ".tmp"
 
 BLOCK_BYTES = 4 * 1024**2
 ALIGNMENT_BYTES = 4096
-"""The alignment of memory, offsets and lengths that every disk accepts without the page cache."""
+"""The alignment of memory, offsets and lengths. Every disk accepts this alignment for writes without the page cache."""
 
 HEAD_BYTES = 8
 Allocate = Callable[[int, int], None]
@@ -31,7 +32,10 @@ Allocate = Callable[[int, int], None]
 It raises OSError if there is no space."""
 
 MemoryFor = Callable[[bytes, int], memoryview]
-"""A function that returns memory of single bytes for a file's content, given its first HEAD_BYTES and its size."""
+"""A function that returns memory of single bytes for a file's content.
+
+It receives the file's first HEAD_BYTES and its size.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,10 @@ def write_file(
     before_rename: Callable[[], None] | None = None,
     sync_folder: bool = True,
 ) -> WrittenFile:
-    """Write and sync `content` under `path`. Until the last moment this name is the old file, or no file.
+    """Write and sync `content` under `path`. Until the final rename, this name refers to the old file, or to no file.
 
-    After an error no part of the new file remains. Without `sync_folder` the name is durable only after the caller has
-    synced the folder, which saves time for many files.
+    After an error, no part of the new file remains. Without `sync_folder`, the name becomes durable only when the
+    caller syncs the folder, which saves time for many files.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}{TEMPORARY_SUFFIX}")
     try:
@@ -101,7 +105,7 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
-    """Run `write`, hash the content in a thread at the same time, and return the digest.
+    """Run `write` and hash the content in a thread at the same time. Return the digest.
 
     Raises the errors of `write`.
     """
@@ -206,7 +210,7 @@ def _write_all(descriptor: int, block: memoryview) -> None:
 
 
 def _leave_direct(descriptor: int) -> bool:
-    """Switch to writing through the page cache. Return False if it was in use already."""
+    """Switch to writing through the page cache. Return False if the file used the page cache already."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     return bool(flags & os.O_DIRECT)

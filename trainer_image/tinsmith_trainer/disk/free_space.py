@@ -1,7 +1,7 @@
-"""Free bytes of one file system: the bytes that may be written, the promised bytes, and a reserve.
+"""Free bytes of one file system: the bytes that may be written, the bytes that are claimed, and a reserve.
 
-Most of the reserve is a real file, which other programs cannot fill. The file is deleted for data that must be written
-on a full disk (results, releases, the epoch). It is created again when there is space.
+Most of the reserve is a real file, which other programs cannot fill. The file is deleted to make room for data that
+must be written on a full disk (results, releases, the epoch). It is created again when the disk has space.
 """
 
 from __future__ import annotations
@@ -26,16 +26,20 @@ log = structlog.get_logger(__name__)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FREE_PART = 8
-"""The part of the reserve that stays free outside the reserve's file, because a write-ahead log grows before it is
-folded in."""
+"""The part of the reserve that stays free outside the reserve's file: 1 / 8.
+
+A write-ahead log grows before it is folded in.
+"""
 BLOCK_BYTES = 512
-"""The unit of `st_blocks`, whatever the block size of the file system."""
+"""The unit of `st_blocks`, which does not depend on the block size of the file system."""
 MIB = 1024**2
 
 ROOM_RETRY_SECONDS = 1.0
 LONGEST_ROOM_RETRY_SECONDS = 30.0
-"""The maximum wait between attempts. An attempt may write as much as the disk takes, or run an operation in vain. So
-the wait doubles up to this maximum."""
+"""The maximum wait between attempts. An attempt may fill the disk, or run an operation whose result cannot be written.
+
+So the wait doubles up to this maximum.
+"""
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -55,8 +59,8 @@ class NoRoom(OSError):
 class DiskRoom:
     """The free space of one file system. Thread-safe.
 
-    Writes that claim space here leave `reserved_bytes` free. `reserve` is the file that takes most of these bytes after
-    a call of `keep_reserve`.
+    Writers claim space here, so that `reserved_bytes` stay free. `reserve` is a file that occupies most of these bytes
+    after a call of `keep_reserve`.
     """
 
     def __init__(self, directory: Path, reserved_bytes: int = 0, reserve: Path | None = None) -> None:
@@ -76,17 +80,17 @@ class DiskRoom:
         return disk.free + self._reserve_file_bytes() if disk.total else sys.maxsize
 
     def has_room_for(self, content_bytes: int) -> bool:
-        """Return whether this many bytes can be written without using the reserve or a claim."""
+        """Return whether this many bytes can be written without using the reserve or claimed space."""
         return content_bytes <= self.available_bytes()
 
     def available_bytes(self) -> int:
-        """Return the bytes that may be written; negative if less than the reserve is free."""
+        """Return the bytes that may be written. The number is negative if less than the reserve is free."""
         return self.free_bytes() - self._reserved_bytes - self._claimed_bytes
 
     # ---- room for one writer
 
     def claim(self, content_bytes: int) -> None:
-        """Promise the space until it is released. Raises NoRoom."""
+        """Claim the space until `release` is called. Raises NoRoom."""
         with self._lock:
             self._check(content_bytes)
             self._claimed_bytes += content_bytes
@@ -100,7 +104,8 @@ class DiskRoom:
     def claimed(self, content_bytes: int) -> Iterator[Allocate]:
         """Claim space for one writer, and yield the function that allocates the blocks of its files.
 
-        Allocated blocks are no longer free, so each allocation releases its part of the claim. Raises NoRoom.
+        Allocated blocks are no longer free, so each allocation releases the same number of bytes of the claim. Raises
+        NoRoom.
         """
         left_bytes = content_bytes
 
@@ -117,9 +122,12 @@ class DiskRoom:
             self.release(left_bytes)
 
     def allocate(self, descriptor: int, content_bytes: int) -> None:
-        """Allocate all blocks of a new file at once, so that no other writer passes the same check. Raises NoRoom.
+        """Allocate all blocks of a new file at once, so that no other writer can count the same free space.
 
-        The lock is held only for the claim: the allocation may take long, and the event loop takes the lock, too.
+        Raises NoRoom.
+
+        The lock is held only for the claim, because the allocation may take long and the event loop takes the same
+        lock.
         """
         with self.claimed(content_bytes) as allocate:
             allocate(descriptor, content_bytes)
@@ -134,8 +142,8 @@ class DiskRoom:
     def keep_reserve(self) -> None:
         """Create the reserve's file if it is missing and the disk has space for the whole reserve.
 
-        If the file system allocates no blocks, no file is created, and the next attempt follows only after the reserve
-        was used.
+        If the file system cannot allocate blocks, no file is created, and the next attempt follows only after a use of
+        the reserve.
         """
         file_bytes = self._reserved_bytes - self._reserved_bytes // FREE_PART
         with self._lock:
@@ -154,7 +162,8 @@ class DiskRoom:
                 self._reserve.unlink(missing_ok=True)
 
     def free_reserve(self) -> bool:
-        """Delete the reserve's file for a write that must succeed. Return False if the file did not exist."""
+        """Delete the reserve's file to make room for a write that must succeed. Return False if the file did not exist.
+        """
         with self._lock:
             self._allocates_nothing = False
             if self._reserve is None or not self._reserve_file_bytes():
@@ -173,14 +182,17 @@ class DiskRoom:
 
 
 def _existing(path: Path) -> Path:
-    """Return the folder, or its nearest existing parent. The first save creates the checkpoint root."""
+    """Return the folder, or its nearest existing parent.
+
+    The checkpoint root may not exist yet: the first save creates it.
+    """
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 class RetriesForRoom:
-    """The times of retries after writes without space.
+    """The times of retries of writes that found no space.
 
-    The wait doubles, and ends early when more space is free than before.
+    The wait doubles. It ends early when more space is free than before.
     """
 
     def __init__(self, room: DiskRoom, clock: Callable[[], float] = time.monotonic) -> None:
@@ -189,7 +201,7 @@ class RetriesForRoom:
         self._failed_at, self._free_bytes, self._seconds = 0.0, 0, ROOM_RETRY_SECONDS
 
     def begin(self) -> None:
-        """Start waiting after a first failure, or after a partial success."""
+        """Start waiting after a first failure, or again after a partial success."""
         self._note_failure(ROOM_RETRY_SECONDS)
 
     def failed(self) -> None:
@@ -206,14 +218,15 @@ class RetriesForRoom:
 
 
 def longer_retry_seconds(before: float) -> float:
-    """Return the next wait. `before` is 0 at the first failure."""
+    """Return the next wait. `before` is the previous wait, 0 at the first failure."""
     return min(max(2 * before, ROOM_RETRY_SECONDS), LONGEST_ROOM_RETRY_SECONDS)
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
     """Allocate the blocks, if the file system supports this.
 
-    Otherwise `os.posix_fallocate` would write one byte to each 4 KiB. Over a network each write is a request.
+    Without this support, `os.posix_fallocate` would write one byte to each 4 KiB, and over a network each write is a
+    request.
     """
     while size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
         code = ctypes.get_errno()

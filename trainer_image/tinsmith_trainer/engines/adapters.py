@@ -71,7 +71,7 @@ EXP_AVG, EXP_AVG_SQ = "adam/exp_avg", "adam/exp_avg_sq"
 
 
 def groups_of(state: AdapterState) -> list[str]:
-    """Return the groups that the state holds. Weights are always required."""
+    """Return the groups of tensors that the state holds. The group of weights is always required."""
     return [WEIGHTS, *(group for group in (EXP_AVG, EXP_AVG_SQ, GRADIENTS) if has_group(state, group))]
 
 
@@ -80,7 +80,7 @@ def has_group(state: AdapterState, group: str) -> bool:
 
 
 def check_state(state: AdapterState, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointInvalid unless each group holds exactly the tensors `shapes`, by `<module>.lora_A|B`."""
+    """Raise CheckpointInvalid unless each group holds exactly the tensors of `shapes`, by `<module>.lora_A|B`."""
     groups = groups_of(state)
     if (EXP_AVG in groups) != (EXP_AVG_SQ in groups) or (state.optimizer_step > 0 and EXP_AVG not in groups):
         raise CheckpointInvalid(
@@ -108,7 +108,7 @@ def _some(names: set[str]) -> str:
 
 SMALLEST_EPS = 1e-37
 LARGEST = 1e9
-"""The limit for factors of AdamW: no product overflows float32, for any bias correction."""
+"""The limit for AdamW's hyperparameters. Up to this limit, no product overflows float32, for any bias correction."""
 
 
 def check_adam(params: AdamParams) -> None:
@@ -136,7 +136,8 @@ def check_adam(params: AdamParams) -> None:
 
 
 def check_norm(norm: float) -> None:
-    """Raise UserError unless the gradient's norm is finite. The caller drops the gradient in either case."""
+    """Raise UserError unless the gradient's norm is finite. The caller drops the gradient whether or not this raises.
+    """
     if not math.isfinite(norm):
         raise UserError(
             f"optim_step was skipped: the gradient's norm is {norm}. The gradient was dropped; weights and "

@@ -26,10 +26,11 @@ class Datum:
     """Input tokens and the per-token inputs of the loss.
 
     `tokens` is int32 `[T]`. Loss inputs are dense: `target_tokens` is int64 `[T]` or `[T, K]`, and all others are
-    float32 or int64, of the shape of `target_tokens` or `[T]`. Inputs of a custom loss may have other shapes.
+    float32 or int64, of the shape of `target_tokens` or `[T]`. Inputs of a custom loss may have other shapes than
+    `target_tokens`.
 
     If the datum has images, `tokens` contains only text tokens until an engine inserts its model's image tokens.
-    Per-token inputs have values for text and image tokens.
+    Per-token inputs have a value for each text token and each image token.
     """
 
     tokens: NDArray[np.int32]
@@ -43,7 +44,10 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """An adapter's shape. `seed` is always set. If the request has no seed, one is drawn and journaled before."""
+    """An adapter's shape. `seed` always has a value.
+
+    If the request has no seed, a seed is drawn and journaled before the adapter is created.
+    """
 
     rank: int
     alpha: float
@@ -55,7 +59,7 @@ class LoraSpec:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedAdapter:
-    """The announced rank of an adapter's files, and the families that they may have parts for.
+    """The announced rank of an adapter's files, and the module families that the files may contain.
 
     `seed` initializes the modules that the files leave out.
     """
@@ -84,7 +88,7 @@ class AdamParams:
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A loss by name, with the call's config: numbers and texts as the client sent them."""
+    """A loss by name, with the call's config: numbers and strings, unchanged from the client."""
 
     name: str
     config: Mapping[str, float | str] = field(default_factory=dict)
@@ -105,7 +109,7 @@ class Outcome:
     """The result of a Work: `outputs` holds one mapping per datum, in order.
 
     `outputs[i]["logprobs"]` is float32 of the shape of `target_tokens`. Keys of `metrics` are `name:reduction`.
-    `input_tokens` counts the tokens of all datums, including images, even if nothing was trained.
+    `input_tokens` counts the tokens of all datums, including images, also for a call that trained nothing.
     """
 
     outputs: Sequence[Mapping[str, NDArray[np.float32]]] = ()
@@ -115,20 +119,20 @@ class Outcome:
 
 
 class Call(Protocol):
-    """A Work in progress on the engine that started it. A call that is dropped before its end has no effect."""
+    """A Work in progress on the engine that started it. A call that is dropped before `finish` has no effect."""
 
     @property
     def next_tokens(self) -> int:
-        """The tokens of the next microbatch, including padding; 0 if the call is ready for `finish`."""
+        """The tokens of the next microbatch, including padding. It is 0 if the call is ready for `finish`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """The complete state of an adapter, which a snapshot holds bit for bit.
+    """The complete state of an adapter, which a snapshot stores exactly.
 
     Tensor names are `weights/<module>.lora_A`, `weights/<module>.lora_B` (`[rank, d_in]`, `[d_out, rank]`),
-    `adam/exp_avg/<…>`, `adam/exp_avg_sq/<…>` and `gradients/<…>`; all are float32. A group may be absent: no gradients
-    since the last step, or no moments before the first.
+    `adam/exp_avg/<…>`, `adam/exp_avg_sq/<…>` and `gradients/<…>`; all are float32. A group may be absent: there are no
+    gradients directly after a step, and no moments before the first step.
     """
 
     lora: LoraSpec
@@ -162,11 +166,11 @@ class EngineCapabilities:
 
 
 class CallRunner(Protocol):
-    """The computation of Works, one microbatch at a time, so that the scheduler can alternate between calls.
+    """The computation of Works, one microbatch at a time. The scheduler can so alternate between calls.
 
-    The bits of an Outcome and of its gradients do not depend on other calls that run between or together with the
-    call's microbatches. Any number of calls may be in progress, also several on one adapter. While a call is in
-    progress, only `finish` of another call may change their adapter.
+    Other calls may run between a call's microbatches, or in the same forward. They do not change the bits of its
+    Outcome and gradients. Any number of calls may be in progress, even several on one adapter. While a call is in
+    progress, nothing changes its adapter, except the `finish` of another call.
     """
 
     def start(self, work: Work) -> Call:
@@ -175,20 +179,20 @@ class CallRunner(Protocol):
     def cobatch_room(self, call: Call) -> int:
         """Return how many tokens of other calls the next forward of an unfinished call could include.
 
-        0: the call runs alone.
+        If it returns 0, the call runs alone.
         """
 
     def cobatch(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """Return the first of the unfinished calls, and those whose next microbatch can share its forward."""
+        """Return the first of the unfinished calls, and the other calls whose next microbatch can share its forward."""
 
     def advance(self, calls: Sequence[Call]) -> None:
         """Compute the next microbatch of each call in one forward. The calls are those that `cobatch` returned.
 
-        A failure belongs to its call: the call then has nothing left to compute, and `finish` raises the error.
+        A failure belongs to one call: this call has nothing left to compute, and its `finish` raises the error.
         """
 
     def finish(self, call: Call) -> Outcome:
-        """Add the call's gradients to the accumulator. Raises TrainerError, and then leaves the adapter unchanged."""
+        """Add the call's gradients to the accumulator. If it raises TrainerError, the adapter is unchanged."""
 
 
 class Engine(CallRunner, Protocol):
@@ -199,13 +203,13 @@ class Engine(CallRunner, Protocol):
     def capabilities(self) -> EngineCapabilities: ...
 
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
-        """Create an adapter: A is drawn from the seed as PEFT draws it, B is zero, and the optimizer is new."""
+        """Create an adapter. A is drawn from the seed in PEFT's way, B is zero, and the optimizer has no state."""
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
-        """Clip, step AdamW and clear the accumulator. Metrics include `grad_norm`, before clipping.
+        """Clip the gradient, step AdamW and clear the accumulator. Metrics include `grad_norm`, before clipping.
 
         An empty accumulator counts as a zero gradient, and the step number still advances. A non-finite gradient norm
-        raises UserError and only clears the accumulator.
+        raises UserError; then only the accumulator is cleared.
         """
 
     def clear_gradients(self, adapter_id: str) -> None:
@@ -220,18 +224,18 @@ class Engine(CallRunner, Protocol):
         return AdapterState(state.lora, state.optimizer_step, state.weights_only().tensors)
 
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
-        """Set an adapter. If it does not exist, create it, even beyond the limits on slots and rank.
+        """Set an adapter's state. If the adapter does not exist, create it, even beyond the limits on slots and rank.
 
-        The limits apply to new adapters. An existing adapter is restored even if the limits were lowered since.
-        Gradients are restored only `with_optimizer` (a snapshot); a checkpoint has no gradients. Without the optimizer,
-        moments and step restart.
+        The limits apply to new adapters only: a restored adapter may be older than a lowered limit. Gradients are
+        restored only `with_optimizer` (a snapshot); a checkpoint has no gradients. Without the optimizer, moments and
+        step start from zero.
         """
 
     def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
-        """Write files that PEFT or transformers can load into the existing directory `target`."""
+        """Write the adapter into the existing directory `target`, as files that PEFT or transformers can load."""
 
     def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the weights of such an adapter on this base model, by `<module>.lora_A|B`.
+        """Return the shapes of the weights of an adapter with this spec, by `<module>.lora_A|B`.
 
         Callable from any thread. Raises UserError if this base model cannot have such an adapter.
         """
@@ -243,7 +247,7 @@ class Engine(CallRunner, Protocol):
         """
 
     def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
-        """Read `export`'s PEFT layout, or a checkpoint's files, from an untrusted source.
+        """Read an adapter from untrusted files in `export`'s PEFT layout or a checkpoint's layout.
 
         Callable from any thread; no adapter of the engine changes. Raises UserError if the files are not an adapter of
         this base model.

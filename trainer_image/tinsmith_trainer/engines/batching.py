@@ -1,11 +1,12 @@
 """Splitting of datums into fixed microbatches, and their tensors. A datum's batching depends only on its own length.
 
-A microbatch holds datums of one operation. Kernels round differently for other shapes, and a datum's bits must not
-depend on its neighbours. So all products of a microbatch take the same number of tokens, which follows from the length
-of each of its datums. There are two layouts:
+A microbatch holds datums of one operation. A datum's bits must not depend on its neighbours, but kernels round
+differently for other shapes. So all products of a microbatch take the same number of tokens. This number follows from
+the length of each of its datums. Datums have one of two layouts:
 
-- Packed: datums of any length follow each other without padding, and each attends only to itself.
-- Rows of one padded length: for long datums, and for models or devices that cannot keep packed ones separate. Right
+- Packed: datums of any length follow each other without padding, and the tokens of a datum attend only to the same
+  datum.
+- Rows of one padded length: for long datums, and for models or devices that cannot keep packed datums separate. Right
   padding with causal attention needs no mask, since no token sees later ones.
 """
 
@@ -23,24 +24,34 @@ from tinsmith_trainer.errors import UserError
 SHORTEST = 16
 DEFAULT_TOKEN_BUDGET = 1024
 GPU_MEMORY_STEP_BYTES = 2 * 1024**3
-"""Drivers report the memory of one GPU model with a variation of about 100 MiB around its nominal size."""
+"""The step to which a GPU's memory is rounded.
+
+Drivers report the memory of one GPU model with a variation of about 100 MiB.
+"""
 
 PACKED_BELOW_TOKENS = 512
-"""The length from which products are large enough; they are then faster than in parts."""
-PRODUCT_TOKENS = (64, 128)
-"""Tokens of a packed datum's products; the second value applies to datums of at least that length.
+"""The length up to which datums are packed.
 
-Measured on one thread in GFLOP/s, for 256 x 640: 94 for 16, 168 for 64, 193 for 128, 228 for 1,024.
+From this length on, one product for the whole datum is faster than several.
+"""
+PRODUCT_TOKENS = (64, 128)
+"""The number of tokens of a packed datum's products. The second value applies to datums of at least that length.
+
+Measured on one thread, in GFLOP/s for 256 x 640: 94 for 16 tokens, 168 for 64, 193 for 128, 228 for 1,024.
 """
 
 CELLS_PER_TOKEN = 4
 """The limit on padding. Losses take rows as wide as the longest datum.
 
-Without it, hundreds of datums of one token each could share a microbatch with a datum of 127 tokens. They would become
-a hundred times as large as the data sent, and with many targets per token fill the memory."""
+Without this limit, hundreds of datums of one token each could share a microbatch with a datum of 127 tokens, and grow
+to a hundred times their size. With many targets per token, they would fill the memory.
+"""
 
 OPEN_GROUPS = 16
-"""The number of groups that are searched for room, so that splitting takes time linear in the number of datums."""
+"""The number of groups that are searched for room.
+
+With a fixed number, splitting takes time linear in the number of datums.
+"""
 
 TARGETS = "target_tokens"
 IGNORED_LABEL = -100
@@ -50,8 +61,9 @@ IGNORED_LABEL = -100
 class MicrobatchShape:
     """The shape of a microbatch.
 
-    `lengths` are the computed tokens of each datum, including padding. `product_tokens` is the size of a product on the
-    CPU. `targets` is K for targets `[T, K]`, None for `[T]`. `has_images`: one datum with images, computed alone.
+    `lengths` are the computed tokens of each datum, including its padding. `product_tokens` is the size of a product on
+    the CPU. `targets` is K for targets of shape `[T, K]`, and None for `[T]`. `has_images`: the microbatch is one datum
+    with images.
     """
 
     lengths: tuple[int, ...]
@@ -75,7 +87,7 @@ class MicrobatchShape:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """The datum of each row, by index within the operation."""
+    """A microbatch: the datum of each row, by its index within the operation."""
 
     shape: MicrobatchShape
     datum_indices: tuple[int, ...]
@@ -83,10 +95,11 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchArrays:
-    """The arrays of a microbatch. Padding is 0 and False.
+    """The arrays of a microbatch. Padding is 0 in numbers and False in `valid`.
 
     `tokens` and `valid` are `[rows, width]`, `targets` `[rows, width]` or `[rows, width, K]`. `loss_inputs` are
-    float32, `[rows, width]` or like `targets`; those of a custom loss may be int64, and have other columns.
+    float32, `[rows, width]` or in the shape of `targets`. Inputs of a custom loss may be int64, and have another number
+    of columns.
     """
 
     tokens: NDArray[np.int64]
@@ -97,9 +110,10 @@ class MicrobatchArrays:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The key of datums that may share a microbatch.
+    """A key that is equal for datums that may share a microbatch.
 
-    `length` is the padded length of rows, None if packed. `alone` is the index of a datum that has its own microbatch.
+    `length` is the padded length of rows, and None for packed datums. `alone` is the index of a datum that must have
+    its own microbatch.
     """
 
     product_tokens: int
@@ -111,7 +125,8 @@ class _Kind:
 def padded_length(length: int, max_length: int, angles_change_after: int | None = None) -> int:
     """Return the grid point at or above `length`: 16, 32, 48, 64, then four steps per power of two.
 
-    A sequence is not padded beyond `angles_change_after`, where a model would use other rotary angles.
+    A sequence is not padded beyond `angles_change_after`, because the model uses other rotary angles for longer
+    sequences.
     """
     grid = next(point for point in _grid() if point >= length)
     if angles_change_after is not None and length <= angles_change_after:
@@ -128,7 +143,10 @@ def _grid() -> Iterator[int]:
 
 
 def counted_gpu_memory(reported_bytes: int) -> int:
-    """Return the memory to budget with. It is equal for all GPUs of a model, whatever the driver reserves."""
+    """Return the memory to plan with.
+
+    It is equal for all GPUs of one model, and does not depend on the driver's own use.
+    """
     return max(1, round(reported_bytes / GPU_MEMORY_STEP_BYTES)) * GPU_MEMORY_STEP_BYTES
 
 
@@ -140,10 +158,11 @@ def plan_microbatches(
     packs: bool = False,
     angles_change_after: int | None = None,
 ) -> list[Microbatch]:
-    """Split one operation's datums into microbatches: kinds by first appearance, then microbatches by first datum.
+    """Split one operation's datums into microbatches, in a fixed order.
 
-    A microbatch has as many datums as the budget allows, at least one. If `packs`, short datums are packed, the
-    shortest first, so that those of equal length attend together.
+    Kinds are ordered by their first datum, and so are the microbatches of a kind. A microbatch has as many datums as
+    the budget allows, but at least one. With `packs`, short datums are packed, the shortest first, so that datums of
+    equal length attend together.
     """
     kinds: dict[_Kind, list[int]] = {}
     for index, datum in enumerate(datums):
@@ -168,7 +187,7 @@ def _kind(index: int, datum: Datum, length: int, *, packs: bool) -> _Kind:
 
 
 def _groups(indices: Sequence[int], lengths: Sequence[int], token_budget: int) -> Sequence[Sequence[int]]:
-    """Group datums, the longest first, each into the first open group with room.
+    """Group datums. Take the longest first, and put each into the first open group with room.
 
     This gives fewer and fuller groups than the datums' own order. The indices of a group are sorted.
     """
@@ -208,7 +227,7 @@ def pad(
     datums: Sequence[Datum],
     loss_inputs: Sequence[Mapping[str, NDArray[np.float32] | NDArray[np.int64]]],
 ) -> MicrobatchArrays:
-    """Return the microbatch's arrays. Both sequences cover the whole operation, by datum index."""
+    """Return the microbatch's arrays. Both sequences have one entry for each datum of the operation."""
     shape = microbatch.shape
     plane = (shape.rows, shape.width)
     target_plane = plane if shape.targets is None else (*plane, shape.targets)
@@ -228,7 +247,7 @@ def pad(
 
 
 def check_tokens(datums: Sequence[Datum], *, vocab_size: int, max_length: int) -> None:
-    """Raise UserError for no datums, for empty or too long ones, and for ids outside the vocabulary."""
+    """Raise UserError for no datums, for an empty or too long datum, and for ids outside the vocabulary."""
     if not datums:
         raise UserError("The call holds no datums; send at least one.")
     for index, datum in enumerate(datums):

@@ -1,4 +1,4 @@
-"""Export of an adapter's state to files: a PEFT adapter, or a whole model with the adapter merged in."""
+"""Export of an adapter's state to files: as a PEFT adapter, or merged into a whole model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: E
 
 
 def _interleaved_experts(directory: Path) -> frozenset[str]:
-    """Return the experts whose gate and up are interleaved in one weight, from a model without weights."""
+    """Return the experts whose gate and up are interleaved in one weight. No weights of the model are loaded."""
     model = skeleton(AutoConfig.from_pretrained(directory))
     return frozenset(
         name
@@ -53,7 +53,7 @@ def _interleaved_experts(directory: Path) -> frozenset[str]:
 
 
 def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
-    """Merge into a second, dense copy of the base, because the loaded one serves other adapters."""
+    """Merge into a second, dense copy of the base model, because the loaded copy serves other adapters."""
     config = AutoConfig.from_pretrained(base.directory)
     model = load_to_save(auto_class(config), base.directory, config, base.dtype)
     modules = _modules(state)
@@ -91,7 +91,8 @@ def _modules(state: AdapterState) -> list[str]:
 
 
 def _untie(model: Any) -> None:
-    """Give the output projection its own weight, because the adapter changes this weight but not the embedding."""
+    """Give the output projection its own weight. The adapter changes this weight, but not the embedding that shared it.
+    """
     model.config.tie_word_embeddings = False
     head = model.get_submodule(UNEMBED_NAME)
     head.weight = nn.Parameter(head.weight.detach().clone())

@@ -3,11 +3,11 @@
 Notation: `lp` is the logprob of the target under the current weights, `q` the sampler's (input `logprobs`), `A` the
 input `advantages`, and `r = exp(lp - q)`. Formulas are those of the vendor's public documentation
 (tinker-docs.thinkingmachines.ai, pages under tinker/losses/); `gspo` is GSPO-token of arXiv 2507.18071, section 4.3.
-Tokens without weight or advantage are masked before any `exp`, because 0 times infinity is NaN; DRO's penalty still
-covers them. Thresholds are ratios, not distances from 1. A per-token input overrides the config, and the config
+Tokens without weight or advantage are masked before any `exp`, because 0 times infinity is NaN. DRO's penalty still
+covers these tokens. Thresholds are ratios, not distances from 1. A per-token input overrides the config, and the config
 overrides the default.
 
-The loss `custom` evaluates a user's graph (`custom_losses`).
+The loss `custom` evaluates a user's graph (see `custom_losses`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STABLE_REINFORCE = "stable_reinforce"
 KL_COEFF = "kl_coeff"
 
 LARGEST_LOG_RATIO = 88.72
-"""`exp` of a larger value overflows float32."""
+"""The largest log ratio: `exp` of a larger value overflows float32."""
 
 _Reduction = Callable[[Sequence[float]], float]
 _REDUCTIONS: Mapping[str, _Reduction] = {
@@ -58,7 +58,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
-    """A loss function. `required` and `optional` are per-token inputs; `config` maps keys to defaults."""
+    """A loss function.
+
+    `required` and `optional` are per-token inputs; `config` maps the config's keys to their defaults.
+    """
 
     terms: Callable[[Tensor, Inputs], Terms]
     required: frozenset[str]
@@ -97,7 +100,7 @@ def _cispo(lp: Tensor, inputs: Inputs) -> Terms:
 def _stable_reinforce(lp: Tensor, inputs: Inputs) -> Terms:
     """Return the cispo loss plus `kl_coeff / 2 * (lp - q)^2` for each token with an advantage.
 
-    This is our interpretation, since there is no public definition. The penalty is the second-order estimate of the KL
+    There is no public definition; this is our interpretation. The penalty is the second-order estimate of the KL
     divergence between sampler and model (k2 of joschu.net/blog/kl-approx.html). It is never negative, and its gradient
     is `kl_coeff * (lp - q)`.
     """
@@ -109,9 +112,9 @@ def _stable_reinforce(lp: Tensor, inputs: Inputs) -> Terms:
 
 
 def _gspo(lp: Tensor, inputs: Inputs) -> Terms:
-    """Return the ppo loss with the sequence's ratio `exp(mean over sequence_ratio_mask of (lp - q))` for every token.
+    """Return the ppo loss. Every token has its sequence's ratio, `exp(mean over sequence_ratio_mask of (lp - q))`.
 
-    Each row has one ratio; its gradient flows through each token's `lp`.
+    Each row has one ratio, whose gradient flows through the `lp` of each token.
     """
     active = inputs["advantages"] != 0
     averaged = inputs["sequence_ratio_mask"] != 0
@@ -179,7 +182,7 @@ _DEFINITIONS: Mapping[str, _Definition] = {
 
 
 def loss_names(*, map_stable_reinforce: bool = True, custom: bool = False) -> tuple[str, ...]:
-    """Return the losses that clients may use; with `custom`, including custom losses."""
+    """Return the losses that clients may use. With `custom`, the list includes custom losses."""
     names = tuple(name for name in _DEFINITIONS if map_stable_reinforce or name != STABLE_REINFORCE)
     return (*names, CUSTOM_LOSS) if custom else names
 
@@ -194,10 +197,10 @@ def _definition_of(name: str, *, map_stable_reinforce: bool) -> _Definition:
 
 @dataclass(frozen=True, slots=True)
 class PreparedLoss:
-    """A call's loss, with a checked config and complete inputs.
+    """A call's loss, with a checked config and complete per-token inputs.
 
-    `arrays[i]` holds datum i's per-token inputs, float32 of its targets' shape. Inputs of a custom loss, whose
-    `program` is set, may be int64 and have other columns than the targets.
+    `arrays[i]` holds the per-token inputs of datum i, float32 in the shape of its targets. `program` is set for a
+    custom loss, whose inputs may be int64 and have another number of columns than the targets.
     """
 
     name: str
@@ -208,7 +211,8 @@ class PreparedLoss:
     def __call__(self, lp: Tensor, inputs: Inputs) -> Terms:
         """Compute the loss for `lp` float32 `[rows, length]` or `[rows, length, K]`.
 
-        `inputs` have the same shape, plus `valid` bool. Padding must be 0 in every input and False in `valid`.
+        `inputs` have the same shape, and also contain `valid`, which is bool. Padding must be 0 in every input and
+        False in `valid`.
         """
         if self.program is not None:
             found = row_losses(self.program, lp, inputs, inputs[VALID])
@@ -217,11 +221,11 @@ class PreparedLoss:
         return _DEFINITIONS[self.name].terms(lp, {**config, **inputs})
 
     def without_arrays(self) -> PreparedLoss:
-        """Return the loss without inputs, for batches that carry them."""
+        """Return the loss without its inputs, for batches that carry the inputs themselves."""
         return replace(self, arrays=())
 
     def standing_metrics(self) -> dict[str, float]:
-        """Return a metric that reports that another loss was used in place of the requested one."""
+        """Return a metric that reports that another loss replaced the requested one."""
         return {"stable_reinforce_as_cispo:max": 1.0} if self.name == STABLE_REINFORCE else {}
 
 
@@ -346,7 +350,7 @@ def _completed(
     definition: _Definition,
     config: Mapping[str, float],
 ) -> dict[str, NDArray[np.float32]]:
-    """Add missing optional inputs, so that a microbatch of mixed datums has each of them for every row."""
+    """Add missing optional inputs, so that every row of a microbatch has the same inputs."""
     if "weights" in definition.optional:
         arrays.setdefault("weights", np.ones(shape, np.float32))
     if "sequence_ratio_mask" in definition.optional:

@@ -1,1 +1,1 @@
-"""Losses of users, as graphs of allowed functions: their cost limits, and their evaluation."""
+"""Custom losses: graphs of allowed functions that users send. The limits of their cost, and their evaluation."""

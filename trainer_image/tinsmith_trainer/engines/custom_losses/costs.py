@@ -1,7 +1,8 @@
-"""Upper bounds on the values that a node of a custom loss computes, from its arguments' shapes before it runs.
+"""Upper bounds on the number of values that a node of a custom loss computes.
 
-Most functions return no more values than their arguments have after broadcasting. The rules here are for the other
-functions: those that take a size, concatenate tensors, combine all pairs of values, or take more than one pass.
+A bound follows from the shapes of the node's arguments, before the node runs. Most functions return no more values than
+their arguments have after broadcasting. The rules here are for the other functions: functions that take a size,
+concatenate tensors, combine all pairs of values, or take more than one pass.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 NODE_VALUES = 512
-"""The minimum cost of a node: a call of torch, forward and backward."""
+"""The minimum cost of a node. It stands for one call of torch, forward and backward."""
 SORT_PASSES = 16
 
 Args = Sequence[Any]
@@ -21,7 +22,7 @@ Rule = Callable[[Args, Mapping[str, Any]], int]
 
 
 class TooCostly(ValueError):
-    """The loss exceeds its limits. The message is for its author."""
+    """An error for a loss that exceeds its limits. The message is for the author of the loss."""
 
 
 class Budget:
@@ -63,7 +64,7 @@ def _concatenated(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _differences(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the cost of `diff`: a pass for each order, all of which autograd keeps."""
+    """Return the cost of `diff`. It makes one pass for each order, and autograd keeps all passes."""
     order = int(args[1] if len(args) > 1 else kwargs.get("n", 1))
     return max(1, order) * (NODE_VALUES + _concatenated(args, kwargs))
 
@@ -73,7 +74,7 @@ def _paired(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _product(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the number of multiplications of a product of matrices or vectors."""
+    """Return the number of multiplications in a product of matrices or vectors."""
     one: Tensor = _argument(args, kwargs, 0, "input")
     other: Tensor = _argument(args, kwargs, 1, "other", "mat2", "vec", "tensor")
     if other.ndim <= 2:
@@ -97,7 +98,7 @@ def _repeated(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _padded(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the padded size. Paddings are pairs, starting at the last dimension."""
+    """Return the padded size. Paddings are pairs of numbers, and the first pair is for the last dimension."""
     value, pad = args[0], kwargs["pad"] if len(args) < 2 else args[1]
     more = [max(0, before) + max(0, after) for before, after in zip(pad[::2], pad[1::2], strict=True)]
     more += [0] * (value.ndim - len(more))
@@ -121,21 +122,21 @@ def _filled_like(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _counted(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the length of `arange`, called with end; start and end; or start, end and step."""
+    """Return the length of `arange`, which takes end; start and end; or start, end and step."""
     bounds = [*args, *(kwargs[name] for name in ("start", "end", "step") if name in kwargs)]
     start, end, step = map(float, (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3])
     return math.ceil(abs((end - start) / step))
 
 
 def _selected(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the size of `index_select`: as many slices as there are indices."""
+    """Return the size of the result of `index_select`: it has as many slices as there are indices."""
     value: Tensor = _argument(args, kwargs, 0, "input")
     dim, index = int(_argument(args, kwargs, 1, "dim")), _argument(args, kwargs, 2, "index")
     return value.numel() // max(1, value.shape[dim]) * int(index.numel())
 
 
 def _item(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the size of an indexed part: at most the whole, unless an integer tensor repeats entries."""
+    """Return the size of an indexed part. It is at most the whole tensor, unless an integer tensor repeats entries."""
     value, index = args
     if isinstance(value, Tensor) and isinstance(index, Tensor) and not _is_mask(index):
         return value.numel() // max(1, value.shape[0]) * index.numel()
@@ -163,7 +164,7 @@ def _argument(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) ->
 
 
 def _sizes(args: Args, kwargs: Mapping[str, Any]) -> list[int]:
-    """Return sizes given one by one, as a tuple, or by name."""
+    """Return sizes that were given one by one, as a tuple, or by name."""
     for name in ("size", "repeats", "dims", "sizes"):
         if name in kwargs:
             args = [kwargs[name]]
@@ -192,4 +193,4 @@ _RULES: Mapping[str, Rule] = {
     "getitem": _item,
     "diag": _diagonal,
 }
-"""The rules by a function's last name."""
+"""The rules, by the last part of a function's name."""

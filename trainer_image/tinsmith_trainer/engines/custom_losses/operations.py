@@ -1,7 +1,7 @@
 """The implementations of the names that a custom loss may call, resolved once from the allow list.
 
-Most are torch's own functions. Others are restricted, because a small graph could otherwise ask for endless work: apart
-from tensors, only plain numbers are allowed.
+Most are torch's own functions. The other functions are restricted, because a small graph could request endless work.
+Besides tensors, only numbers within `MAX_POWER` are accepted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from torch import Tensor
 Operation = Callable[..., Any]
 
 MAX_POWER = 64
-"""The limit for plain numbers, since Python's integers have any number of digits."""
+"""The limit for numbers that are not tensors, because Python's integers may have any number of digits."""
 MAX_PIECES = 1024
 
 
 class NotAllowed(ValueError):
-    """The loss calls a function in a way that is not allowed. The message is for its author."""
+    """An error for a loss that calls a function in a way that is not allowed.
+
+    The message is for the author of the loss.
+    """
 
 
 def _looked_up(name: str) -> Operation:
@@ -41,7 +44,10 @@ def _are_numbers(values: tuple[Any, ...]) -> bool:
 
 
 def _operator(function: Operation, *args: Any) -> Any:
-    """Apply an operator to tensors and numbers. A list times a number, or a number to a large power, has no bound."""
+    """Apply an operator to tensors and numbers.
+
+    Some results have no bound: a list times a number, or a number to a large power. They are refused.
+    """
     if any(isinstance(value, Tensor) for value in args):
         return function(*args)
     if not _are_numbers(args):
@@ -66,7 +72,8 @@ def _attribute(value: Any, name: Any) -> Any:
 def _item(value: Any, index: Any) -> Any:
     """Return a part of a tensor, or an entry of a tuple.
 
-    An integer list is an `index_select`: torch's general indexing accumulates gradients in a varying order.
+    An integer list becomes an `index_select`, because torch's general indexing accumulates gradients in a varying
+    order.
     """
     if not isinstance(value, Tensor):
         if not isinstance(index, int | slice):
@@ -83,7 +90,7 @@ def _item(value: Any, index: Any) -> Any:
 
 
 def _pieces(function: Operation, count: Callable[..., int], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Refuse to split a tensor into more pieces than a program would name, because each piece is an object."""
+    """Refuse to split a tensor into more pieces than a program would name, because each piece is a Python object."""
     if (pieces := count(value, *args, **kwargs)) > MAX_PIECES:
         raise NotAllowed(f"a tensor can be split into at most {MAX_PIECES} pieces, not into {pieces}")
     return function(value, *args, **kwargs)
@@ -109,7 +116,7 @@ def _sections(_: Tensor, indices_or_sections: Any, dim: int = 0) -> int:
 def _divided(function: Operation, *args: Any, rounding_mode: str | None = None, **kwargs: Any) -> Any:
     """Divide. Truncation requires floats.
 
-    The smallest integer divided by -1 is a processor trap, which ends the process.
+    Without floats, dividing the smallest integer by -1 would trap in the processor and end the process.
     """
     if rounding_mode == "trunc" and not any(_is_float(value) for value in (*args, *kwargs.values())):
         raise NotAllowed('integers need rounding_mode="floor", or a conversion to floats')
@@ -121,7 +128,10 @@ def _is_float(value: Any) -> bool:
 
 
 def _norm(function: Operation, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute a norm. The nuclear norm decomposes a matrix, and no count of values covers this cost."""
+    """Compute a norm.
+
+    The nuclear norm is refused: it decomposes a matrix, and a count of values does not cover this cost.
+    """
     if "nuc" in (*args, *kwargs.values()):
         raise NotAllowed("the nuclear norm is not supported")
     return function(value, *args, **kwargs)
@@ -136,7 +146,7 @@ _COUNTED: Mapping[str, Callable[..., int]] = {
 
 
 def _to(value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Convert to another dtype. The device of a loss is fixed."""
+    """Convert to another dtype. Another device is refused, because the device of a loss is fixed."""
     for argument in (*args, *kwargs.values()):
         if isinstance(argument, torch.dtype):
             return value.to(argument)

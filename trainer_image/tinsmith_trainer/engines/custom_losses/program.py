@@ -1,10 +1,11 @@
-"""Evaluation of a custom loss on the CPU, one datum at a time, for a model on any device.
+"""Evaluation of a custom loss on the CPU, one datum at a time. The model may be on any device.
 
-On the CPU an index out of range is an error of this loss; on a GPU it would end the device for all clients. The numbers
-also equal those of the SDK's own evaluation.
+On the CPU, an index out of range is an error of this loss only; on a GPU it would make the device unusable for all
+clients. The CPU's results also equal those of the SDK's own evaluation.
 
-The cost of each node is counted before it runs. Limits are counts and never times, because a replay must end like the
-first run. Before the model's forward a loss is tested with logprobs of -1, which finds mismatched shapes.
+The cost of each node is counted before it runs. Limits are counts and never times, because a replay must end in the
+same way as the first run. Before the model's forward, a loss is tested with logprobs of -1. This test finds mismatched
+shapes.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ from tinsmith_trainer.engines.custom_losses.operations import operation
 from tinsmith_trainer.errors import UserError
 
 MAX_VALUES = 2**24
-"""The limit for all nodes of a loss and one datum: 64 MiB of float32, plus what autograd keeps."""
+"""The limit on the values that all nodes of a loss compute for one datum: 64 MiB of float32, plus what autograd keeps.
+"""
 VALUES_PER_TOKEN = 2**15
-"""The limit per token of the datum, so that a microbatch's time is bounded by its tokens."""
+"""The limit on values per token of the datum, so that the number of tokens bounds a microbatch's time."""
 MAX_DIMENSIONS = 8
 TRIAL_LOGPROB = -1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DatumLoss:
-    """The loss of a datum. `gradient` with respect to the logprobs is float32 of their shape; None if not requested."""
+    """The loss of a datum. `gradient` is the gradient with respect to the logprobs, in float32 and their shape.
+
+    It is None if it was not requested.
+    """
 
     loss: float
     gradient: Tensor | None
@@ -63,7 +68,10 @@ class Program:
                 raise self._error(f"must return a scalar tensor as {name!r}, not {_described(value)}")
 
     def run(self, inputs: Sequence[Tensor], *, trains: bool) -> DatumLoss:
-        """Compute one datum. Inputs are on the CPU, `logprobs` first, which is not modified. Raises UserError."""
+        """Compute one datum. Inputs are on the CPU. The first is `logprobs`, which is not modified.
+
+        Raises UserError if the loss cannot be computed for this datum.
+        """
         logprobs = inputs[0].detach().clone().requires_grad_(trains)
         with torch.set_grad_enabled(trains):
             loss, metrics = self._evaluated([logprobs, *inputs[1:]])
@@ -135,7 +143,7 @@ def _resolved(argument: Any, values: Sequence[Any]) -> Any:
 
 
 def _check_value(value: Any) -> None:
-    """Check a node's result. A bound method, for example, would bypass the allow list."""
+    """Check a node's result. Without this check, a bound method, for example, would bypass the allow list."""
     if isinstance(value, tuple | list):
         for entry in value:
             _check_value(entry)

@@ -1,4 +1,4 @@
-"""Custom losses over a call's datums: their inputs as arrays, and the rows of a microbatch, one datum each."""
+"""Custom losses over a call's datums: the inputs as arrays, and the rows of a microbatch, one for each datum."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LOSS_ID = "loss_id"
 TARGETS = "target_tokens"
 
 MAX_KINDS = 16
-"""The limit on type combinations among a call's datums. The loss is tested twice for each."""
+"""The limit on the combinations of types among a call's datums. The loss is tested twice for each combination."""
 
 Numbers = NDArray[np.int64] | NDArray[np.float32]
 
 
 def program_for(spec: LossSpec) -> Program:
-    """Return the program of a call's `loss_fn_config`. Raises UserError."""
+    """Return the program of a call's `loss_fn_config`. Raises UserError if the config or the loss is invalid."""
     loss_id = spec.config.get(LOSS_ID)
     if spec.config.keys() != {LOSS_ID} or not isinstance(loss_id, str):
         raise UserError(f"loss_fn_config of {CUSTOM_LOSS} must hold only {LOSS_ID}, which create_custom_loss returns.")
@@ -37,7 +37,7 @@ def program_for(spec: LossSpec) -> Program:
 def custom_arrays(program: Program, datums: Sequence[Datum]) -> list[dict[str, Numbers]]:
     """Return each datum's inputs of the loss except `logprobs`, as arrays with a row per token.
 
-    Scalars are repeated for each token, so that every input has the layout of other losses' inputs. Unused inputs are
+    A scalar is repeated for each token, so that every input has the layout of other losses' inputs. Unused inputs are
     left out. Raises UserError for a datum that does not fit the loss, before anything is computed.
     """
     arrays = [_arrays(program, index, datum) for index, datum in enumerate(datums)]
@@ -63,7 +63,7 @@ def _extremes(program: Program, datums: Sequence[Datum], arrays: Sequence[Mappin
 
 
 def _inputs(program: Program, datum: Datum, arrays: Mapping[str, Numbers]) -> list[Tensor]:
-    """Return a run's inputs, with an empty tensor of the logprobs' shape."""
+    """Return the inputs of a run, with an empty tensor in the shape of the logprobs."""
     _, *read = program.loss.inputs
     tensors = [torch.from_numpy(arrays[declared.name].copy()) for declared in read]
     others = [tensor[0] if declared.rank == 0 else tensor for declared, tensor in zip(read, tensors, strict=True)]
@@ -101,7 +101,10 @@ def _laid_out(index: int, datum: Datum, declared: LossInput) -> Numbers:
 
 
 def _check_widths(program: Program, arrays: Sequence[Mapping[str, Numbers]]) -> None:
-    """Require equal widths. With targets of one column, wider rows would not show their number of columns."""
+    """Require an equal number of columns in all inputs.
+
+    If targets have one column, an input with wider rows would not show its number of columns.
+    """
     if program.loss.inputs[0].rank == 2:
         return
     for declared in program.loss.inputs[1:]:
@@ -123,10 +126,11 @@ class RowLosses:
 
 
 def row_losses(program: Program, logprobs: Tensor, inputs: Mapping[str, Tensor], valid: Tensor) -> RowLosses:
-    """Compute each row separately, without padding, so that its bits do not depend on the others.
+    """Compute each row separately and without padding, so that the bits of a row do not depend on other rows.
 
-    The values that the graph keeps for its gradient are freed row by row. The gradient reaches the model through a term
-    that is always 0, which is added to the computed loss. Raises UserError.
+    The values that autograd keeps for the gradient are freed row by row. The computed loss is a constant. A term whose
+    value is always 0 is added to it, and carries the gradient to the model. Raises UserError if the loss of a row
+    cannot be computed.
     """
     trains = torch.is_grad_enabled() and logprobs.requires_grad
     host = {name: values.cpu() for name, values in inputs.items()} | {"": logprobs.detach().cpu()}

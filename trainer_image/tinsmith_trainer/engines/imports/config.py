@@ -1,7 +1,7 @@
-"""The check of an imported adapter's configuration against each field of PEFT's LoraConfig.
+"""The check of an imported adapter's configuration, field by field of PEFT's LoraConfig.
 
-A field is supported, has no effect on the result of the weights, or is refused by name. Unknown fields are refused,
-too, because a later PEFT may compute other results with them.
+A field is supported, or is known to have no effect on the result, or is refused by name. Unknown fields are refused,
+too, because a later PEFT may use them to compute other results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tinsmith_trainer.engines.peft_layout import CONFIG_FILE
 from tinsmith_trainer.errors import CheckpointInvalid
 
 MOST_ALPHA = 1e6
-"""The largest accepted scale. float32 holds it easily, and it is far above any scale in training."""
+"""The largest accepted scale. float32 holds it without loss, and training uses far smaller scales."""
 MOST_SHOWN_CHARACTERS = 100
 
 HONOURED = frozenset(
@@ -47,15 +47,15 @@ REFUSED = {
     "use_qalora": "QALoRA",
     "velora_config": "VeLoRA",
 }
-"""Fields for parts other than A and B, which no model here has. A false value turns a field off."""
+"""Fields for parts of an adapter other than A and B. No model here has such parts. A false value turns a field off."""
 PLAIN_INITIALIZATIONS = ("gaussian", "eva", "orthogonal", "mica")
-"""Initializations that do not change the base weights, like true, false and null."""
+"""Initializations that leave the base weights unchanged, as true, false and null do."""
 CONVERTED_INITIALIZATIONS = ("pissa", "olora", "corda", "lora_ga")
-"""Initializations that subtract the first A and B from the base weights; PEFT can convert such adapters."""
+"""Initializations that subtract the first A and B from the base weights. PEFT can convert such adapters."""
 
 
 def read_rank_and_alpha(content: bytes) -> tuple[int, float]:
-    """Return the rank, and alpha for a scale of alpha / rank. Raises CheckpointInvalid."""
+    """Return the rank and alpha. The adapter's scale is alpha / rank. Raises CheckpointInvalid."""
     not_lora = (
         f"{CONFIG_FILE} is not PEFT's configuration for LoRA: it needs positive `r` and `lora_alpha`, "
         f"and an alpha of at most {MOST_ALPHA:g}."
@@ -95,7 +95,7 @@ def _check_fields(config: dict[str, Any]) -> None:
 
 
 def _check_initialization(value: Any) -> None:
-    """Refuse adapters whose initialization changed the base weights: here the base weights are unchanged."""
+    """Refuse adapters whose initialization changed the base weights, because the base weights here are unchanged."""
     if value is None or isinstance(value, bool):
         return
     name = value.lower() if isinstance(value, str) else ""
@@ -114,7 +114,7 @@ def _check_initialization(value: Any) -> None:
 
 
 def _check_patterns(config: dict[str, Any], rank: int, alpha: float) -> None:
-    """Allow layers of other ranks, as fused experts have, but only one scale for an adapter."""
+    """Allow other ranks for single layers, which fused experts have, but only one scale for the whole adapter."""
     ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
     try:
         scales = {name: alphas.get(name, alpha) / ranks.get(name, rank) for name in {*ranks, *alphas}}

@@ -1,12 +1,12 @@
 """Import of an adapter's two files, in PEFT's layout or Tinker's, as an adapter state.
 
-The files are not trusted: weights must be safetensors, and names, shapes and rank must be those of an adapter on this
-base model. Modules of a family that the files leave out are initialized as in a new adapter, with a B of zeros, so they
-have no effect until they are trained.
+The files are not trusted. Weights must be safetensors, and names, shapes and rank must be those of an adapter on this
+base model. If the files leave out a module of an announced family, it is initialized as in a new adapter. Its B is
+zero, so it has no effect until it is trained.
 
-PEFT may write copies of the base model's embeddings into the file: the output projection if it has an adapter, and both
-embeddings on request or if it detects a resized vocabulary. Copies add nothing; embeddings that differ from the base
-model's are not LoRA.
+PEFT may write copies of the base model's embeddings into the file. It writes the output projection if this has an
+adapter, and both embeddings on request or if it detects a resized vocabulary. Copies have no effect. Embeddings that
+differ from the base model's are not LoRA, and are refused.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ EMBEDDINGS_KEY = re.compile(
 )
 STORED_NAME = re.compile(r"(?:.*\.)?(?P<name>embed_tokens|lm_head)\.weight")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes that may differ by rounding. A bfloat16 model may be loaded as float32, and a float32 model as bfloat16,
-before its weights are saved."""
+"""The dtypes between which values may differ by rounding.
+
+A bfloat16 model may be loaded as float32, and a float32 model as bfloat16, before its weights are saved.
+"""
 
 Embeddings = Mapping[str, StoredTensor]
 """The base model's embeddings, by the last part of the module's name."""
@@ -74,7 +76,7 @@ def check_copy(key: str, tensor: Tensor, embeddings: Embeddings) -> None:
 
 
 def _equals(tensor: Tensor, stored: StoredTensor, dtype: torch.dtype) -> bool:
-    """Return whether a tensor has the stored values, rounded to a type in between."""
+    """Return whether a tensor has the stored values, rounded to `dtype`."""
     starts = range(0, tensor.shape[0], ROWS_AT_ONCE)
     return all(
         torch.equal(tensor[start : start + ROWS_AT_ONCE], rows.to(dtype).to(tensor.dtype))
@@ -94,10 +96,10 @@ def _rows_of(stored: StoredTensor, starts: range) -> Iterator[Tensor]:
 
 KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
 TINKER_UNEMBED = "model.unembed_tokens"
-"""The output projection's name in Tinker's archives; `lm_head` is transformers' name."""
+"""The output projection's name in Tinker's archives. Transformers' name for it is `lm_head`."""
 MOST_NAME_CHARACTERS = 256
 LENGTH_BYTES = 8
-"""The size of the header's length at a safetensors file's beginning."""
+"""The size of the field at the beginning of a safetensors file that holds the header's length."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Array = NDArray[np.float32]
 
@@ -111,7 +113,7 @@ def read_adapter(
 ) -> AdapterState:
     """Read an adapter. Raises CheckpointInvalid with the file and the cause, and UserError from `shapes_of`.
 
-    `embeddings` are those of the base model's files, copies of which PEFT may write next to the adapter.
+    `embeddings` are those of the base model's files; PEFT may write copies of them next to the adapter.
     """
     limits = SizeLimits.of(announced, shapes_of, [tuple(stored.header.shape) for stored in embeddings.values()])
     rank, alpha = read_rank_and_alpha(config)
@@ -141,7 +143,7 @@ def _new(shapes: Shapes, seed: int) -> dict[str, Array]:
 
 
 def _shapes_in(content: bytes, limits: SizeLimits) -> dict[str, list[int]]:
-    """Return the shapes by key from the header only, before any tensor is copied."""
+    """Return the shapes by key. Read only the header, and copy no tensor."""
     size = int.from_bytes(content[:LENGTH_BYTES], "little")
     _check_header(content, size, limits)
     try:
@@ -173,7 +175,7 @@ def _check_header(content: bytes, size: int, limits: SizeLimits) -> None:
 
 
 def _tensors(content: bytes, embeddings: Embeddings) -> dict[str, Array]:
-    """Return the tensors by `<module>.lora_A|B`, in float32."""
+    """Return the tensors by `<module>.lora_A|B`, as float32."""
     try:
         loaded = load_tensors(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
@@ -228,7 +230,7 @@ def _layouts_of_experts(tensors: dict[str, Array], rank: int) -> dict[str, Array
 
 
 def _fitted(tensors: Mapping[str, Array], shapes: Shapes) -> dict[str, Array]:
-    """Return whole pairs in the shapes that the base model needs."""
+    """Return complete pairs of factors, in the shapes that the base model needs."""
     fitting: dict[str, Array] = {}
     for stored, tensor in tensors.items():
         name = stored if stored in shapes else stored.replace(".attn.", ".self_attn.")  # Tinker's name in gpt-oss

@@ -13,10 +13,14 @@ FAMILIES = ("attn", "mlp", "unembed")
 WIDEST_BYTES = 4
 CONFIG_BYTES = 2**20
 CONFIG_BYTES_OF_A_TENSOR = 64
-"""The limit of a configuration. PEFT's have some kilobytes. A mixture's may name each expert's module, with a rank."""
+"""The limit on a configuration's size, for each tensor. PEFT's configurations have some kilobytes.
+
+The configuration of a mixture may name each expert's module with its rank.
+"""
 EMBEDDING_COPIES = 2
 LAYOUTS = 2
-"""Tinker's archives may have a placeholder for each tensor of the base model."""
+"""The number of entries per tensor, because Tinker's archives may have a placeholder for each tensor of the base model.
+"""
 HEADER_BYTES_OF_A_TENSOR = 512
 HEADER_SEPARATORS_OF_A_TENSOR = 12
 METADATA_BYTES = 64 * 1024
@@ -28,9 +32,9 @@ ShapesOf = Callable[[LoraSpec], Shapes]
 
 @dataclass(frozen=True, slots=True)
 class SizeLimits:
-    """Limits on the file of weights and its header, which apply before either is read.
+    """Limits on the size of the weights file and of its header, which are checked before either is read.
 
-    A parsed header takes about thirty times its bytes, and a malicious one may be as long as the file.
+    A parsed header takes about thirty times its bytes in memory, and a malicious header may be as long as the file.
     """
 
     tensors: int
@@ -40,10 +44,12 @@ class SizeLimits:
     def of(
         cls, announced: AnnouncedAdapter, shapes_of: ShapesOf, embedding_shapes: Sequence[tuple[int, ...]] = ()
     ) -> SizeLimits:
-        """Return the limits for the largest announced adapter. Raises UserError if this base model can have none.
+        """Return the limits for the largest announced adapter.
 
-        Separate experts repeat the factors that are shared here. `embedding_shapes` are those of the base model's
-        embeddings, of which PEFT may write two copies, tied or not.
+        Raises UserError if this base model can have no such adapter.
+
+        Files with separate experts repeat the factors that Tinsmith's layout shares. `embedding_shapes` are those of
+        the base model's embeddings. PEFT may write a copy of both, even if they are tied.
         """
         shapes = _largest_shapes(announced, shapes_of)
         experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)

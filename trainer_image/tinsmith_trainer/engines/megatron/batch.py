@@ -1,13 +1,13 @@
-"""A call's datums as a batch of tensors, right padded, and the ranks' results back to datums.
+"""Conversion of a call's datums to a batch of tensors with right padding, and of the ranks' results back to datums.
 
-Tinker gives tokens `x[0..T-1]` and targets `t[0..T-1]`, and scores `t[i]` at position i. NeMo RL scores column i + 1 of
-a batch there. So each per-token value is shifted one column to the right, and a row has one column more than its datum
-has tokens. If targets are the tokens shifted by one, as in most training data, the last target fills that column, and
-no separate targets are sent: a *shifted* batch. Otherwise the column holds a token that no scored position sees, and
-the targets have their own column: a *general* batch.
+Tinker gives tokens `x[0..T-1]` and targets `t[0..T-1]`, and scores `t[i]` at position i. NeMo RL scores `t[i]` in
+column i + 1 of a batch. So each per-token value is shifted one column to the right, and a row has one column more than
+its datum has tokens. In most training data the targets are the tokens shifted by one. Then the last target fills that
+column, and no separate targets are sent: the batch is *shifted*. Otherwise that column holds a token that no scored
+position sees, and the targets have their own column: the batch is *general*.
 
-A batch is a dict of torch CPU tensors with the rows in dimension 0 and the sequence in dimension 1. The names are those
-that NeMo RL's workers read, and its `BatchedDataDict` wraps the dict unchanged.
+A batch is a dict of torch tensors on the CPU, with rows in dimension 0 and the sequence in dimension 1. NeMo RL's
+workers read the same names, and its `BatchedDataDict` wraps the dict unchanged.
 
 | Key | Shape, type | Content |
 |---|---|---|
@@ -48,17 +48,20 @@ def is_shifted(datum: Datum) -> bool:
 
 
 def all_shifted(datums: Sequence[Datum]) -> bool:
-    """Return whether all datums are shifted. Otherwise the whole call is general: its batches have equal columns."""
+    """Return whether all datums are shifted.
+
+    If one is not, the whole call is general, because all batches of a call have equal columns.
+    """
     return all(is_shifted(datum) for datum in datums)
 
 
 def row_length(datum: Datum) -> int:
-    """Return the number of columns of its row that are not padding."""
+    """Return the number of columns of the datum's row, without padding."""
     return datum.length + EXTRA_COLUMNS
 
 
 def row_tokens(datum: Datum, *, shifted: bool) -> Tensor:
-    """Return the model's input, int64 `[T + 1]`."""
+    """Return the model's input for one row, int64 `[T + 1]`."""
     last = datum.loss_inputs[TARGETS][-1] if shifted else UNSEEN_TOKEN
     return torch.from_numpy(np.append(datum.tokens, last).astype(np.int64))
 
@@ -93,10 +96,10 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The loss's view of a batch. Position i of S' = S - 1 is Tinker's position i.
+    """A batch from the loss's point of view. Position i of S' = S - 1 is Tinker's position i.
 
-    `targets` are int64 `[b, S']` or `[b, S', K]`. `inputs` are the loss's, of the same shape, and `valid` bool `[b,
-    S']`. The model's logits of position i score position i.
+    `targets` are int64 `[b, S']` or `[b, S', K]`. `inputs` are the inputs of the loss, in the same shape, and `valid`
+    is bool `[b, S']`. The model's logits of position i score position i.
     """
 
     targets: Tensor
@@ -106,11 +109,12 @@ class Scored:
 def encode(
     datums: Sequence[Datum], loss_arrays: Sequence[LossArrays], *, multiple_of: int = 1, shifted: bool | None = None
 ) -> Batch:
-    """Encode one row per datum, in order, all of one length that is a multiple of `multiple_of`.
+    """Encode one row per datum, in order. All rows have one length, which is a multiple of `multiple_of`.
 
-    `shifted` is `all_shifted` of the whole call, since its batches have equal columns; None: of these datums.
-    `loss_arrays` are a PreparedLoss's: the same names for every datum, each of its targets' shape. If datums differ in
-    the number of targets per position, all get the largest number; the added ones have no weight.
+    `shifted` is the value of `all_shifted` for the whole call, because all its batches have equal columns. With None it
+    is computed from these datums. `loss_arrays` are the arrays of a PreparedLoss: each datum has the same names, with
+    arrays in the shape of its targets. If datums differ in the number of targets per position, all get the largest
+    number. The added targets have no weight.
     """
     columns = -(-max(row_length(datum) for datum in datums) // multiple_of) * multiple_of
     shifted = all_shifted(datums) if shifted is None else shifted
@@ -132,7 +136,7 @@ def encode(
 
 
 def _column(rows: Sequence[Values], columns: int, dtype: torch.dtype) -> Tensor:
-    """Return a column with zeros for padding, and for targets that only other rows have."""
+    """Return a column. It has zeros for padding, and for targets that only other rows have."""
     widest = max((width(values) or 0 for values in rows), default=0)
     shape = (len(rows), columns, widest) if widest else (len(rows), columns)
     column = torch.zeros(shape, dtype=dtype)
@@ -142,7 +146,7 @@ def _column(rows: Sequence[Values], columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def scored(batch: Mapping[str, Tensor]) -> Scored:
-    """Return views for the loss, from a shifted or a general batch."""
+    """Return the loss's view of a shifted or a general batch."""
     inputs = {
         name.removeprefix(LOSS_PREFIX): read_right(column)
         for name, column in batch.items()
@@ -157,13 +161,13 @@ def rows_in(batch: Mapping[str, Tensor]) -> int:
 
 
 def take(batch: Mapping[str, Tensor], rows: Tensor) -> Batch:
-    """Return a copy of some rows of a batch, by index, in that order."""
+    """Return a copy of the rows with these indices, in this order."""
     return {name: column[rows] for name, column in batch.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RowResults:
-    """Results of n rows in any order, as detached CPU tensors, which are pickled for the driver.
+    """Results of n rows in any order. They are detached CPU tensors, which are pickled for the driver.
 
     `row_id` int64 `[n]`, `logprobs` float32 `[n, S']` or `[n, S', K]`, `losses` and each of `metrics` float32 `[n]`.
     Row ids below 0 are padding rows.
@@ -176,7 +180,7 @@ class RowResults:
 
 
 def total_loss(batch: Mapping[str, Tensor], terms: Terms) -> Tensor:
-    """Return the sum over a microbatch's rows that backward starts from. Padding rows count 0."""
+    """Return the sum over a microbatch's rows, where backward starts. Padding rows add 0."""
     rows: Tensor = terms.loss.flatten(1).sum(1)
     return (rows * batch[SAMPLE_MASK].to(rows.device)).sum()
 

@@ -43,12 +43,12 @@ class RankActor(RankProcess):
 
     @override
     def prepare(self) -> None:
-        """Use one thread: ranks on one machine share its cores, and a sum must not depend on their number."""
+        """Use one thread, because ranks on one machine share its cores and a sum must not depend on their number."""
         torch.set_num_threads(1)
 
     @override
     def host(self) -> tuple[str, int]:
-        """Open the store of the rendezvous, on a port that the system chooses."""
+        """Open the store for the rendezvous, on a port that the system chooses."""
         address = ray.util.get_node_ip_address()
         world_size = self._model.parallelism.world_size
         self._store = _store(address, 0, world_size, is_master=True, wait_for_workers=False)
@@ -69,5 +69,5 @@ class RankActor(RankProcess):
 
 
 def _store(address: str, port: int, world_size: int, **options: bool) -> TCPStore:
-    """Return a store without libuv, which Debian's PyTorch lacks and few ranks do not need."""
+    """Return a store without libuv. Debian's PyTorch lacks libuv, and a small number of ranks does not need it."""
     return TCPStore(address, port, world_size, timeout=MEETING_TIMEOUT, use_libuv=False, **options)

@@ -1,4 +1,4 @@
-"""LoRA adapters of many clients on one base model over many ranks of any kind."""
+"""The engine for LoRA adapters of many clients on one base model, over many ranks of any kind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ A_SUFFIX = ".lora_A"
 
 @dataclass(slots=True)
 class _Adapter:
-    """An adapter on the ranks: the whole shapes of its tensors, in the order in which they are drawn."""
+    """An adapter on the ranks: the shapes of its whole tensors, in the order in which they are initialized."""
 
     lora: LoraSpec
     shapes: Mapping[str, Shape]
@@ -68,17 +68,19 @@ class _Adapter:
 
 
 class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
-    """The engine over a group of ranks. It checks each call first: an error on some ranks only would end the process.
+    """The engine over a group of ranks.
 
-    A call is not divided, because its gradients are reduced over the ranks once, at its end: other calls wait for all
-    of it. It runs on all ranks alone, so other calls change no bits. The engine is not declared batch invariant: the
-    common padding of a call's own datums changes how sums are rounded.
+    The engine checks each call before it starts, because an error on only some ranks would end the process.
+
+    A call is not divided: its gradients are summed over the ranks once, at its end. So other calls wait until it ends.
+    A call uses all ranks alone, so other calls do not change its bits. The engine is not declared batch invariant,
+    because the padding that a call's datums share changes how sums are rounded.
     """
 
     def __init__(
         self, name: str, ranks: RankGroup, base: BaseFiles, info: BaseModelInfo, settings: MegatronSettings
     ) -> None:
-        """Build the engine. `name` is its value of `--engine`."""
+        """Build the engine. `name` is the engine's value of `--engine`."""
         self._name = name
         self._ranks = ranks
         self._base = base
@@ -235,7 +237,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
 
     @contextlib.contextmanager
     def _all_ranks(self) -> Iterator[None]:
-        """Treat every failure as a loss of the ranks, for calls that may leave them in different states."""
+        """Treat every failure as a loss of the ranks. Used for calls that may leave the ranks in different states."""
         with self._lost_ranks_end_the_process():
             try:
                 yield

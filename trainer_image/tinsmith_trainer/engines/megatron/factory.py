@@ -1,4 +1,4 @@
-"""Start of ranks and of the engine on them: CPU ranks of this package, or GPU ranks of the calling engine."""
+"""Start of ranks, and of the engine on them: CPU ranks of this package, or GPU ranks of the calling engine."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ class RanksRequest:
 
 
 GpuRanks = Callable[[RanksRequest], tuple[RankGroup, torch.dtype]]
-"""Starts ranks on GPUs, and also returns the dtype of their base weights.
+"""A function that starts ranks on GPUs, and also returns the dtype of their base weights.
 
 Raises ModelDirectoryInvalid, and ServerError if the ranks cannot start.
 """
 
 
 def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks) -> MegatronEngine:
-    """Return the engine once all ranks hold their part of the model. `name` is its value of `--engine`.
+    """Return the engine after all ranks have loaded their part of the model.
+
+    `name` is the engine's value of `--engine`.
 
     Raises ModelDirectoryInvalid, and ServerError if the ranks cannot start.
     """
@@ -52,7 +54,10 @@ def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks)
 
 
 def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> tuple[RankGroup, torch.dtype]:
-    """Start the ranks. Frameworks are imported only for the requested kind, since an image holds one of them."""
+    """Start the ranks.
+
+    A framework is imported only for the requested kind of ranks, because an image holds only one framework.
+    """
     placement, settings = request.placement, request.settings
     if not placement.in_process:
         prepare_for_ray()

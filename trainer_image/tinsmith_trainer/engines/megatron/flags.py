@@ -1,4 +1,4 @@
-"""The settings of engines on ranks, and the flags that place their ranks. Imports no framework."""
+"""The settings of engines on ranks, and the flags that place their ranks. This module imports no framework."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 NEMO_RL = "nemo-rl"
 MILES = "miles"
 ENGINES = (NEMO_RL, MILES)
-"""The engines that have ranks."""
+"""The engines whose models are divided over ranks."""
 DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 """The flags whose product is the number of ranks of one copy of the model."""
 
 
 RankRecompute = Literal["none", "mlp", "layers"]
-"""The part of each layer that ranks recompute in backward: no part, its feed-forward, or the whole layer."""
+"""The part of each layer that ranks compute again in backward: no part, the feed-forward, or the whole layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class MegatronSettings:
-    """Limits in adapters, ranks of LoRA and tokens.
+    """Limits of the engine: the number of adapters, the rank of LoRA, and tokens.
 
-    Every adapter takes the memory of one of `max_rank` on all modules. `token_budget`: tokens of a microbatch on one
-    data-parallel copy of the model; longer datums run alone. It determines how sums are rounded: changing it between a
-    crash and its replay changes bits. `recompute` changes no bits.
+    Every adapter takes as much memory as an adapter of rank `max_rank` on all modules. `token_budget` is the number of
+    tokens of a microbatch on one data-parallel copy of the model; a longer datum runs alone. `token_budget` determines
+    how sums are rounded: a change between a crash and its replay changes bits. `recompute` changes no bits.
     """
 
     adapter_slots: int = 64
@@ -39,7 +39,7 @@ class MegatronSettings:
 
 
 class RankFlags(argparse.Namespace):
-    """The given flags. Omitted flags are None."""
+    """The flags that were given. Omitted flags are None."""
 
     ranks: int | None
     tensor_parallel: int | None
@@ -54,9 +54,9 @@ class RankFlags(argparse.Namespace):
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """The place of the ranks: this process, Ray actors on CPUs, or GPUs.
+    """The place of the ranks: this process, Ray actors on CPUs, or Ray actors on GPUs.
 
-    A `ray_address` of None starts Ray.
+    If `ray_address` is None, the worker starts Ray.
     """
 
     parallelism: Parallelism
@@ -66,7 +66,7 @@ class RankPlacement:
     ray_address: str | None
 
     def described(self) -> dict[str, int | str]:
-        """Return the number of ranks, the sizes of the dimensions and the place of the ranks, for the log."""
+        """Return a text for the log: the number of ranks, the sizes of the dimensions, and the place of the ranks."""
         layout = self.parallelism
         sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context, "data": layout.data}
         where = f"Ray at {self.ray_address}" if self.ray_address else "Ray in this container"
@@ -105,7 +105,7 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def refused_rank_flags(engine: str, flags: RankFlags, *, sampling: bool) -> str | None:
-    """Return why these flags cannot be combined, or None."""
+    """Return the reason why these flags cannot be combined, or None if they can."""
     if engine not in ENGINES:
         names = [_flag(name) for name in RankFlags.__annotations__ if getattr(flags, name) is not None]
         return f"{', '.join(names)}: only {' and '.join(ENGINES)} have ranks, not {engine}" if names else None
@@ -119,7 +119,10 @@ def refused_rank_flags(engine: str, flags: RankFlags, *, sampling: bool) -> str 
 
 
 def rank_placement(engine: str, flags: RankFlags) -> RankPlacement:
-    """Return the requested ranks. Raises ValueError, in terms of the flags, for impossible combinations."""
+    """Return the placement that the flags request.
+
+    Raises ValueError for impossible combinations, with a message that names the flags.
+    """
     nodes, gpus_per_node = _or(flags.nodes, 1), _or(flags.gpus_per_node, 0)
     if nodes < 1 or gpus_per_node < 0 or _or(flags.ranks, 0) < 0:
         raise ValueError("--nodes must be positive, --ranks and --gpus-per-node cannot be negative")
@@ -153,7 +156,10 @@ def _check_engine(engine: str, flags: RankFlags) -> None:
 
 
 def rank_recompute(choice: Literal["auto"] | RankRecompute | None, *, on_gpus: bool) -> RankRecompute:
-    """Resolve `--recompute`. By default GPUs recompute layers, since their memory is scarce, and CPUs nothing."""
+    """Resolve the value of `--recompute`.
+
+    By default GPUs recompute whole layers, because their memory is scarce, and CPUs recompute nothing.
+    """
     if choice is None or choice == "auto":
         return "layers" if on_gpus else "none"
     return choice
@@ -171,7 +177,7 @@ def _ranks(flags: RankFlags, nodes: int, gpus_per_node: int) -> int:
 
 
 def _check_division(flags: RankFlags, ranks: int) -> None:
-    """Check what `Parallelism` would refuse, but in terms of the flags and with a number that works."""
+    """Check what `Parallelism` would refuse. The message names the flags and a number that works."""
     counts = {name: _or(getattr(flags, name), 1) for name in DIVISIONS}
     for name, count in counts.items():
         if count < 1:

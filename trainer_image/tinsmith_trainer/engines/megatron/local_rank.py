@@ -1,4 +1,4 @@
-"""A rank of Megatron's own layers, optimizer and schedules, and the group of one rank in this process."""
+"""A rank of Megatron's own layers, optimizer and schedules, and a group that has one rank in this process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tinsmith_trainer.errors import ServerError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""The time for which a rank waits for the others before it fails. A dead rank is noticed at once."""
+"""The time that a rank waits for the others before it fails. The death of a rank is noticed immediately."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
     """A picklable description from which each rank builds its part of a model.
 
-    `device` holds weights and batches. A process that sees GPUs must use one.
+    `device` is the device of weights and batches. A process that sees GPUs must use one of them.
     """
 
     directory: Path
@@ -44,7 +44,7 @@ class RankModel:
 
 
 def join_process_group(store: Store, model: RankModel, rank: int) -> None:
-    """Join once per process. Returns when all ranks have joined."""
+    """Join the process group, once per process. Returns when all ranks have joined."""
     torch.distributed.init_process_group(
         BACKENDS[torch.device(model.device).type],
         store=store,
@@ -56,7 +56,7 @@ def join_process_group(store: Store, model: RankModel, rank: int) -> None:
 
 
 def build_rank(model: RankModel, rank: int) -> Rank:
-    """Build a rank after `join_process_group`. Raises ModelDirectoryInvalid."""
+    """Build a rank. Call this after `join_process_group`. Raises ModelDirectoryInvalid."""
     with cpu_megatron():
         part = build_megatron_model(
             model.directory,
@@ -77,12 +77,15 @@ _joining = threading.Lock()
 class InProcessRank(RankGroup):
     """A group of one rank that holds the whole model.
 
-    torch and Megatron have one process group per process: the first rank of a process joins it, later ones share it,
+    torch and Megatron have one process group per process. The first rank in a process joins it, later ranks share it,
     and it ends with the process.
     """
 
     def __init__(self, model: RankModel) -> None:
-        """Build it. Raises ModelDirectoryInvalid, ServerError for a visible GPU, ValueError for several ranks."""
+        """Build the rank.
+
+        Raises ModelDirectoryInvalid, ServerError if a GPU is visible, and ValueError for several ranks.
+        """
         if torch.cuda.is_available() and model.device == "cpu":
             raise ServerError(
                 "A rank in this process uses the CPU, but Megatron would use the GPU that this process sees. Give "
@@ -113,4 +116,4 @@ class InProcessRank(RankGroup):
 
     @override
     def close(self) -> None:
-        """Do nothing: there is no other process."""
+        """Do nothing, because the group has no other process."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's index in each dimension. `expert` is the index of its share of a mixture's experts."""
+    """A rank's index in each dimension. `expert` is the index of the rank's share of a mixture's experts."""
 
     pipeline: int
     data: int
@@ -18,10 +18,10 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """The number of ranks in each dimension. Raises ValueError if they do not divide each other.
+    """The number of ranks in each dimension. Raises ValueError if these numbers do not divide each other.
 
-    Ranks have Megatron's order: `arange(world_size).reshape(pipeline, data, context, tensor)`. Experts are divided
-    among ranks that the other dimensions already count.
+    Ranks are numbered in Megatron's order: `arange(world_size).reshape(pipeline, data, context, tensor)`. Experts are
+    divided among ranks that the other dimensions already count.
     """
 
     world_size: int = 1
@@ -52,7 +52,7 @@ class Parallelism:
 
     @property
     def data(self) -> int:
-        """The number of copies of the model, which share the data."""
+        """The number of copies of the model. Each copy computes another part of the data."""
         return self.world_size // self._model_ranks
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -74,7 +74,7 @@ class Parallelism:
         return self._in_stage(rank) < self.expert
 
     def reporting_ranks(self) -> list[int]:
-        """Return, by data index, the rank that reports results: last pipeline stage, first in other dimensions."""
+        """Return the rank that reports results, for each data index. It is in the last pipeline stage."""
         return [
             rank
             for rank in range(self.world_size)

@@ -14,15 +14,18 @@ from tinsmith_trainer.torch_model.device import is_device_fault
 
 
 class RanksLost(Exception):
-    """An error after a rank died, or after only some ranks failed. The ranks no longer hold one consistent state."""
+    """An error that is raised after a rank died, or after only some ranks failed.
+
+    The ranks no longer hold one consistent state.
+    """
 
 
 class RanksFailed(Exception):
-    """An error after every rank failed at the same computation. The ranks are still usable."""
+    """An error that is raised after every rank failed at the same computation. The ranks are still usable."""
 
 
 class RankGroup(Protocol):
-    """The ranks of a model. Each call runs a method on every `Rank`; one call runs at a time.
+    """The ranks of a model. Each call runs a method on every `Rank`, and only one call runs at a time.
 
     Raises UserError and RanksFailed if every rank raised the same error, RanksLost if the errors differ.
     """
@@ -34,7 +37,10 @@ class RankGroup(Protocol):
         """Call every rank with the same arguments, and return the results by rank."""
 
     def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
-        """Call with shard i as first argument on the ranks of data index i, and return one result per data index."""
+        """Call the method on all ranks; ranks of data index i get shard i as first argument.
+
+        Return one result per data index.
+        """
 
     def close(self) -> None:
         """Free the ranks. Idempotent."""
@@ -45,7 +51,10 @@ Fault = Literal["user", "computation", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The picklable result of a call on one rank. Exceptions of many libraries cannot be pickled."""
+    """The picklable result of a call on one rank.
+
+    It holds an error as data, because exceptions of many libraries cannot be pickled.
+    """
 
     value: Any = None
     fault: Fault | None = None

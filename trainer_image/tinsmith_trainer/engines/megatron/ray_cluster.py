@@ -1,4 +1,7 @@
-"""Ray for one engine: started in this container, or already running. Ray's log noise and our secrets are kept out."""
+"""Ray for one engine. The worker starts Ray in this container, or connects to a running cluster.
+
+Ray's less useful log lines are hidden, and Ray gets none of the worker's secrets.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,10 @@ log = structlog.get_logger(__name__)
 
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HOME")
 PASSED_ON_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "RAY_")
-"""The environment variables that ranks need. Other variables are withheld, because they hold keys of stores and
-hubs."""
+"""The prefixes of environment variables that ranks need.
+
+Other variables are withheld, because some hold keys of object stores and hubs.
+"""
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 """The variable that selects this worker's GPUs."""
@@ -33,7 +38,7 @@ SHARED_MEMORY = "/dev/shm"
 SMALLEST_OBJECT_STORE_BYTES = 80 * 1024**2
 LARGEST_OBJECT_STORE_BYTES = 2 * 1024**3
 LOST_HEAD_SECONDS = 10
-"""The time until a cluster without its head counts as lost. Ray's default is a minute."""
+"""The time after which a cluster that has lost its head counts as lost. Ray's default is a minute."""
 
 ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -44,26 +49,32 @@ ALWAYS = {
     "RAY_gcs_server_port_wait_time_s": "120",
 }
 SYSTEM_CONFIG: Mapping[str, Any] = {"worker_niceness": 0}
-"""Settings that keep Ray from lowering its workers' priority; ranks are this machine's main work."""
+"""Settings that stop Ray from lowering the priority of its workers, because ranks are the main work of this machine."""
 RAY_FOLDER = "/tmp/ray"
-"""Ray's default folder for logs and sockets, for which pods have a volume."""
+"""Ray's default folder for logs and sockets. Pods mount a volume there."""
 FOLDER_PREFIX = "tinray-"
 SHORT_FOLDER = "/tmp"
 LONGEST_SOCKET_BYTES = 107
 BELOW_FOLDER = "/session_2026-01-02_03-04-05_678901_4194304/sockets/plasma_store"
-"""The longest path of a socket that Ray creates, below its folder."""
+"""The longest path that Ray creates for a socket below its folder."""
 
 
 def prepare_for_ray() -> None:
-    """Set Ray's settings. Call this before the process imports Ray, which reads them then."""
+    """Set the variables from which Ray reads its settings.
+
+    Call this before the process imports Ray, because Ray reads them at import.
+    """
     os.environ.update(ALWAYS)
 
 
 class RayCluster:
-    """A connection of this process to Ray as its driver, after `prepare_for_ray`. Ray allows one per process."""
+    """A connection of this process to Ray as a driver. Call `prepare_for_ray` before.
+
+    Ray allows one connection per process.
+    """
 
     def __init__(self, address: str | None, *, cpus: int, gpus: int = 0, shows_actors: bool = False) -> None:
-        """Attach to `address`, or start Ray with `cpus` and `gpus` if it is None.
+        """Attach to `address`. If it is None, start Ray with `cpus` and `gpus`.
 
         With `shows_actors`, the output of actors appears in this process's output. Raises ServerError if Ray cannot be
         reached or started.
@@ -80,12 +91,15 @@ class RayCluster:
             raise ServerError(f"Ray {where} does not answer: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Disconnect, and end a Ray that was started here. Idempotent."""
+        """Disconnect, and end Ray if this process started it. Idempotent."""
         stop_ray(self._folder)
 
 
 def new_folder() -> str:
-    """Create a folder named after this process, and remove those of killed processes. Sockets need short names."""
+    """Create a folder named after this process, and remove the folders of killed processes.
+
+    The folder's path must be short, because sockets need short names.
+    """
     parent = _parent()
     for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
         owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
@@ -96,7 +110,8 @@ def new_folder() -> str:
 
 
 def _parent() -> Path:
-    """Return a folder whose longest socket name the kernel accepts: many machines have a long $TMPDIR."""
+    """Return a parent folder that is short enough for the longest socket name. On many machines, $TMPDIR is too long.
+    """
     if os.access(RAY_FOLDER, os.W_OK):
         return Path(RAY_FOLDER)
     usual = Path(tempfile.gettempdir())
@@ -113,8 +128,8 @@ def _attach(address: str, shows_actors: bool) -> None:
 def start_ray(start: Callable[[str], None]) -> str:
     """Call `start` with a new folder, and return the folder of the running Ray.
 
-    Ray waits 30 s for its own programs, and this is not configurable. A busy node may need more time, so a failed start
-    is repeated.
+    Ray waits 30 s for its own programs, and has no option for this time. A busy node may need more time, so a failed
+    start is repeated.
     """
     try:
         return _start_once(start)
@@ -149,7 +164,7 @@ def _shut_down() -> None:
 
 
 def _clear_away(folder: str) -> None:
-    """Kill the programs of a failed start, which Ray leaves running, and remove their folder."""
+    """Kill the programs of a failed start, because Ray leaves them running, and remove their folder."""
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if os.fsencode(folder) in cmdline.read_bytes():
@@ -179,7 +194,7 @@ def _start(folder: str, cpus: int, gpus: int, shows_actors: bool) -> None:
 
 
 def require_token() -> None:
-    """Require a token from all clients of a Ray that this process starts, since they may run any program."""
+    """Require a token from all clients of a Ray cluster that this process starts, because they may run any program."""
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_token())
     from ray._raylet import Config  # type: ignore[attr-defined]
 
@@ -189,19 +204,19 @@ def require_token() -> None:
 
 @functools.cache
 def _token() -> str:
-    """Return the token of this process. Ray reads it once, so a second cluster must use the same."""
+    """Return the token of this process. Ray reads it once per process, so a second cluster must use the same token."""
     return secrets.token_hex(32)
 
 
 def _object_store_bytes() -> int:
-    """Return the memory for calls and states in transit. Ray spills the rest to disk."""
+    """Return the size of Ray's memory for calls and states in transit. Ray writes the rest to disk."""
     free = shutil.disk_usage(SHARED_MEMORY).free
     return max(SMALLEST_OBJECT_STORE_BYTES, min(LARGEST_OBJECT_STORE_BYTES, free // 2))
 
 
 @contextmanager
 def _only_passed_on(also: Sequence[str]) -> Iterator[None]:
-    """Hide all other variables from Ray's processes, which inherit the environment."""
+    """Hide all other variables from Ray's processes, which inherit this process's environment."""
     kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name) and name not in also}
     for name in kept_back:
         del os.environ[name]

@@ -1,4 +1,4 @@
-"""Ranks as Ray actors, one process each, on one machine or many: placement, calls, loss detection and end."""
+"""Ranks as Ray actors, one process each, on one or several machines: their placement, calls, loss and end."""
 
 from __future__ import annotations
 
@@ -25,37 +25,43 @@ from tinsmith_trainer.process.exit import end_process
 log = structlog.get_logger(__name__)
 
 PLACEMENT_SECONDS = 600.0
-"""The time until all ranks must have a place, including nodes that have yet to start."""
+"""The time within which all ranks must have a place. It covers nodes that have not started yet."""
 PROGRESS_SECONDS = 120.0
-"""The interval after which the log lists the missing ranks if no rank became ready. Models may take any time."""
+"""The interval after which the log lists the missing ranks, if no rank became ready in it.
+
+Loading a model may take any time.
+"""
 
 Resources = Mapping[str, float]
-"""The resources of one rank, in Ray's terms."""
+"""The resources of one rank, by Ray's names."""
 
 ON_CPUS: Resources = {"CPU": 1}
 ON_GPUS: Resources = {"CPU": 1, "GPU": 1}
 
 
 class RankProcess(ABC):
-    """The class of a Ray actor. It is built in steps, because the first rank chooses the rendezvous for the others."""
+    """The class of a Ray actor.
+
+    The actor is built in steps, because the first rank chooses the rendezvous for the others.
+    """
 
     _rank: Any
-    """A `Rank`, after `join`."""
+    """The `Rank`, which exists after `join`."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Do all slow work that needs no other rank, before the rendezvous."""
+        """Do all slow work that needs no other rank. It precedes the rendezvous."""
 
     @abstractmethod
     def host(self) -> tuple[str, int]:
-        """Return the address and port of the rendezvous. Called on the first rank."""
+        """Return the address and port of the rendezvous. The driver calls this on the first rank."""
 
     @abstractmethod
     def join(self, address: str, port: int) -> None:
         """Return when all ranks have joined and the model is built."""
 
     def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
-        """Return the result of `Rank`'s method of that name."""
+        """Return the result of the method of `Rank` with this name."""
         return attempt(lambda: getattr(self._rank, method)(*args))
 
     def ts_call_on_shard(self, method: str, shard: Any, args: tuple[Any, ...]) -> Answer:
@@ -63,7 +69,7 @@ class RankProcess(ABC):
 
 
 class RankPlacement:
-    """The reserved resources for all ranks of a model, and the actors that use them."""
+    """The reserved resources of all ranks of a model, and the actors that use these resources."""
 
     def __init__(self, ranks: int, nodes: int, each: Resources = ON_CPUS) -> None:
         """Reserve all resources or none. Raises ServerError if Ray lacks them, and RayError."""
@@ -74,7 +80,10 @@ class RankPlacement:
         self.actors: list[Any] = []
 
     def start(self, cls: type[RankProcess], *args: Any, environment: Mapping[str, str] | None = None) -> Any:
-        """Start the next rank's actor. Ranks fill one node after the other, so that close ranks are neighbours."""
+        """Start the next rank's actor.
+
+        Ranks fill one node after the other, so that ranks with close numbers share a node.
+        """
         bundle = len(self.actors) * self._nodes // self._ranks
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         options: dict[str, Any] = {"num_cpus": self._each["CPU"], "num_gpus": self._each.get("GPU", 0)}
@@ -85,13 +94,13 @@ class RankPlacement:
         return actor
 
     def meet(self) -> None:
-        """Return when every rank has its part of the model. Raises the RayError of the first failure."""
+        """Return when every rank has its part of the model. Raises the RayError of the first rank that fails."""
         _until_all([actor.prepare.remote() for actor in self.actors], "are being prepared")
         [place] = _until_all([self.actors[0].host.remote()], "is looking for a place to meet")
         _until_all([actor.join.remote(*place) for actor in self.actors], "build the model")
 
     def close(self) -> None:
-        """End the ranks, then release their places; the other order leaves ranks running. Idempotent."""
+        """End the ranks, then release their resources. In the other order, ranks would continue to run. Idempotent."""
         with ExitStack() as closing:
             closing.callback(remove_placement_group, self._group)
             for actor in self.actors:
@@ -100,7 +109,10 @@ class RankPlacement:
 
 
 def _until_all(calls: Sequence[Any], doing: str) -> list[Any]:
-    """Wait for all calls. Raises at the first failure, because the other ranks may wait in vain for the failed one."""
+    """Wait for all calls.
+
+    Raise the first failure immediately, because the other ranks may wait for the failed rank without end.
+    """
     pending = list(calls)
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=PROGRESS_SECONDS)
@@ -134,12 +146,12 @@ def _no_room(ranks: int, nodes: int, each: Resources) -> str:
 
 
 class RayRanks(RankGroup):
-    """The actors of a model on the cluster of this driver. The group owns `places`."""
+    """The ranks of a model as actors on the cluster to which this driver is connected. The group owns `places`."""
 
     def __init__(
         self, parallelism: Parallelism, places: RankPlacement, *, at_close: Callable[[], None] = lambda: None
     ) -> None:
-        """Take over ready ranks."""
+        """Take over ranks that are ready."""
         self._parallelism = parallelism
         self._places = places
         self._at_close = at_close
@@ -185,9 +197,9 @@ def start_ranks_on(
     *,
     at_close: Callable[[], None] = lambda: None,
 ) -> RayRanks:
-    """Reserve resources and start ranks on them, or clean up and call `at_close`.
+    """Reserve resources and start ranks on them. After a failure, clean up and call `at_close`.
 
-    Raises ServerError if there is no room, and a rank's own TrainerError.
+    Raises ServerError if there is no room, and the TrainerError of a rank.
     """
     places: RankPlacement | None = None
     try:
@@ -202,7 +214,8 @@ def start_ranks_on(
 
 
 def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
-    """Clean up after a failed start. The start's own error is reported."""
+    """Clean up after a failed start. An error of the cleanup is not raised: the error of the start is reported instead.
+    """
     try:
         if places is not None:
             places.close()
@@ -213,11 +226,12 @@ def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
 
 
 GRACE_SECONDS = 10.0
-"""The time in which the other ranks must also fail. After this time they count as waiting for the failed rank."""
+"""The time in which the other ranks must fail, too. After this time, they count as ranks that wait for the failed rank.
+"""
 
 
 def collect(calls: Sequence[Any]) -> list[Answer]:
-    """Return answers by rank. Raises RanksLost if a rank is dead, or failed while others wait for it."""
+    """Return answers by rank. Raises RanksLost if a rank is dead, or if it failed while other ranks wait for it."""
     answers: dict[Any, Answer] = {}
     pending, give_up_at = list(calls), math.inf
     while pending:
@@ -241,7 +255,10 @@ def _answer(call: Any) -> Answer:
 
 
 def start_error(error: BaseException | None) -> Exception:
-    """Return a rank's own error if it explains the failure, else the first line of Ray's. The log has all of it."""
+    """Return a rank's own error if it explains the failure, otherwise the first line of Ray's error.
+
+    The log has the whole text.
+    """
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, TrainerError):
         return cause
@@ -254,15 +271,15 @@ EVERY_SECONDS = 1.0
 
 
 def end_worker() -> None:
-    """End the process while the error of the loss is handled. A new process brings new ranks."""
+    """End the process. Call this while the error that reports the loss is handled. A new process starts new ranks."""
     end_process("a rank of the model is gone")
 
 
 class RankWatch:
-    """A thread that checks that each actor is alive while no call is in progress.
+    """A thread that checks whether each actor is alive while no call is in progress.
 
-    So the next call should find a restarted worker. A busy rank answers only after its call, so each rank has at most
-    one pending check.
+    A loss is so found early, and the next call usually finds a restarted worker. A busy rank answers a check only after
+    its call, so each rank has at most one pending check.
     """
 
     def __init__(
@@ -281,7 +298,7 @@ class RankWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, before the ranks are ended on purpose. Idempotent."""
+        """Stop the thread. Call this before ending the ranks on purpose. Idempotent."""
         self._closed.set()
         self._thread.join()
 
@@ -296,7 +313,10 @@ class RankWatch:
 
 
 def _renewed(actor: Any, check: Any) -> Any:
-    """Return the next check if the last one was answered. Raises RayError if it will never be answered."""
+    """Return a new check if the last check was answered, otherwise the last one.
+
+    Raises RayError if it can no longer be answered.
+    """
     answered, _ = ray.wait([check], timeout=0)
     if not answered:
         return check
@@ -305,5 +325,5 @@ def _renewed(actor: Any, check: Any) -> Any:
 
 
 def _ask(actor: Any) -> Any:
-    """Ask an actor whether it is ready. Every Ray actor has this method."""
+    """Ask an actor whether it is ready, by a method that every Ray actor has."""
     return actor.__ray_ready__.remote()

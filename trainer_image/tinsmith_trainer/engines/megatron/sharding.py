@@ -1,9 +1,9 @@
 """The division of a call among data-parallel ranks and microbatches.
 
-Copies of the model compute independently until a call's gradients are summed, so their microbatches may differ, and a
-microbatch is as long as its longest datum: pipeline stages tell each other each shape. If context ranks pack sequences,
-all rows of a call have one length, whose padding is cut off again without being computed, and padding rows fill the
-last microbatches.
+Copies of the model compute independently until a call's gradients are summed, so their microbatches may differ. A
+microbatch is as long as its longest datum; pipeline stages send each other the shape of each microbatch. If context
+ranks pack sequences, all rows of a call have one length. Their padding is cut off again without being computed, and
+padding rows fill the last microbatches.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 
 MAX_ROWS = 8
 LOGPROB_CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at a time: those of a whole sequence would not fit next to the model."""
+"""The number of tokens whose logits exist at the same time.
+
+The logits of a whole sequence would not fit next to the model.
+"""
 
 LEAST_FILLED_SHARE = 0.5
-"""The limit on padding in a row: a datum joins a microbatch of longer datums only if at most half of its row is
-padding."""
+"""The limit on padding in a row: a datum joins longer datums only if at most half of its row is padding."""
 
 
 def shards_of(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Return microbatches for each data-parallel rank, at least one. Each datum is in one of them, under its index.
+    """Return the microbatches of each data-parallel rank, at least one for each.
 
-    Tensors share no memory: pickling a view would copy all of its base.
+    Each datum is in exactly one microbatch, by its index.
+
+    The tensors share no memory, because pickling a view would copy the whole tensor behind it.
     """
     return (equal_shards if layout.context > 1 else close_shards)(datums, arrays, layout, token_budget)
 
@@ -49,7 +53,7 @@ def shards_of(
 def length_multiple(*, tensor: int, context: int) -> int:
     """Return the number of which a row's length must be a multiple.
 
-    Tensor ranks divide a sequence. Context ranks take two pieces each, one from either end, so that causal attention
+    Tensor ranks divide a sequence. Each context rank takes two pieces, one from either end, so that causal attention
     costs the same on all of them.
     """
     return tensor * (2 * context if context > 1 else 1)
@@ -58,9 +62,10 @@ def length_multiple(*, tensor: int, context: int) -> int:
 def close_shards(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Deal out datums by length, so that copies of the model have similar work.
+    """Distribute datums by length, so that copies of the model have similar work.
 
-    Microbatches have decreasing lengths. Pipeline stages wait for each other, and so work on similar lengths.
+    Microbatches have decreasing lengths. Pipeline stages wait for each other, so they should work on similar lengths at
+    the same time.
     """
     lengths = [datum.length for datum in datums]
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
@@ -81,12 +86,13 @@ def close_shards(
 
 
 def row_count(length: int, token_budget: int) -> int:
-    """Return the largest number of rows of a microbatch of this length."""
+    """Return how many rows of this length a microbatch can hold."""
     return max(1, min(MAX_ROWS, token_budget // length))
 
 
 def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Split rows of decreasing lengths into microbatches, each with room for rows of its first length."""
+    """Split rows of decreasing lengths into microbatches. The first row of a microbatch determines how many rows fit.
+    """
     parts: list[list[int]] = []
     for row in rows:
         longest = lengths[parts[-1][0]] if parts else 0
@@ -101,7 +107,7 @@ def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int
 def equal_shards(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Deal out rows that are as long as the call's longest datum, so that padding rows are spread evenly."""
+    """Distribute rows that are all as long as the call's longest datum, and spread the padding rows evenly."""
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
     most = row_count(max(datum.length for datum in datums), token_budget)
     rows = rows_of_microbatch(len(datums), layout.data, most)
@@ -111,9 +117,10 @@ def equal_shards(
 
 
 def rows_of_microbatch(rows: int, data_parallel: int, most: int) -> int:
-    """Return the fewest rows with which a rank's share takes no more microbatches than with `most` rows each.
+    """Return a smaller number of rows per microbatch that needs no more microbatches than `most` rows.
 
-    Full microbatches would leave a last one of mostly padding: 9 rows with at most 8 are two microbatches of 5.
+    Full microbatches would leave a last one with mostly padding: 9 rows with at most 8 per microbatch become two
+    microbatches of 5.
     """
     share = -(-rows // data_parallel)
     return -(-share // -(-share // most))
@@ -126,7 +133,7 @@ def fill_up(batch: Mapping[str, Tensor], multiple_of_rows: int) -> Batch:
 
 
 def filling(batch: Mapping[str, Tensor], rows: int) -> Batch:
-    """Return padding rows in the batch's shape: one token, no target, no weight, no datum.
+    """Return padding rows in the shape of the batch. Each has one token, no target, no weight and no datum.
 
     A row without tokens would divide by zero in packed attention.
     """

@@ -12,14 +12,14 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 MIXTURES = ("qwen3_moe",)
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""The keys that give the number of experts of a layer, in any family."""
+"""The keys that give the number of experts in a layer, for all model families."""
 # Frequencies that depend only on the config. The others change with the sequence's length, or scale attention.
 ROTARY_TYPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Experts that replace the feed-forward in every layer.
+    """Experts that replace the feed-forward of every layer.
 
     Each token is routed to its `chosen` most probable experts. Their results are weighted by their probabilities. If
     `renormalised`, the probabilities are scaled to a sum of 1.

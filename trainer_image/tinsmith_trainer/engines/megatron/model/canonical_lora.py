@@ -1,12 +1,13 @@
-"""LoRA in PEFT's layout on Megatron-Bridge's models: an A and a B for each projection, in fused layers too.
+"""LoRA in PEFT's layout on Megatron-Bridge's models. Each projection has its own A and B, even in fused layers.
 
-Megatron-Bridge's `LoRA` has one A for query, key and value, which no PEFT adapter could be loaded into. Its
-`CanonicalLoRA` (`megatron/bridge/peft/canonical_lora.py`) has one for each. Each of its layers is a module with
-`to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter` (`megatron/bridge/peft/utils.py`), or several by
-name. All of them have `linear_in` (A) and `linear_out` (B), and scale by `alpha / dim`.
+Megatron-Bridge's `LoRA` has one A for query, key and value, so no PEFT adapter could be loaded into it. Its
+`CanonicalLoRA` (`megatron/bridge/peft/canonical_lora.py`) has one A for each of them. Each layer of `CanonicalLoRA` is
+a module with `to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter` (`megatron/bridge/peft/utils.py`),
+or several by name. All these adapters have `linear_in` (A) and `linear_out` (B), and scale by `alpha / dim`.
 
-For a mixture's experts it has one adapter for all experts of a rank, or both factors for each expert, and one for gate
-and up together. So experts get our own adapters (`expert_lora.py`), at the same step of building a model.
+For the experts of a mixture, `CanonicalLoRA` has one adapter for all experts of a rank, or both factors for each
+expert; gate and up share one adapter. So experts get our own adapters (`expert_lora.py`), which are added at the same
+step of building a model.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ _LAYER = re.compile(r"(?P<layer>(?:.*\.)?decoder\.layers\.\d+)\.(?P<linear>.+)")
 
 
 def canonical_lora(*, target_modules: Sequence[str], dim: int) -> Any:
-    """Return the object with which Megatron-Bridge adds adapters to a model, with a scale of 1 at first.
+    """Return the object with which Megatron-Bridge adds adapters to a model. Their scale is 1 at first.
 
-    `target_modules` are its names, as in `RankedModel`; `dim` is the rank that all adapters are padded to.
+    `target_modules` are Megatron-Bridge's names, as in `RankedModel`; all adapters are padded to rank `dim`.
     """
     from megatron.bridge.peft.canonical_lora import CanonicalLoRA
 
     class WithExperts(CanonicalLoRA):  # type: ignore[misc]
-        """A transformation that is called for each module of a model by name, outer modules first."""
+        """A transformation of a model's modules. It is called for each module by name, outer modules first."""
 
         @override
         def transform(self, m: Any, name: str | None = None, prefix: str | None = None) -> Any:
@@ -69,7 +70,7 @@ def canonical_lora(*, target_modules: Sequence[str], dim: int) -> Any:
 
 
 def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
-    """Build the adapters for Megatron's SequentialMLP or TEGroupedMLP, which do not know their layer."""
+    """Build the adapters of Megatron's SequentialMLP or TEGroupedMLP, which do not know the layer that they are in."""
     config = experts.config
     sizes = ExpertSizes(config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size)
     part = Part(experts.ep_group.rank(), experts.ep_group.size())
@@ -78,14 +79,14 @@ def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalLora:
-    """A pipeline stage's adapter weights, which hold one adapter at a time. `tensors` are sorted by name."""
+    """The adapter weights of a pipeline stage, which hold one adapter at a time. `tensors` are sorted by name."""
 
     tensors: tuple[LoraTensor, ...]
     _adapters: tuple[Any, ...]
     _experts: tuple[ExpertsLora, ...]
 
     def set_scale(self, scale: float) -> None:
-        """Set alpha / rank of the current adapter, which is independent of its padding."""
+        """Set alpha / rank of the current adapter, which does not depend on the padding of the rank."""
         for adapter in self._adapters:
             adapter.alpha = scale * adapter.dim
         for experts in self._experts:
@@ -97,8 +98,9 @@ def adapted_rank(
 ) -> Rank:
     """Build a rank from a part of a model to which Megatron-Bridge added adapters.
 
-    `chunk` is Megatron's DistributedDataParallel around it, `optimizer` Megatron's. `make_schedule` may change the
-    model's output layer. Raises ModelDirectoryInvalid, or ValueError for a model whose steps are not supported.
+    `chunk` is Megatron's DistributedDataParallel around this part, and `optimizer` is Megatron's. `make_schedule` may
+    change the model's output layer. Raises ModelDirectoryInvalid, and ValueError for a model for which optimizer steps
+    are not supported.
     """
     # Schedules read this in every call: stages tell each other each microbatch's shape, and none is padded.
     chunk.config.variable_seq_lengths = parallelism.pipeline > 1
@@ -110,7 +112,8 @@ def adapted_rank(
 
 
 def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
-    """Find a model's adapter. Raises ModelDirectoryInvalid for a layer without a name in PEFT's layout."""
+    """Find the adapter weights in a model. Raises ModelDirectoryInvalid for a layer that has no name in PEFT's layout.
+    """
     found, of_experts = list(_adapters(model)), list(_experts(model))
     tensors = [tensor for name, adapter in found for tensor in _tensors(name, adapter, tensor_ranks)]
     for layer, experts in of_experts:
@@ -157,13 +160,16 @@ def _name(model: nn.Module, path: str, part: str) -> str:
 
 
 def _layer_name(model: nn.Module, path: str) -> str:
-    """Return the layer's name. Numbers count from 1 over all pipeline stages, while paths count from 0 in a stage."""
+    """Return a layer's name in the transformers model.
+
+    Layer numbers count from 1 over all pipeline stages, but paths count from 0 in each stage.
+    """
     number: Any = model.get_submodule(path).layer_number
     return f"model.layers.{number - 1}"
 
 
 def _tensors(name: str, adapter: Any, tensor_ranks: int) -> Iterator[LoraTensor]:
-    """Yield A and B as `ParallelLinearAdapter.__init__` divides them.
+    """Yield A and B with the division that `ParallelLinearAdapter.__init__` gives them.
 
     B is always divided by rows. A is divided by rows of the padded rank, or by columns under a row-parallel layer.
     """

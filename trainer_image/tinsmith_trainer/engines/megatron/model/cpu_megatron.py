@@ -1,7 +1,7 @@
 """Megatron's own layers, schedules and optimizers on a machine without a GPU.
 
 Megatron names the device "cuda" in many places, and queries its index, streams and random states. Inside
-`cpu_megatron()` these queries get answers for the CPU. Other threads, and code outside of the context, use torch and
+`cpu_megatron()` these queries get answers for the CPU. Other threads, and code outside the context, use torch and
 Megatron unchanged.
 """
 
@@ -54,9 +54,9 @@ _originals: dict[tuple[object, str], _Answer] = {}
 
 @contextmanager
 def cpu_megatron() -> Iterator[None]:
-    """Run Megatron inside this context if there is no CUDA; with CUDA it does nothing.
+    """Run Megatron without CUDA inside this context. If there is CUDA, the context does nothing.
 
-    Raises ServerError for an unknown version of Megatron. May be nested.
+    Raises ServerError for an unknown version of Megatron. Contexts may be nested.
     """
     if torch.cuda.is_available() or _here.depth > 0:
         yield
@@ -96,7 +96,7 @@ _NO_STREAM = _NoStream()
 
 
 class _OnCpu(TorchFunctionMode):
-    """A replacement of the device "cuda" by the CPU in this thread's calls.
+    """A mode that replaces the device "cuda" by the CPU in this thread's calls.
 
     It also reports tensor types in the form that Megatron expects.
     """
@@ -129,7 +129,7 @@ def _current_device() -> torch.device:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Return at once."""
+    """Return at once, for functions that have nothing to do on the CPU."""
 
 
 def _no_random_states(*_: Any, **__: Any) -> AbstractContextManager[None]:
@@ -138,7 +138,7 @@ def _no_random_states(*_: Any, **__: Any) -> AbstractContextManager[None]:
 
 
 def _no_random_state(*_: Any, **__: Any) -> Tensor:
-    """Return the random state for recomputed layers, which is empty."""
+    """Return an empty random state for recomputed layers."""
     return torch.empty(0, dtype=torch.uint8)
 
 
@@ -147,7 +147,7 @@ def _no_stream(*_: Any, **__: Any) -> _NoStream:
 
 
 def _as_counts(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
-    """Return counts as numbers, which Megatron converts when it moves them off a GPU."""
+    """Return counts as numbers. Megatron converts them when it moves them from a GPU."""
     return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
 
@@ -185,7 +185,7 @@ def _answer_as_before() -> None:
 
 
 def _inside_only(stand_in: _Answer, original: _Answer) -> _Answer:
-    """Substitute the function inside the context only. Other threads, such as a sampler's, use the original."""
+    """Replace a function inside the context only. Other threads, such as a sampler's, use the original function."""
 
     @functools.wraps(original)
     def answer(*args: Any, **kwargs: Any) -> Any:

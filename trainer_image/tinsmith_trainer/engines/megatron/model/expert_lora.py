@@ -1,13 +1,13 @@
 """LoRA on a mixture's experts in Megatron's layers, in the layout of `torch_model.experts`.
 
-Each expert has its own adapter, except for the factor at the model's hidden size, which all experts of a layer share: A
-of `w1` (gate) and `w3` (up), B of `w2` (down). A rank holds its experts' own factors, concatenated, and all shared
-factors. All gradients of an expert reach the rank that holds it, so own factors are summed only over ranks with the
-same experts, and shared ones over all copies of the model, which Megatron selects by `allreduce`. Tensor ranks that
-share a sequence send other tokens of it to the experts: shared factors are then also summed over them, by
-`sequence_parallel`.
+Each expert has its own adapter, except for one factor that all experts of a layer share. It is the factor at the
+model's hidden size: A of `w1` (gate) and `w3` (up), and B of `w2` (down). A rank holds the own factors of its experts,
+concatenated, and all shared factors. All gradients of an expert reach the rank that holds this expert. So own factors
+are summed only over ranks with the same experts, and shared factors over all copies of the model. Megatron selects the
+ranks by the attribute `allreduce`. Tensor ranks that share a sequence send different tokens of it to the experts. So
+shared factors are then also summed over these ranks, by the attribute `sequence_parallel`.
 
-Megatron computes experts one by one (`SequentialMLP`), or all of a rank in one product (`TEGroupedMLP`).
+Megatron computes experts one by one (`SequentialMLP`), or all experts of a rank in one product (`TEGroupedMLP`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tinsmith_trainer.torch_model.expert_products import by_all, by_expert
 from tinsmith_trainer.torch_model.experts import DOWN, GATE, UP, ExpertProjection
 
 EXPERTS = 0
-"""The dimension in which ranks divide own factors."""
+"""The dimension in which own factors are divided among ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """The sizes of a layer: the number of experts on all ranks, and the widths of their input and inside."""
+    """The sizes of a layer of experts: the number of experts on all ranks, and the input and hidden widths."""
 
     experts: int
     hidden: int
@@ -39,10 +39,10 @@ class ExpertSizes:
 
 
 class ExpertsLora(nn.Module):
-    """The adapters of a layer's experts on this rank, next to the layers that use these adapters.
+    """The adapters of a layer's experts on this rank, which the wrapped layers use.
 
-    Parameters have the dtype and device of `like`. They belong to this module directly, because Megatron-Bridge would
-    treat a container as a module.
+    Parameters have the dtype and device of `like`. Parameters belong to this module directly, because Megatron-Bridge
+    would treat a container as a module of the model.
     """
 
     def __init__(self, name: str, sizes: ExpertSizes, part: Part, max_rank: int, like: Tensor) -> None:
@@ -91,7 +91,7 @@ class ExpertsLora(nn.Module):
 
 
 class _WithDeltas(nn.Module):
-    """A frozen layer with the deltas of its projections, concatenated."""
+    """A frozen layer that adds the deltas of its projections, concatenated."""
 
     def __init__(self, base: nn.Module, lora: ExpertsLora, keys: Sequence[str]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _WithDeltas(nn.Module):
 
 
 class ExpertLinear(_WithDeltas):
-    """The layer of one expert."""
+    """A wrapped layer of one expert."""
 
     def __init__(self, base: nn.Module, lora: ExpertsLora, keys: Sequence[str], expert: int) -> None:
         super().__init__(base, lora, keys)
@@ -115,7 +115,7 @@ class ExpertLinear(_WithDeltas):
 
 
 class GroupedExpertLinear(_WithDeltas):
-    """The layer of all experts of a rank, which is called with the number of rows of each."""
+    """A wrapped layer of all experts of a rank. Its call takes the number of rows of each expert."""
 
     @override
     def forward(self, x: Tensor, rows_of_experts: Sequence[int], *args: Any) -> tuple[Tensor, Tensor | None]:
@@ -130,8 +130,9 @@ class GroupedExpertLinear(_WithDeltas):
 def place_experts(experts: Any, lora: ExpertsLora) -> None:
     """Wrap the layers of Megatron's SequentialMLP or TEGroupedMLP in place, and attach `lora` as `adapter`.
 
-    Under another name, Megatron-Bridge would treat trained parameters as part of the base, and give recomputed layers
-    no input with a gradient (`maybe_enable_recompute_inputs_grad`), so that the adapters would get none.
+    The name must be `adapter`. Under another name, Megatron-Bridge would treat trained parameters as part of the base.
+    It would then give recomputed layers no input with a gradient (`maybe_enable_recompute_inputs_grad`), so that the
+    adapters would get no gradient.
     """
     experts.adapter = lora
     if not hasattr(experts, "local_experts"):

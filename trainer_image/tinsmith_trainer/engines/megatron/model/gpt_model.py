@@ -1,4 +1,4 @@
-"""A rank's part of a base model as Megatron's GPT model on the CPU, frozen, with LoRA in place."""
+"""A rank's part of a base model on the CPU: Megatron's GPT model, frozen, with LoRA layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ from tinsmith_trainer.torch_model.stored_weights import checked_config
 class CausalAttention(nn.Module):
     """A replacement for Megatron's DotProductAttention, which keeps `[B, heads, S, S]` for backward.
 
-    Measured with four layers on rows of 2048 tokens, a step with it took five times as long as transformers'.
+    Measured with four layers on rows of 2048 tokens, a step with DotProductAttention took five times as long as in
+    transformers.
     """
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -53,7 +54,8 @@ class CausalAttention(nn.Module):
 
     @override
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Map `[S, B, heads, size]`, with a key and value for each group of queries, to `[S, B, features]`."""
+        """Map `[S, B, heads, size]` to `[S, B, features]`. Key and value have one head for each group of query heads.
+        """
         query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return attended.permute(2, 0, 1, 3).flatten(2)
@@ -63,9 +65,10 @@ class CausalAttention(nn.Module):
 class MegatronModel:
     """A pipeline stage's layers, divided among tensor ranks.
 
-    `chunk` is a GPTModel with a frozen base, not yet wrapped for data parallelism. Called with `input_ids`,
-    `position_ids` (both `[B, S]`) and `attention_mask=None` (always causal), the last stage returns this tensor rank's
-    logits `[B, S, V/TP]`, -inf where the vocabulary is padded; the other stages return hidden states `[S, B, hidden]`.
+    `chunk` is a GPTModel with a frozen base, not yet wrapped for data parallelism. It is called with `input_ids` and
+    `position_ids` (both `[B, S]`), and `attention_mask=None` (always causal). The last stage returns the logits of this
+    tensor rank, `[B, S, V/TP]`, with -inf where the vocabulary is padded. The other stages return hidden states `[S, B,
+    hidden]`.
     """
 
     chunk: nn.Module
@@ -73,10 +76,11 @@ class MegatronModel:
 
 
 def initialise_parallel(parallelism: Parallelism, rank: int) -> None:
-    """Set this rank's number in Megatron, once per process. Megatron's groups end with torch.distributed's.
+    """Set the number of this rank in Megatron, once per process. Megatron's groups end with torch.distributed's group.
 
-    torch.distributed must have its process group, and all ranks call this together. Raises RuntimeError if that group
-    does not match the parallelism, ValueError for dimensions that a CPU does not support.
+    torch.distributed must have its process group before, and all ranks must make this call together. Raises
+    RuntimeError if that group does not match the parallelism, and ValueError for dimensions that a CPU does not
+    support.
     """
     check_cpu_dimensions(parallelism)
     if (torch.distributed.get_rank(), torch.distributed.get_world_size()) != (rank, parallelism.world_size):
@@ -102,7 +106,9 @@ def build_megatron_model(
     recompute: RankRecompute = "none",
     device: str = "cpu",
 ) -> MegatronModel:
-    """Build this rank's part, after `initialise_parallel`. The adapter is float32 for any `dtype` of the base.
+    """Build this rank's part of the model. Call this after `initialise_parallel`.
+
+    The adapter is float32 for any `dtype` of the base.
 
     Raises ModelDirectoryInvalid for unreadable files, other families, and uneven parts.
     """
@@ -146,7 +152,10 @@ def _build_chunk(
 
 
 def _with_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-    """Require a gradient of the embedding. Without one, layers would not be recomputed, and LoRA would get none."""
+    """Make the embedding require a gradient.
+
+    Without this, layers would not be recomputed, and LoRA would get no gradient.
+    """
     return embedded.detach().requires_grad_() if torch.is_grad_enabled() else embedded
 
 
@@ -172,7 +181,7 @@ def _recompute_config(recompute: RankRecompute, mixture: Mixture | None) -> dict
 def _transformer_config(
     architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype, recompute: RankRecompute
 ) -> TransformerConfig:
-    """Configure sums everywhere, no fused kernels (they need CUDA) and no randomness."""
+    """Configure Megatron: sums instead of averages, no fused kernels (they need CUDA), and no randomness."""
     return TransformerConfig(
         num_layers=architecture.layers,
         hidden_size=architecture.hidden_size,
@@ -227,7 +236,7 @@ def _mixture_config(mixture: Mixture, parallelism: Parallelism) -> dict[str, Any
 
 
 def _set_rotary_frequencies(chunk: Any, config: Any) -> None:
-    """Use transformers' frequencies: Megatron knows only one set of Llama 3's scaling factors."""
+    """Set transformers' frequencies, because Megatron knows only one set of Llama 3's scaling factors."""
     chunk.rotary_pos_emb.inv_freq.copy_(LlamaRotaryEmbedding(config=config).inv_freq)
 
 
@@ -248,7 +257,7 @@ class _Placing:
         return layer
 
     def layer(self, layer: Any) -> list[AdaptedLayer]:
-        """Wrap all linear layers of a transformer layer, whose number counts from 1 over the whole model."""
+        """Wrap all linear layers of a transformer layer. Its number counts from 1 over the whole model."""
         name = f"model.layers.{layer.layer_number - 1}."
         return [*self._attention(layer, f"{name}self_attn."), *self._feed_forward(layer, name)]
 
@@ -295,7 +304,7 @@ def _side_by_side(outputs: Sequence[Tensor]) -> Tensor:
 def place_lora(chunk: Any, architecture: Architecture, part: Part, experts: Part, max_rank: int) -> MegatronLora:
     """Wrap every linear layer of a GPTModel's pipeline stage in place.
 
-    `part` is the tensor rank's, `experts` the part of a mixture's experts on this rank.
+    `part` is the tensor rank's part, and `experts` is the part of a mixture's experts on this rank.
     """
     placing = _Placing(architecture, part, experts, max_rank)
     layers: list[AdaptedLayer] = [placed for layer in chunk.decoder.layers for placed in placing.layer(layer)]

@@ -1,15 +1,16 @@
 """LoRA on Megatron's parallel linear layers, one A and one B per projection of the transformers model.
 
 Megatron fuses query, key and value into one layer, and gate and up into another. Each projection keeps its own adapter,
-whose delta is added to its columns of the fused layer's output: an adapter has the same tensors as PEFT's.
+so an adapter has the same tensors as in PEFT. The delta of a projection is added to its columns in the output of the
+fused layer:
 
     y[columns of p] += scale * (x A_p^T) B_p^T
 
-A and B are padded to the largest rank of any adapter. Padding is zero and adds nothing: rows of A get their gradient
-through columns of B, columns of B through rows of A, so both get exactly zero.
+A and B are padded to the largest rank of any adapter. Padding is zero, adds nothing, and stays zero. Rows of A get
+their gradient through columns of B, and columns of B through rows of A, so both gradients are exactly zero.
 
-Among tensor ranks, a column-parallel layer has its rows of B and all of A, a row-parallel one its columns of A and all
-of B. Whole factors have the same gradient on all ranks.
+On each tensor rank, a column-parallel layer has some rows of B and all of A; a row-parallel layer has some columns of A
+and all of B. Factors that are not divided have the same gradient on all ranks.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ class LoraTensor:
     """A tensor of the adapter on this rank.
 
     `name` is the tensor's name in the whole model, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A").
-    `parameter` is this rank's part of the tensor, float32. Dimension `split` is divided in equal parts, in order, among
-    the ranks of tensor or expert parallelism, as `among` says; None: all ranks have the same tensor. `full_shape` is
-    the shape in the whole model, `[max_rank, d_in]` or `[d_out, max_rank]`, for experts with the number of experts in
-    front. The parts of a vocabulary may be longer in total; values beyond the full shape stay zero.
+    `parameter` is this rank's part of the tensor, float32. Dimension `split` is divided into equal parts, in order,
+    among the ranks of tensor or expert parallelism (`among`). If it is None, all ranks have the same tensor.
+    `full_shape` is the shape in the whole model: `[max_rank, d_in]` or `[d_out, max_rank]`, for experts with the number
+    of experts in front. The parts of a vocabulary may be longer in total than the full shape; the additional values
+    stay zero.
     """
 
     name: str
@@ -52,7 +54,7 @@ class LoraTensor:
     among: Literal["tensor", "expert"] = "tensor"
 
     def part(self) -> TensorPart:
-        """Return the data with which the engine cuts this rank's part out of an adapter and joins the parts."""
+        """Return the data that the engine needs to cut this rank's part out of an adapter, and to join the parts."""
         return TensorPart(self.name, tuple(self.parameter.shape), self.split, self.full_shape, self.among)
 
 
@@ -66,10 +68,11 @@ class Projection:
 
 
 class ParallelLora(nn.Module):
-    """A frozen Column- or RowParallelLinear with its projections' adapters, which replaces it.
+    """A layer that replaces a frozen Column- or RowParallelLinear, and adds the adapters of its projections.
 
-    `split` is the divided dimension of the frozen weight, `part` the part on this rank. `join` arranges the
-    projections' outputs like the fused layer's. Columns beyond a vocabulary's end are -inf, so they get no probability.
+    `split` is the divided dimension of the frozen weight, and `part` is the part on this rank. `join` arranges the
+    outputs of the projections like those of the fused layer. Columns beyond a vocabulary's end are -inf, so they get no
+    probability.
     """
 
     def __init__(
@@ -151,7 +154,8 @@ def _length(part: slice) -> int:
 
 
 def _mark(parameter: nn.Parameter, split: int | None) -> None:
-    """Set the attributes that Megatron's gradient norm uses, so that values on all tensor ranks count once."""
+    """Set the attributes that Megatron's gradient norm reads, so that a value that all tensor ranks hold counts once.
+    """
     marked: Any = parameter
     marked.tensor_model_parallel = split is not None
     marked.partition_dim = -1 if split is None else split
@@ -168,7 +172,7 @@ class AdaptedLayer(Protocol):
 class MegatronLora:
     """The adapter weights of a pipeline stage, which hold one adapter at a time.
 
-    `tensors` are sorted by name. All exist for every adapter: untrained ones are zero.
+    `tensors` are sorted by name. All tensors exist for every adapter, and the tensors of untrained modules are zero.
     """
 
     def __init__(self, layers: Sequence[AdaptedLayer]) -> None:

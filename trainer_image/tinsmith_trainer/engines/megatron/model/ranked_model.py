@@ -1,4 +1,4 @@
-"""The properties of a base model that decide whether ranks on GPUs can hold it, and the refusals."""
+"""The properties of a base model that decide whether ranks on GPUs can hold it, and the checks that refuse it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 GROUPED_ROW_FLOATS = 8
-"""16 bytes in bfloat16: grouped products of GPUs require rows of a multiple of this."""
+"""The number of values of which a row's length must be a multiple in grouped products on GPUs: 16 bytes in bfloat16."""
 
 EXPERTS = "experts"
 _ATTENTION = ("linear_q", "linear_k", "linear_v", "linear_proj")
@@ -22,7 +22,7 @@ _FEED_FORWARD = ("linear_fc1_gate", "linear_fc1_up", "linear_fc2")
 _UNEMBEDDING = ("output_layer",)
 
 NAMES_CODE = "auto_map"
-"""The key by which a configuration names a Python module, in the directory or in a hub repository."""
+"""The key by which a configuration names a Python module, which is in the directory or in a hub repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class RankedModel:
     """The model for which ranks are built.
 
     `max_tokens` is the length of the longest datum, `max_rank` the highest rank of an adapter. `token_budget` limits a
-    packed microbatch, which may always hold a longest datum. `recompute` is the part of each layer that is recomputed
-    in backward. `experts` is the number of experts in each layer; 0 for a dense model.
+    packed microbatch, but one datum of `max_tokens` always fits. `recompute` is the part of each layer that is
+    recomputed in backward. `experts` is the number of experts in each layer, 0 for a dense model.
     """
 
     directory: Path
@@ -46,7 +46,8 @@ class RankedModel:
 
     @property
     def lora_targets(self) -> list[str]:
-        """The modules that a client may train, in Megatron-Bridge's names. Untrained ones stay zero."""
+        """The modules that a client may train, in Megatron-Bridge's names. The tensors of untrained modules stay zero.
+        """
         return [*_ATTENTION, *((EXPERTS,) if self.experts else _FEED_FORWARD), *_UNEMBEDDING]
 
 
@@ -102,9 +103,9 @@ def check_layout(model: RankedModel, parallelism: Parallelism) -> None:
 
 
 def check_no_code(directory: Path, framework: str) -> None:
-    """Raise ModelDirectoryInvalid, naming the file, for a model that includes a program.
+    """Raise ModelDirectoryInvalid, naming the file, for a model that includes code.
 
-    `who` would run it. NeMo RL loads configurations, tokenizers and models with `trust_remote_code=True`
+    `framework` would run this code. NeMo RL loads configurations, tokenizers and models with `trust_remote_code=True`
     (`finalize_megatron_setup` in `nemo_rl/models/megatron/setup.py`, `import_model_from_hf_name` in
     `nemo_rl/models/megatron/community_import.py`), and so does Miles (`init` in
     `miles/backends/megatron_utils/actor.py`, `_setup_lora_model_via_bridge` in the same folder); neither has an option
@@ -121,7 +122,10 @@ def check_no_code(directory: Path, framework: str) -> None:
 
 
 def _names_code(file: Path) -> bool:
-    """Return whether a JSON file names code. Only objects count: a tokenizer's vocabulary may hold any word."""
+    """Return whether a JSON file names code.
+
+    Only keys of objects count, because a tokenizer's vocabulary may hold any word.
+    """
     try:
         content = json.loads(file.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError):

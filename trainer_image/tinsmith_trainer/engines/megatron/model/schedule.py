@@ -1,4 +1,4 @@
-"""A call's microbatches in Megatron's schedule, with or without pipeline stages."""
+"""Megatron's schedule of a call's microbatches, with or without pipeline stages."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Scored = tuple[Tensor, Tensor, dict[str, Any]]
 class MegatronSchedule:
     """A schedule that runs in the same way on every rank of the model.
 
-    `chunk` is this rank's stage, whose output layer is called here from now on. Gradients are plain sums over tokens,
-    rows and microbatches: `calculate_per_token_loss` disables averaging, and the token count that the schedule then
-    requires is 0, so nothing is divided by it.
+    `chunk` is this rank's stage. From now on, its output layer is called here. Gradients are plain sums over tokens,
+    rows and microbatches. `calculate_per_token_loss` disables averaging. The schedule then requires a token count,
+    which is 0, so nothing is divided by it.
     """
 
     def __init__(self, chunk: nn.Module, **model_arguments: Any) -> None:
-        """Prepare the stage. `model_arguments`: additional arguments."""
+        """Prepare the stage. `model_arguments` are passed to every call of the model."""
         config: Any = chunk.config
         if not config.calculate_per_token_loss:
             raise ValueError("Megatron would average over microbatches: calculate_per_token_loss is off.")
@@ -36,7 +36,7 @@ class MegatronSchedule:
         self._unembedding = defer_unembedding(chunk)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Return one result per microbatch on the last stage, none on the others."""
+        """Return one result per microbatch on the last stage, and no results on the other stages."""
         collected: list[RowResults] = []
         rows, length = microbatches[0][INPUT_IDS].shape  # stages send each other the shapes of the other microbatches
         with torch.set_grad_enabled(not forward_only):

@@ -1,12 +1,13 @@
 """Loading of a transformers checkpoint into one rank's parameters of Megatron's GPT model.
 
-Megatron fuses tensors that transformers keeps separate, and divides them among tensor ranks:
+Megatron fuses tensors that are separate in transformers, and divides them among tensor ranks:
 
 - `linear_qkv` holds, for each key and value head, the query heads of its group, then its key, then its value;
 - `linear_fc1` holds a rank's part of gate, then its part of up;
-- `linear_proj` and `linear_fc2` are divided by columns, all others by rows; norms and routers are whole on each rank;
-- each expert of a mixture is such a `linear_fc1` and `linear_fc2`, and expert ranks have some of them;
-- embedding and output layer are padded with zeros to equal parts.
+- `linear_proj` and `linear_fc2` are divided by columns, and all other weights by rows; norms and routers are whole on
+  each rank;
+- each expert of a mixture has its own `linear_fc1` and `linear_fc2`, and each expert rank has some of the experts;
+- the embedding and the output layer are padded with zeros, so that their parts are equal.
 
 Only this rank's parts are read.
 """
@@ -31,7 +32,7 @@ EMBEDDING, UNEMBEDDING = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Checkpoint:
-    """The tensors of a model directory by name, read in parts. A context manager."""
+    """The tensors of a model directory by name, read in parts. It is a context manager."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -56,7 +57,7 @@ class Checkpoint:
         self._open_files.close()
 
     def part(self, name: str, shape: tuple[int, ...], split: int | None, part: Part) -> Tensor:
-        """Return this rank's part of a tensor that must have `shape`; all of it if `split` is None."""
+        """Return this rank's part of a tensor, which must have `shape`. If `split` is None, return the whole tensor."""
         if name not in self._file_of:
             raise ModelDirectoryInvalid(f"The weights in {self._directory} lack the tensor {name}.")
         lazy = self._file_of[name].get_slice(name)
@@ -81,18 +82,18 @@ class Part:
     count: int
 
     def width(self, size: int) -> int:
-        """Return the width of every part, including the padding of the last ones."""
+        """Return the width of every part, which includes the padding of the last parts."""
         return -(-size // self.count)
 
     def of(self, size: int) -> slice:
-        """Return the part's range in a dimension. The last parts are short or empty if the division is uneven."""
+        """Return the part's range in a dimension. If the size is not divisible, the last parts are shorter or empty."""
         width = self.width(size)
         return slice(min(self.index * width, size), min((self.index + 1) * width, size))
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Reads the parameters of one tensor rank from a checkpoint."""
+    """A loader of one tensor rank's parameters from a checkpoint."""
 
     checkpoint: Checkpoint
     architecture: Architecture

@@ -1,7 +1,7 @@
 """Adapters that wait in host memory while another one is in the model.
 
-Waiting adapters are flat: one tensor for all weights, and one for each of Adam's moments, so that a switch takes a few
-copies between host and device, and not thousands.
+A waiting adapter is flat: it has one tensor for all weights, and one for each of Adam's moments. So a switch takes a
+few copies between host and device instead of thousands.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A rank's share of one adapter in the model and optimizer, on the host.
+    """A rank's share of one adapter, copied from the model and the optimizer to the host.
 
-    `model`: the rank's parameters in their own type. `masters`: the float32 values that the optimizer steps, None if
-    those are the parameters themselves. `moments`: exp_avg and exp_avg_sq, None before the first step. Masters and
-    moments are those of the rank's optimizer; with the distributed optimizer, a shard.
+    `model`: the rank's parameters in their own type. `masters`: the float32 values that the optimizer steps, or None if
+    the parameters themselves are float32. `moments`: exp_avg and exp_avg_sq, None before the first step. Masters and
+    moments are those of the rank's optimizer: with the distributed optimizer, they are shards.
     """
 
     model: Tensor
@@ -31,8 +31,8 @@ class Parked:
 class AdapterSlot:
     """An adapter of a rank. `parked` is None while the adapter is in the model.
 
-    `gradients` were accumulated since the last step, flat and float32, on the model's device while the adapter is in
-    the model; None if there are none.
+    `gradients` are the gradients since the last step, flat and float32, or None. They are on the model's device while
+    the adapter is in the model.
     """
 
     step: int
@@ -41,7 +41,7 @@ class AdapterSlot:
     parked: Parked | None
 
     def add(self, gradients: Tensor) -> None:
-        """Add a call's gradients. The slot takes ownership."""
+        """Add a call's gradients. The slot takes ownership of the tensor."""
         if self.gradients is None:
             self.gradients = gradients
         else:
@@ -53,12 +53,12 @@ class AdapterSlot:
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return a flat copy of tensors of one type and device, in order."""
+    """Copy tensors of one type and device, in order, into one flat tensor."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
 
 
 def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Set tensors from the flat result of `pack`, on any device."""
+    """Set tensors from a flat tensor that `pack` returned, on any device."""
     if tensors:
         targets = [tensor.detach() for tensor in tensors]
         torch._foreach_copy_(targets, split(flat.to(targets[0].device, non_blocking=True), targets))
@@ -71,7 +71,10 @@ def split(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def to_host(flat: Tensor) -> Tensor:
-    """Copy to the host. Memory from a GPU is pinned for a fast copy back. A host tensor is returned unchanged."""
+    """Copy to the host. Memory for values from a GPU is pinned, so that the copy back is fast.
+
+    A host tensor is returned unchanged.
+    """
     if not flat.is_cuda:
         return flat
     return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)

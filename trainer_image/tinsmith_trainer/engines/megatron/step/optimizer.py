@@ -1,7 +1,7 @@
-"""Megatron's data parallelism and optimizers: their setup, and their state read and set.
+"""Megatron's data parallelism and optimizers: their setup, and access to their state.
 
 The setup makes gradients sums and disables overlapping communication. An optimizer holds a float32 master and Adam's
-moments for each parameter. Three optimizers are supported: on float32 parameters; on 16-bit parameters with float32
+moments for each parameter. Three optimizers are supported: for float32 parameters; for 16-bit parameters with float32
 masters; and the distributed one, in which every data-parallel rank holds a range of each flattened parameter.
 """
 
@@ -38,7 +38,10 @@ class Master:
 
 
 class OptimizerState:
-    """Masters and moments of `parameters`, flat, in order; a rank's shards if they are sharded."""
+    """Masters and moments of `parameters`, flat and in order.
+
+    With the distributed optimizer, they are this rank's shards.
+    """
 
     def __init__(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
@@ -49,18 +52,21 @@ class OptimizerState:
         self._groups = _data_groups(self._optimizers)
 
     def masters(self) -> list[Tensor]:
-        """Return the live tensors."""
+        """Return the tensors themselves, not copies."""
         return [master.tensor for master in self._masters]
 
     def moments(self) -> Moments:
-        """Return copies. Adam has moments only after a step."""
+        """Return copies of the moments. Adam has moments only after a step."""
         first, second = (
             pack([master.inner.state[master.tensor][name] for master in self._masters]) for name in MOMENTS
         )
         return first, second
 
     def set_moments(self, step: int, moments: Moments | None) -> None:
-        """Set the moments; None removes them. Adam creates missing moments in its next step, unlike zero moments."""
+        """Set the moments. None removes them. Adam creates missing moments in its next step.
+
+        Zero moments would give another result.
+        """
         for inner in self._inners():
             inner.state.clear()
             _set_group_step(inner, step if moments else None)
@@ -75,7 +81,7 @@ class OptimizerState:
             master.inner.state[master.tensor] = entry
 
     def set_hyperparameters(self, params: AdamParams) -> None:
-        """Set the hyperparameters in all groups. All of LoRA's matrices decay, so groups are equal."""
+        """Set the hyperparameters in all groups. All matrices of LoRA have weight decay, so all groups are equal."""
         for inner in self._inners():
             for group in inner.param_groups:
                 group["lr"] = params.learning_rate
@@ -84,14 +90,14 @@ class OptimizerState:
                 group["weight_decay"] = params.weight_decay
 
     def clip(self, norm: float, largest: float) -> None:
-        """Scale the ready gradients as torch's clipping does. A `largest` of 0 disables it."""
+        """Scale the complete gradients in the same way as torch's clipping. A `largest` of 0 disables it."""
         scale = largest / (norm + 1e-6) if largest > 0 else 1.0
         gradients = [gradient for master in self._masters if (gradient := master.tensor.grad) is not None]
         if scale < 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
 
     def forget_gradients(self) -> None:
-        """Drop the ready gradients. They are views of buffers to which the next backward would add again."""
+        """Drop the complete gradients. They are views of buffers, to which the next backward would add."""
         for master in self._masters:
             master.tensor.grad = None
         for parameter in self._parameters:
@@ -106,7 +112,10 @@ class OptimizerState:
         return pack([by_parameter[id(master.parameter)][master.start : master.end] for master in self._masters])
 
     def whole(self, shards: Tensor) -> Tensor:
-        """Invert `shards`, on the host. With the distributed optimizer all data-parallel ranks must call it."""
+        """Return the values of all parameters from the ranks' shards, on the host: the inverse of `shards`.
+
+        With the distributed optimizer all data-parallel ranks must call it.
+        """
         flat = torch.zeros(sum(parameter.numel() for parameter in self._parameters), device=self._device)
         parts = dict(zip(map(id, self._parameters), split(flat, self._parameters), strict=True))
         held = split(shards.to(self._device), self.masters())
@@ -125,7 +134,7 @@ class OptimizerState:
 
 
 def chained(optimizer: Any) -> Sequence[Any]:
-    """Return Megatron's optimizers: one for dense parameters and one for those of experts."""
+    """Return Megatron's optimizers: one for dense parameters and one for the parameters of experts."""
     optimizers: Sequence[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     return optimizers
 
@@ -173,7 +182,10 @@ def _data_groups(optimizers: Sequence[Any]) -> list[tuple[Any, list[Tensor]]]:
 
 
 def _fill_gaps(parts: Sequence[Tensor], group: Any) -> None:
-    """Combine parts. Each element is on one rank and zero on the others; summing integers keeps the bits."""
+    """Combine the ranks' parts. Each element is on one rank, and zero on the others.
+
+    The sum of integers keeps the bits.
+    """
     bits = pack(parts).view(torch.int32)
     torch.distributed.all_reduce(bits, group=group)
     for part, filled in zip(parts, split(bits.view(torch.float32), parts), strict=True):
@@ -181,7 +193,10 @@ def _fill_gaps(parts: Sequence[Tensor], group: Any) -> None:
 
 
 def _keeps_step_by_tensor(inner: torch.optim.Optimizer) -> bool:
-    """Return whether the step is kept per tensor, as in torch. TransformerEngine and Apex keep it per group."""
+    """Return whether the optimizer keeps the step per tensor, as torch does.
+
+    TransformerEngine and Apex keep it per group.
+    """
     return isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
 
 
@@ -197,7 +212,7 @@ def _set_group_step(inner: torch.optim.Optimizer, step: int | None) -> None:
 def wrap_for_training(chunk: Any, *, distributed_optimizer: bool = False) -> tuple[Any, Any]:
     """Return Megatron's DistributedDataParallel and optimizer for the trainable parameters, for `AdapterStep`.
 
-    `chunk.config` must request sums: `calculate_per_token_loss`. Call this inside `cpu_megatron()`.
+    `chunk.config` must request sums, by `calculate_per_token_loss`. Call this inside `cpu_megatron()`.
     """
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -223,7 +238,7 @@ def wrap_for_training(chunk: Any, *, distributed_optimizer: bool = False) -> tup
 
 
 def check_setup(ddp: Any, optimizer: Any, parameters: Sequence[Tensor]) -> None:
-    """Raise ValueError with everything that would make a step wrong."""
+    """Raise ValueError with a list of all settings that would make a step wrong."""
     if wrong := [*_wrong_with_parameters(ddp, parameters), *_wrong_with_reduction(ddp), *_wrong_with_adam(optimizer)]:
         raise ValueError(f"Adapters cannot be trained on this model: {'; '.join(wrong)}.")
 

@@ -1,7 +1,7 @@
 """A rank of a model, with the methods that the engine calls by name, on any machine.
 
 Every rank receives every call, in the same order. Arguments and results are picklable. Tensors arrive whole and on the
-CPU, and each rank cuts out its part. It returns its part, and the engine joins the parts.
+CPU, and each rank cuts out its part. A rank returns its part, and the engine joins the parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep, StepS
 
 class Schedule(Protocol):
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Return results on the last pipeline stage, none on the others. Microbatches may have several shapes."""
+        """Return results on the last pipeline stage, and none on the other stages.
+
+        Microbatches may have several shapes.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class LoraTarget:
 
 
 class Rank:
-    """A rank. The engine calls the methods that begin with `ts_`."""
+    """A rank of a model. The engine calls the methods that begin with `ts_`."""
 
     def __init__(
         self, step: AdapterStep, schedule: Schedule, places: LoraTarget, parallelism: Parallelism, rank: int
@@ -51,14 +54,17 @@ class Rank:
         return self._places.parts
 
     def ts_create(self, adapter_id: str, scale: float, weights: Tensors) -> None:
-        """Create an adapter. `weights` are whole; `scale` is alpha / rank."""
+        """Create an adapter. `weights` are whole tensors; `scale` is alpha / rank."""
         self._step.create(adapter_id, self._cut(weights))
         self._scales[adapter_id] = scale
 
     def ts_forward_backward(
         self, shard: Sequence[Batch], adapter_id: str, loss: PreparedLoss, forward_only: bool
     ) -> list[RowResults]:
-        """Return all rows on the last pipeline stage, none on other stages. An error leaves the adapter unchanged."""
+        """Return the results of all rows on the last pipeline stage, and none on other stages.
+
+        An error leaves the adapter unchanged.
+        """
         self._places.set_scale(self._scales[adapter_id])
 
         def run() -> list[RowResults]:
@@ -68,19 +74,22 @@ class Rank:
         return run_on(adapter_id, run)
 
     def ts_optim_step(self, adapter_id: str, params: AdamParams) -> float:
-        """Step, and return the gradient's norm over all ranks before clipping. Raises UserError if it is not finite."""
+        """Step the optimizer, and return the gradient's norm over all ranks before clipping.
+
+        Raises UserError if it is not finite.
+        """
         return self._step.optim_step(adapter_id, params)
 
     def ts_clear_gradients(self, adapter_id: str) -> None:
         self._step.clear_gradients(adapter_id)
 
     def ts_state(self, adapter_id: str) -> StepState | None:
-        """Return this rank's parts, or None if other ranks report all of them."""
+        """Return this rank's parts, or None if other ranks report all of its parts."""
         state = self._step.read(adapter_id)
         return state if self._returns_state else None
 
     def ts_load_state(self, adapter_id: str, scale: float, state: StepState) -> None:
-        """Replace the adapter by a state of whole tensors."""
+        """Replace the adapter by a state, which has whole tensors."""
         groups = {name: self._cut(tensors) for name, tensors in state.groups.items()}
         self._step.write(adapter_id, replace(state, groups=groups))
         self._scales[adapter_id] = scale

@@ -1,8 +1,8 @@
-"""The division of an adapter's whole tensors into ranks' parts, and their join.
+"""The division of an adapter's whole tensors into parts for the ranks, and the inverse.
 
 Parts are padded to the largest rank of any adapter: A `[max_rank, d_in]`, B `[d_out, max_rank]`, and for a mixture's
 experts `[experts or 1, ...]` of these. Values beyond the adapter's rank, or beyond the end of a dimension that tensor
-ranks divide, are zero. So are the tensors of modules that the adapter does not train.
+ranks divide, are zero. The tensors of modules that the adapter does not train are zero, too.
 """
 
 from __future__ import annotations
