@@ -1349,9 +1349,7 @@ class Result(_message.Message):
     protobuf: _builtins.bool
     """else JSON"""
     event_id: _builtins.int
-    """For an operation: the store must record all events up to this one before a client sees the result; 0: none.
-    Absent if an earlier release of the worker wrote it; the latest event may then be needed.
-    """
+    """For an operation: the store must record all events up to this one before a client sees the result; 0: none."""
     def __init__(
         self,
         *,

@@ -52,15 +52,6 @@ async def test_a_client_can_list_a_save_as_soon_as_it_has_the_result(server: Tes
     assert "last_sampler_checkpoint" not in run
 
 
-async def test_a_save_is_shown_after_its_record_is_there_also_by_a_worker_of_the_release_before(
-    server: TestedServer,
-) -> None:
-    server.worker.tells_event_ids = False
-    model_id = await server.model()
-    path = (await server.outcome(await server.save(model_id, 1, "ck")))["path"]
-    assert [found["tinker_path"] for found in await checkpoints(server)] == [path]
-
-
 async def test_the_worker_hears_how_far_the_server_had_seen(server: TestedServer) -> None:
     model_id = await server.model()
     for seq_id in (1, 2):

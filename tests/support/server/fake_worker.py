@@ -74,7 +74,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.only_trains = False
         self.draining = False
         self.hangs = False
-        self.tells_event_ids = True  # False: as the release before did
         self.tells_of_one_sample = False  # True: as a release before did
         self.asked_for_many = asyncio.Event()
         self.gives_numbers = True  # False: as the release before did
@@ -343,7 +342,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def _settle(self, request: worker_pb2.SubmitRequest) -> None:
         outcome = self._outcome(request)
-        if self.tells_event_ids and outcome.HasField("result"):
+        if outcome.HasField("result"):
             outcome.result.event_id = 0 if _save_in(request) is None else len(self.events)
         self.outcomes[request.model_id, request.seq_id] = outcome
 

@@ -91,16 +91,8 @@ class Events:
             return (await self._store.get_worker(worker_id)).event_cursor
 
     async def drain_for(self, worker_id: str, result: worker_pb2.Result, connect_seconds: float) -> None:
-        """Apply at least the events that the store needs before a client sees this result. Raises WorkerUnavailable.
-
-        A result without an event_id waits for every event, unless it is the protobuf of a forward_backward, which
-        reports nothing.
-        """
-        if result.HasField("event_id"):
-            known = result.event_id == 0 or (await self._store.get_worker(worker_id)).event_cursor >= result.event_id
-        else:
-            known = result.protobuf
-        if not known:
+        """Apply at least the events that the store needs before a client sees this result. Raises WorkerUnavailable."""
+        if result.event_id and (await self._store.get_worker(worker_id)).event_cursor < result.event_id:
             await self.drain(worker_id, connect_seconds)
 
     async def follow(self, worker_id: str, hold_seconds: float) -> None:

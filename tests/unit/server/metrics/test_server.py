@@ -69,7 +69,7 @@ def test_queues_and_ages_are_shown_by_base_model_and_worker() -> None:
 
 
 def test_what_has_no_volume_has_no_series_of_one() -> None:
-    """A sampler, and a worker of an earlier image."""
+    """A sampler has none."""
     metrics = Metrics()
     metrics.watch(lambda: [DescribedWorker("org/tiny", "pool-1", worker_pb2.DescribeReply())], dict, lambda: 0)
     lines = metrics.render().decode().splitlines()

@@ -56,7 +56,7 @@ def test_a_sampler_in_the_workers_network_hears_who_has_the_save_and_how_large_i
     assert adapter.source.size_bytes == 370
 
 
-@pytest.mark.parametrize("network", [None, "production"], ids=["of an earlier release", "in another namespace"])
+@pytest.mark.parametrize("network", [None, "production"], ids=["in an unknown network", "in another namespace"])
 def test_a_sampler_that_cannot_reach_it_hears_nothing_of_it(fleet: Fleet, network: str | None) -> None:
     assert not adapter_for(replica(network), SAVE, fleet).HasField("source")
 
