@@ -1,4 +1,4 @@
-{{/* Checks that a schema cannot express, or not with a helpful message. A template that is always rendered includes them. */}}
+{{/* Checks that a schema cannot express with a helpful message. A template that is always rendered includes them. */}}
 {{- define "tinsmith.checks" -}}
 {{- if not (regexMatch "^[a-z][a-z0-9-]{0,39}$" .Release.Name) }}
 {{- fail (printf "the release name %q is not valid: use at most 40 lower-case letters, digits and dashes, with a letter first, so that %s-api-server is the name of a Service" .Release.Name .Release.Name) }}
@@ -22,7 +22,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Without this check, Helm names the annotations that differ, but no remedy. `helm template` looks up nothing. */}}
+{{/* Without this check, Helm names the annotations that differ, but no remedy. In `helm template`, `lookup` returns nothing. */}}
 {{- define "tinsmith.checkDefinitions" -}}
 {{- if and .Values.crds.install .Release.IsInstall (not .Values.crds.takeOwnership) }}
 {{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "trainingsessions.tinsmith.dev" }}

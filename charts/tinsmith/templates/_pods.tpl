@@ -1,6 +1,6 @@
-{{/* What all pods of this chart have in common. */}}
+{{/* The common parts of all pods of this chart. */}}
 
-{{/* An image by digest, else by tag: (dict "root" $ "image" .Values.operator.image). */}}
+{{/* The reference of an image, by its digest or else by its tag: (dict "root" $ "image" .Values.operator.image). */}}
 {{- define "tinsmith.image" -}}
 {{- $name := printf "%s/%s" .root.Values.image.registry .image.repository }}
 {{- if .image.digest }}{{ $name }}@{{ .image.digest }}
@@ -8,7 +8,7 @@
 {{- end }}
 {{- end }}
 
-{{/* The restricted Pod Security Standard, the pod's part. The group owns the volumes' files. */}}
+{{/* The pod's part of the restricted Pod Security Standard. The group owns the volumes' files. */}}
 {{- define "tinsmith.podSecurityContext" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -19,7 +19,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
-{{/* The restricted Pod Security Standard, the container's part, and a root that cannot be written. */}}
+{{/* The container's part of the restricted Pod Security Standard, with a read-only root file system. */}}
 {{- define "tinsmith.containerSecurityContext" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -27,7 +27,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* Where pods may run and with which secrets their images are pulled:
+{{/* The scheduling fields and pull Secrets of a component's pods:
      (dict "root" $ "component" "operator" "values" .Values.operator). */}}
 {{- define "tinsmith.scheduling" -}}
 {{- with .root.Values.image.pullSecrets }}
@@ -50,7 +50,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* How a component's replicas spread; arguments as above. */}}
+{{/* The topology spread of a component's replicas; the same arguments. */}}
 {{- define "tinsmith.spreading" -}}
 {{- with .values.topologySpreadConstraints }}
 {{- $own := dict "labelSelector" (dict "matchLabels" (include "tinsmith.selectorLabels" $ | fromYaml)) }}
@@ -61,7 +61,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* Nothing for a single replica; arguments as above, and "name". */}}
+{{/* The PodDisruptionBudget of a component with several replicas; the same arguments and "name". */}}
 {{- define "tinsmith.podDisruptionBudget" -}}
 {{- if gt (int .values.replicas) 1 }}
 apiVersion: policy/v1
@@ -71,21 +71,22 @@ metadata:
   labels: {{- include "tinsmith.labels" . | nindent 4 }}
 spec:
   maxUnavailable: {{ .values.podDisruptionBudget.maxUnavailable }}
-  # One that cannot become ready must not keep a node from being drained.
+  # A pod that cannot become ready must not block a node drain.
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels: {{- include "tinsmith.selectorLabels" . | nindent 6 }}
 {{- end }}
 {{- end }}
 
-{{/* Rules for the names that pods must be able to look up. */}}
+{{/* The egress rules of DNS. */}}
 {{- define "tinsmith.dnsEgress" -}}
 - ports:
     - {port: 53, protocol: UDP}
     - {port: 53, protocol: TCP}
 {{- end }}
 
-{{/* The Kubernetes API has no pods to select; policies see the port of its endpoints, or of its Service. */}}
+{{/* The egress rules of the Kubernetes API, which has no pods to select. The network plugin decides whether policies see the
+     port of its endpoints or of its Service. */}}
 {{- define "tinsmith.kubernetesApiEgress" -}}
 - ports:
     {{- range .Values.networkPolicy.kubernetesApiPorts }}
@@ -93,7 +94,7 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* Pods of sessions or pools, by their name label: (dict "root" $ "names" (list "tinsmith-worker")). */}}
+{{/* The egress rule to the pods of sessions or pools, by their name label: (dict "root" $ "names" (list "tinsmith-worker")). */}}
 {{- define "tinsmith.workerEgress" -}}
 - to:
     - podSelector:

@@ -1,4 +1,4 @@
-{{/* Where sessions and pools are looked after and served. */}}
+{{/* The namespaces in which the release manages and serves sessions and pools. */}}
 
 {{/* The namespaces, as JSON: {"names": [...]}. Empty for the whole cluster. */}}
 {{- define "tinsmith.namespaces" -}}
@@ -6,12 +6,12 @@
 {{- dict "names" $names | toJson }}
 {{- end }}
 
-{{/* The same as a setting of operator and API server. Empty for the release's own, which is their default. */}}
+{{/* The namespaces as a setting of operator and API server. Empty for the release's namespace, which is their default. */}}
 {{- define "tinsmith.namespacesSetting" -}}
 {{- .Values.scope.cluster | ternary "*" (join "," .Values.scope.namespaces) }}
 {{- end }}
 
-{{/* The namespace for sessions of the catalogue: that of the release if Tinsmith serves it, otherwise the first one that it serves. */}}
+{{/* The namespace for sessions of the catalogue: the release's namespace if it is served, else the first served one. */}}
 {{- define "tinsmith.catalogueNamespace" -}}
 {{- $names := (include "tinsmith.namespaces" . | fromJson).names }}
 {{- if or (not $names) (has .Release.Namespace $names) }}{{ .Release.Namespace }}
@@ -19,12 +19,13 @@
 {{- end }}
 {{- end }}
 
-{{/* A name for what belongs to no namespace, where releases of other namespaces may have our name. */}}
+{{/* A name for cluster-wide objects. It contains the namespace, because another namespace may have a release of this name. */}}
 {{- define "tinsmith.clusterName" -}}
 {{ .root.Release.Namespace }}-{{ .root.Release.Name }}-{{ .component }}
 {{- end }}
 
-{{/* Rules in every namespace of the scope: (dict "root" $ "component" "operator" "account" NAME "rules" RULES). */}}
+{{/* Roles with these rules in every namespace of the scope:
+     (dict "root" $ "component" "operator" "account" NAME "rules" RULES). */}}
 {{- define "tinsmith.scopedRules" -}}
 {{- $names := (include "tinsmith.namespaces" .root | fromJson).names }}
 {{- if not $names }}
@@ -50,7 +51,7 @@ rules:
 {{- end }}
 {{- end }}
 
-{{/* The bindings of these rules to the component's account: arguments as above, without the rules. */}}
+{{/* The bindings of these roles to the component's account; the same arguments without "rules". */}}
 {{- define "tinsmith.scopedBindings" -}}
 {{- $names := (include "tinsmith.namespaces" .root | fromJson).names }}
 {{- if not $names }}

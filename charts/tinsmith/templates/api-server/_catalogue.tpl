@@ -1,4 +1,4 @@
-{{/* The models that the API server may make sessions of, as it reads them. */}}
+{{/* The catalogue in the API server's format. */}}
 {{- define "tinsmith.catalogue" -}}
 {{- $entries := list }}
 {{- range .Values.models }}

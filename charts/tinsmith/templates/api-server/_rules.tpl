@@ -1,9 +1,9 @@
-{{/* What the API server may read of the sessions and pools that it serves. */}}
+{{/* The rules for the API server's access to the sessions and pools that it serves. */}}
 {{- define "tinsmith.apiServerRules" -}}
 - apiGroups: [tinsmith.dev]
   resources: [trainingsessions, samplerpools]
   verbs: [list, watch]
-# The replicas of pools, and which of them answer.
+# The replicas of pools and their readiness.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]

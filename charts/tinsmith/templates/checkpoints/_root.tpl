@@ -1,10 +1,10 @@
-{{/* The place of checkpoints, as operator and API server get it. */}}
+{{/* The checkpoint root as a setting of operator and API server. */}}
 
 {{- define "tinsmith.checkpointRoot" -}}
 {{ .Values.checkpoints.remote.url | default "file:///var/lib/tinsmith/checkpoints" }}
 {{- end }}
 
-{{/* The port of the object store: that of the endpoint that its variables name, else that of https. */}}
+{{/* The port of the object store: the port of the endpoint in its variables, else 443. */}}
 {{- define "tinsmith.checkpointPort" -}}
 {{- $variables := .Values.checkpoints.remote.environment }}
 {{- $endpoint := $variables.AWS_ENDPOINT_URL_S3 | default $variables.AWS_ENDPOINT_URL | default "https://" | urlParse }}

@@ -1,4 +1,4 @@
-{{/* The alerts of files/alerts.yaml with the labels of this release's series, and where each one's runbook is. */}}
+{{/* The alerts of files/alerts.yaml with the labels of this release's series and the URL of each runbook. */}}
 {{- define "tinsmith.alertGroups" -}}
 {{- $ours := printf "namespace=%q" .Release.Namespace }}
 {{- $names := (include "tinsmith.namespaces" . | fromJson).names }}

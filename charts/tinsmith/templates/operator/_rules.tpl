@@ -1,6 +1,6 @@
-{{/* What the operator may do with sessions and pools, wherever they are. */}}
+{{/* The rules for the operator's access to sessions and pools in every namespace of the scope. */}}
 {{- define "tinsmith.operatorRules" -}}
-# The patch is for the finalizer of sessions whose volume goes with them; their spec is never written.
+# The operator patches only the finalizer of sessions whose volume is deleted with them. It never writes a spec.
 - apiGroups: [tinsmith.dev]
   resources: [trainingsessions]
   verbs: [get, list, watch, patch]
@@ -10,19 +10,19 @@
 - apiGroups: [tinsmith.dev]
   resources: [trainingsessions/status, samplerpools/status]
   verbs: [patch]
-# Where owner references are guarded, a child that blocks its owner's deletion needs this.
+# The admission plugin OwnerReferencesPermissionEnforcement requires this right for blockOwnerDeletion.
 - apiGroups: [tinsmith.dev]
   resources: [trainingsessions/finalizers, samplerpools/finalizers]
   verbs: [update]
-# A session whose volume goes with it stops its worker first; else children go by owner references.
+# If a session's volume is deleted with it, the operator stops the worker first. Owner references delete the rest.
 - apiGroups: [apps]
   resources: [statefulsets]
   verbs: [get, list, watch, create, patch, delete]
-# What converts a session's model is made anew or not at all, never changed.
+# The operator creates and deletes the Job that converts a session's model, and never changes it.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]
-# Of sessions of several nodes. Nothing is asked of KubeRay's kind before there is such a session.
+# RayClusters of sessions of several nodes. The operator uses KubeRay's API only if such a session exists.
 - apiGroups: [ray.io]
   resources: [rayclusters]
   verbs: [get, list, watch, create, patch, delete]
@@ -38,23 +38,23 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
-# Volumes have no owner: those of sessions that ask for it are deleted by the operator.
+# Volumes have no owner reference. The operator deletes them for sessions that request it.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
-# Workers that hang or are to change are deleted; StatefulSets bring them back.
+# The operator deletes pods of workers that hang or must change. The StatefulSet creates them again.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, delete]
-# Warnings about a worker's pod and volume say why a session is not ready; our own tell what was done.
+# The operator reads warnings about a worker's pod and volume for its conditions, and writes its own Events.
 - apiGroups: [""]
   resources: [events]
   verbs: [get, list, create, patch]
 {{- end }}
 
-{{/* What it may do with what belongs to the installation, in the release's namespace. */}}
+{{/* The rules for the operator's access to the installation's own objects in the release's namespace. */}}
 {{- define "tinsmith.operatorOwnRules" -}}
-# A new Lease has no name yet that a rule could hold on to.
+# RBAC cannot restrict `create` by name.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create]
@@ -62,7 +62,7 @@
   resources: [leases]
   resourceNames: [{{ include "tinsmith.operatorLease" . }}]
   verbs: [get, update]
-# The authority, the API server's certificate, and the first key.
+# The Secrets of the certificate authority, the API server's certificate, and the first key.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]

@@ -1,5 +1,5 @@
-{{/* The names of the installation's own objects, as JSON. The one place that knows them all: operator and policy refuse
-     them to sessions and pools. A Secret that was once made stays, whatever the values say later. */}}
+{{/* The names of the installation's own objects, as JSON. Operator and policy refuse them in sessions and pools. The list also
+     has the names of Secrets and claims that an earlier revision of the release may have created. */}}
 {{- define "tinsmith.installationNames" -}}
 {{- $secrets := list
       (include "tinsmith.caSecret" .)
@@ -22,12 +22,12 @@
       "accounts" (list (include "tinsmith.apiServer" .) (include "tinsmith.operator" .)) | toJson }}
 {{- end }}
 
-{{/* A pattern with `*` as a regular expression, as JSON: (dict "pattern" "registry/*" "ending" ""). */}}
+{{/* The regular expression of a pattern with `*`, as JSON: (dict "pattern" "registry/*" "ending" ""). */}}
 {{- define "tinsmith.patternExpression" -}}
 {{- printf "^%s%s$" (regexQuoteMeta .pattern | replace "\\*" ".*") .ending | toJson }}
 {{- end }}
 
-{{/* In CEL, whether `name` matches one of these: (dict "patterns" LIST "ending" ""). */}}
+{{/* A CEL expression that is true if `name` matches one of the patterns: (dict "patterns" LIST "ending" ""). */}}
 {{- define "tinsmith.matchesOne" -}}
 {{- $ending := .ending }}
 {{- $tests := list }}
@@ -37,7 +37,7 @@
 {{- join " || " $tests | default "false" }}
 {{- end }}
 
-{{/* The repository of the workers' image, whose images sessions may always name. */}}
+{{/* The repository of the workers' image. Sessions may always use its images. */}}
 {{- define "tinsmith.workerRepository" -}}
 {{ .Values.image.registry }}/{{ .Values.worker.image.repository }}
 {{- end }}
