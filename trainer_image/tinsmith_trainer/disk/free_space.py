@@ -162,7 +162,9 @@ class DiskRoom:
                 self._reserve.unlink(missing_ok=True)
 
     def free_reserve(self) -> bool:
-        """Delete the reserve's file to make room for a write that must succeed. Return False if the file did not exist.
+        """Delete the reserve's file to make room for a write that must succeed.
+
+        Return False if the file did not exist.
         """
         with self._lock:
             self._allocates_nothing = False

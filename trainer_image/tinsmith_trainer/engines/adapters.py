@@ -136,7 +136,9 @@ def check_adam(params: AdamParams) -> None:
 
 
 def check_norm(norm: float) -> None:
-    """Raise UserError unless the gradient's norm is finite. The caller drops the gradient whether or not this raises.
+    """Raise UserError unless the gradient's norm is finite.
+
+    The caller drops the gradient whether or not this raises.
     """
     if not math.isfinite(norm):
         raise UserError(

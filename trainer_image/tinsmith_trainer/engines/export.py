@@ -91,7 +91,9 @@ def _modules(state: AdapterState) -> list[str]:
 
 
 def _untie(model: Any) -> None:
-    """Give the output projection its own weight. The adapter changes this weight, but not the embedding that shared it.
+    """Give the output projection its own weight.
+
+    The adapter changes this weight, but not the embedding that shared it.
     """
     model.config.tie_word_embeddings = False
     head = model.get_submodule(UNEMBED_NAME)

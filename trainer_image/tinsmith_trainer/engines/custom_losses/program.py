@@ -25,8 +25,7 @@ from tinsmith_trainer.engines.custom_losses.operations import operation
 from tinsmith_trainer.errors import UserError
 
 MAX_VALUES = 2**24
-"""The limit on the values that all nodes of a loss compute for one datum: 64 MiB of float32, plus what autograd keeps.
-"""
+"""The limit on the values that all nodes compute for one datum: 64 MiB of float32, plus what autograd keeps."""
 VALUES_PER_TOKEN = 2**15
 """The limit on values per token of the datum, so that the number of tokens bounds a microbatch's time."""
 MAX_DIMENSIONS = 8

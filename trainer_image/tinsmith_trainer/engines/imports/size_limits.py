@@ -19,8 +19,7 @@ The configuration of a mixture may name each expert's module with its rank.
 """
 EMBEDDING_COPIES = 2
 LAYOUTS = 2
-"""The number of entries per tensor, because Tinker's archives may have a placeholder for each tensor of the base model.
-"""
+"""The number of entries per tensor. Tinker's archives may have a placeholder for each tensor of the base model."""
 HEADER_BYTES_OF_A_TENSOR = 512
 HEADER_SEPARATORS_OF_A_TENSOR = 12
 METADATA_BYTES = 64 * 1024

@@ -110,7 +110,9 @@ def new_folder() -> str:
 
 
 def _parent() -> Path:
-    """Return a parent folder that is short enough for the longest socket name. On many machines, $TMPDIR is too long.
+    """Return a parent folder that is short enough for the longest socket name.
+
+    On many machines, $TMPDIR is too long.
     """
     if os.access(RAY_FOLDER, os.W_OK):
         return Path(RAY_FOLDER)

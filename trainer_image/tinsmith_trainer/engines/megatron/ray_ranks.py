@@ -214,7 +214,9 @@ def start_ranks_on(
 
 
 def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
-    """Clean up after a failed start. An error of the cleanup is not raised: the error of the start is reported instead.
+    """Clean up after a failed start.
+
+    An error of the cleanup is not raised: the error of the start is reported instead.
     """
     try:
         if places is not None:
@@ -226,8 +228,7 @@ def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
 
 
 GRACE_SECONDS = 10.0
-"""The time in which the other ranks must fail, too. After this time, they count as ranks that wait for the failed rank.
-"""
+"""The time in which the other ranks must fail, too. After it, they count as ranks that wait for the failed rank."""
 
 
 def collect(calls: Sequence[Any]) -> list[Answer]:

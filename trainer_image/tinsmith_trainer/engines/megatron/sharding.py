@@ -91,7 +91,9 @@ def row_count(length: int, token_budget: int) -> int:
 
 
 def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Split rows of decreasing lengths into microbatches. The first row of a microbatch determines how many rows fit.
+    """Split rows of decreasing lengths into microbatches.
+
+    The first row of a microbatch determines how many rows fit.
     """
     parts: list[list[int]] = []
     for row in rows:

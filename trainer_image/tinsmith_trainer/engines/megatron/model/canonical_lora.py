@@ -112,7 +112,9 @@ def adapted_rank(
 
 
 def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
-    """Find the adapter weights in a model. Raises ModelDirectoryInvalid for a layer that has no name in PEFT's layout.
+    """Find the adapter weights in a model.
+
+    Raises ModelDirectoryInvalid for a layer that has no name in PEFT's layout.
     """
     found, of_experts = list(_adapters(model)), list(_experts(model))
     tensors = [tensor for name, adapter in found for tensor in _tensors(name, adapter, tensor_ranks)]

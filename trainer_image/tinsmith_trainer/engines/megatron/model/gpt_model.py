@@ -54,7 +54,9 @@ class CausalAttention(nn.Module):
 
     @override
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Map `[S, B, heads, size]` to `[S, B, features]`. Key and value have one head for each group of query heads.
+        """Map `[S, B, heads, size]` to `[S, B, features]`.
+
+        Key and value have one head for each group of query heads.
         """
         query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)

@@ -154,8 +154,7 @@ def _length(part: slice) -> int:
 
 
 def _mark(parameter: nn.Parameter, split: int | None) -> None:
-    """Set the attributes that Megatron's gradient norm reads, so that a value that all tensor ranks hold counts once.
-    """
+    """Set the attributes that Megatron's gradient norm reads, so that a value on all tensor ranks counts once."""
     marked: Any = parameter
     marked.tensor_model_parallel = split is not None
     marked.partition_dim = -1 if split is None else split

@@ -46,7 +46,9 @@ class RankedModel:
 
     @property
     def lora_targets(self) -> list[str]:
-        """The modules that a client may train, in Megatron-Bridge's names. The tensors of untrained modules stay zero.
+        """The modules that a client may train, in Megatron-Bridge's names.
+
+        The tensors of untrained modules stay zero.
         """
         return [*_ATTENTION, *((EXPERTS,) if self.experts else _FEED_FORWARD), *_UNEMBEDDING]
 
