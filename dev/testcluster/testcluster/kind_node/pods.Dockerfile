@@ -1,4 +1,4 @@
-# One image for every pod that kind and kubeadm start in kube-system: each names its program, except CoreDNS's.
+# One image for all pods that kind and kubeadm start in kube-system. Each pod names its program, except CoreDNS's pod.
 
 FROM docker.io/library/debian:trixie-slim
 RUN --mount=type=secret,id=build-environment --mount=type=secret,id=ca-certificates \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Gives containerd what lies in /kind/images, and one of them under every name by which kubeadm asks for a program.
+# Loads the images of /kind/images into containerd, and tags one of them with every image name that kubeadm uses.
 set -eu
 
 PODS=tinsmith.local/tinsmith/kind-pods:1
