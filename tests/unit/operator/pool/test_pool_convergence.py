@@ -117,7 +117,7 @@ def test_it_comes_to_rest_from_wherever_it_was(life: list[Step]) -> None:
 
 @given(life=st.lists(steps(), max_size=30))
 @SETTINGS
-def test_a_pool_whose_model_is_on_a_journal_waits_without_a_pod_and_then_continues(life: list[Step]) -> None:
+def test_a_pool_waits_without_a_pod_while_its_model_is_on_a_journal(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
     world.user_sets(replicas=2)
