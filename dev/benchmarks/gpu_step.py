@@ -156,8 +156,13 @@ def measured_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def new_model(name: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    return model_of(Qwen3Config(**SHAPES[name], max_position_embeddings=LONGEST_TOKENS), device, dtype)
+
+
+def model_of(config: Qwen3Config, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Make a frozen model with random weights."""
     torch.manual_seed(0)
-    config = Qwen3Config(**SHAPES[name], max_position_embeddings=LONGEST_TOKENS, eos_token_id=0, bos_token_id=None)
+    config.eos_token_id, config.bos_token_id = 0, None
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     return model.eval().requires_grad_(False)

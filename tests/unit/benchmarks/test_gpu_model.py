@@ -1,0 +1,43 @@
+"""The cost model prices the engine's own operations, and holds what a step on a GPU may cost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def estimates() -> dict[str, dict[str, Any]]:
+    program = [sys.executable, str(ROOT / "dev" / "benchmarks" / "gpu_model.py"), "--only=8 x 512", "--json"]
+    printed = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+    return {each["name"]: each for each in json.loads(printed)}
+
+
+@pytest.mark.slow("runs the benchmark in a process of its own, 20 seconds")
+def test_a_step_launches_no_more_kernels_and_moves_no_more_float32_than_it_did(
+    estimates: dict[str, dict[str, Any]],
+) -> None:
+    """The limits fall with each improvement of the engine. None may rise."""
+    step, optimizer = estimates["8 x 512"], estimates["AdamW and norm of one adapter"]
+    assert step["launches"] <= 9836
+    assert step["float32_bytes"] <= 545e9
+    assert optimizer["launches"] <= 14
+    assert step["forwards"] == 1
+
+
+@pytest.mark.slow("shares the run above")
+def test_the_floor_is_the_time_of_the_matrix_products_and_no_step_is_below_it(
+    estimates: dict[str, dict[str, Any]],
+) -> None:
+    step = estimates["8 x 512"]
+    # Four operations for each of 7.57 billion frozen weights, six for each of 92.3 million of the adapter.
+    assert step["floor_seconds"] == pytest.approx(4096 * (4 * 7.568e9 + 6 * 92.3e6) / 790e12, rel=1e-3)
+    assert all(each["gpu_seconds"] > each["floor_seconds"] for each in estimates.values())
+    assert step["gpu_seconds"] == pytest.approx(sum(step["seconds_by_item"].values()))
