@@ -1,4 +1,4 @@
-"""The errors of a worker.
+"""The errors of a worker, and the form in which a failure is stored and sent.
 
 `training/retries.py` translates them into failures for clients, `worker/grpc_server.py` into gRPC statuses, and
 `worker/termination_log.py` into reasons for not starting.
@@ -27,17 +27,17 @@ class TrainerError(Exception):
 
 
 class UserError(TrainerError):
-    """An invalid request. Repeating it unchanged will not help."""
+    """An invalid request. The same request would fail again."""
 
     category: Category = "user"
 
 
 class ServerError(TrainerError):
-    """A failure of this worker at a valid request."""
+    """A failure of this worker during a valid request."""
 
 
 class Refused(TrainerError):
-    """An error for an operation that is refused before it runs, by the server or because of an earlier operation."""
+    """An error for an operation that is refused before it runs. The server or an earlier operation is the cause."""
 
     def __init__(self, category: Category, message: str) -> None:
         super().__init__(message)
@@ -45,19 +45,22 @@ class Refused(TrainerError):
 
 
 class StorageUnavailable(ServerError):
-    """A checkpoint root that cannot be reached, or refuses for a temporary reason. The same call may work soon."""
+    """A checkpoint root that cannot be reached, or that refuses requests for a temporary reason.
+
+    The same call may succeed later.
+    """
 
 
 class StorageFull(StorageUnavailable):
-    """A checkpoint root without space for this checkpoint. Deleting others makes space."""
+    """A checkpoint root without space for this checkpoint. Deleting other checkpoints makes space."""
 
 
 class OutOfMemory(ServerError):
-    """A device or machine without memory. The same call may work when memory becomes free."""
+    """A device or machine without memory. The same call may succeed when memory becomes free."""
 
 
 class SamplerClosed(ServerError):
-    """An error for a sample whose sampler ends first."""
+    """An error for a sample that is not finished when its sampler ends."""
 
 
 class ModelNotFound(TrainerError):
@@ -73,7 +76,7 @@ class ModelCannotLoad(TrainerError):
 
 
 class ModelChanged(TrainerError):
-    """Base weights on disk that differ from those of the journal."""
+    """Base weights on disk that differ from the weights that the journal names."""
 
 
 class VolumeUnsuitable(TrainerError):
@@ -81,7 +84,7 @@ class VolumeUnsuitable(TrainerError):
 
 
 class ImageChanged(TrainerError):
-    """A start on another image than `image`. Operations that ran on `image` need a replay, whose bits may differ."""
+    """A start with another image than `image`. Operations that ran with `image` need a replay. Its bits may differ."""
 
     def __init__(self, message: str, image: str) -> None:
         super().__init__(message)
@@ -89,7 +92,7 @@ class ImageChanged(TrainerError):
 
 
 class NumericsChanged(TrainerError):
-    """A start on another engine, device, version or number of threads.
+    """A start with another engine, device, version or number of threads.
 
     A replay of the operations would give other bits.
     """
@@ -100,15 +103,18 @@ class TlsInvalid(TrainerError):
 
 
 class JournalFull(TrainerError):
-    """A volume without space for a further operation or snapshot. The operation is refused, the snapshot not taken."""
+    """A volume without space for a further operation or snapshot.
+
+    The operation is refused, or the snapshot is not taken.
+    """
 
 
 class SnapshotRefused(ServerError):
-    """A snapshot that is not taken, because too many processes ended during earlier attempts."""
+    """An error for a snapshot that is not taken, because too many processes ended during earlier attempts."""
 
 
 class SnapshotDamaged(ServerError):
-    """A snapshot that is missing or altered, and that no later start can read either."""
+    """A snapshot that is missing or altered. No later start can read it."""
 
 
 class CheckpointInvalid(UserError):
@@ -120,7 +126,7 @@ class CheckpointAltered(CheckpointInvalid):
 
 
 class Draining(Exception):
-    """A process that shuts down. The client should ask another instance or replica."""
+    """A process that is shutting down. The client should ask another instance or replica."""
 
 
 # Errors are recognized by their messages, because engines need not use torch. The messages are from CUDA, its

@@ -1,6 +1,7 @@
 """The flags of a worker, typed. `python -m tinsmith_trainer.options FLAGS` checks them without starting a worker.
 
-A server that starts its workers on demand uses this check to report wrong flags early. No framework is imported.
+A server that starts its workers on demand uses this check, so that it can report wrong flags early. This module imports
+no framework.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MEANING = (
     *("--logprobs-mode", "--generation-config", "--override-generation-config", "--sampling-defaults"),
     "--skip-tokenizer-init",
 )
-"""The flags of these servers that would silently change the meaning of samples or logprobs."""
+"""Flags of these servers that are refused, because they would silently change the meaning of samples or logprobs."""
 
 DEFAULT_ENGINES = {"worker": "peft", "sampler": "builtin"}
 KNOWN_ENGINES = {"worker": ("peft", *RANKS_ENGINES), "sampler": ("builtin", *TOKEN_SERVERS)}
@@ -40,7 +41,10 @@ KNOWN_ENGINES = {"worker": ("peft", *RANKS_ENGINES), "sampler": ("builtin", *TOK
 EXIT_USAGE = 2
 
 OFFERED_SAVES_BYTES = 1024**3
-"""The default for a worker that samplers reach over a network. On one machine samplers use a socket."""
+"""The default for a worker that samplers reach over a network, in bytes.
+
+On one machine, samplers use a socket instead.
+"""
 
 POSITIVE = (
     *("max_sequence_length", "adapter_slots", "model_places", "max_rank", "token_budget", "kv_cache_bytes"),
@@ -104,7 +108,7 @@ class WorkerOptions(RankFlags):
 
 
 class EngineFactory(Protocol):
-    """A function that loads a base model and builds its engine, and a sampler with the same weights or None.
+    """A function that loads a base model, and returns its engine and a sampler with the same weights (or None).
 
     It respects `max_sequence_length`, and builds no sampler if `sampling` is off.
     """
@@ -148,7 +152,7 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
 def termination_log_of(arguments: Sequence[str]) -> Path | None:
     """Return the path of the termination log.
 
-    This flag is read first, so that errors in the other flags can be written to the log.
+    This flag is read first, so that errors in the other flags can be written to this log.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--termination-log", type=Path, nargs="?")
@@ -183,10 +187,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def refused_server_flags(options: WorkerOptions) -> str | None:
-    """Return the path of the termination log.
-
-    It is read first, so that errors in the other flags can be written there.
-    """
+    """Return the sampling server's flags that are refused."""
     if options.gpus < 1:
         return "--gpus must be positive"
     others = (options.gpus != 1, options.server_argument, options.scratch, options.server_environment)
@@ -370,7 +371,10 @@ def _name(word: str) -> str:
 
 
 def main() -> int:
-    """Check the flags, and that the sampler's server is installed. Print the error that the worker would end with."""
+    """Check the flags, and check that the sampler's server is installed.
+
+    If a check fails, print the error with which the worker would end.
+    """
     try:
         options = parse_options(sys.argv[1:])
     except UsageError as error:
@@ -387,7 +391,7 @@ def main() -> int:
 def has_server(engine: str, environment: Path | None) -> bool:
     """Return whether the server is installed. vLLM is a program, SGLang a module.
 
-    In another environment only the start finds out whether the module SGLang exists.
+    If SGLang is in another environment, only the start shows whether its module exists.
     """
     if environment is not None:
         return shutil.which("vllm" if engine == "vllm" else "python", path=environment / "bin") is not None

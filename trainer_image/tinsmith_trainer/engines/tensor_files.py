@@ -1,4 +1,4 @@
-"""Safetensors files written without a copy of their tensors, with the same bytes as the library's files.
+"""Safetensors files that are written without a copy of their tensors. The bytes are the same as in the library's files.
 
 The library builds the whole file in memory, twice. Here the header is computed from names and shapes, and the rest of
 the file consists of views of the tensors. Tensors that are read are views of the file's content.
@@ -16,13 +16,13 @@ from tinsmith_trainer.disk.durable_files import Pieces
 
 HEADER_ALIGNMENT_BYTES = 8
 SIZE_BYTES = 8
-"""The size of the number at the file's beginning, which is the size of the header."""
+"""The size of the field at the file's beginning that holds the size of the header."""
 TENSOR_ALIGNMENT_BYTES = 64
-"""BLAS may choose its kernel by alignment, which changes the bits of a product."""
+"""The alignment of tensors. BLAS may choose its kernel by alignment, and another kernel gives other bits."""
 
 
 def tensor_file(tensors: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str]) -> Pieces:
-    """Return a file of float32 tensors. They must not change until it has been written."""
+    """Return the content of a file of float32 tensors. The tensors must not change until the file has been written."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     content: list[memoryview] = []
     end = 0
@@ -55,12 +55,12 @@ def tensors_of(content: bytes | memoryview) -> dict[str, NDArray[np.float32]]:
 
 
 def header_end(head: bytes) -> int:
-    """Return the offset of the tensors in a file, from its first bytes."""
+    """Return the offset of the first tensor in a file, from the file's first bytes."""
     return SIZE_BYTES + int.from_bytes(head[:SIZE_BYTES], "little")
 
 
 def aligned_memory(size_bytes: int, aligned_at: int = 0) -> memoryview:
-    """Return new memory whose byte `aligned_at` is aligned like tensors. numpy uses huge pages."""
+    """Return new memory in which byte `aligned_at` has the alignment of tensors. numpy uses huge pages."""
     memory = np.empty(size_bytes + TENSOR_ALIGNMENT_BYTES, np.uint8)
     begin = -(memory.ctypes.data + aligned_at) % TENSOR_ALIGNMENT_BYTES
     return memory[begin : begin + size_bytes].data
@@ -71,5 +71,5 @@ def is_aligned(tensor: NDArray[np.float32]) -> bool:
 
 
 def memory_for_tensors(head: bytes, size_bytes: int) -> memoryview:
-    """Return memory for a file whose first tensor is aligned, and the others if their sizes allow it."""
+    """Return memory for a file. Its first tensor is aligned, and so are the others if their sizes allow it."""
     return aligned_memory(size_bytes, header_end(head))

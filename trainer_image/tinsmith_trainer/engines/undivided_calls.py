@@ -1,4 +1,4 @@
-"""Calls of backends that do not divide a Work: one microbatch contains all of it.
+"""Calls of backends that do not divide a Work: one microbatch contains the whole Work.
 
 These backends write gradients to the accumulator as soon as they compute them. So the computation happens in `finish`,
 and a call that is dropped earlier has no effect.
@@ -20,7 +20,7 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(slots=True, eq=False)
 class UndividedCall(Call, Generic[Prepared]):
-    """A call that `finish` computes as a whole. `ready`: the call was advanced."""
+    """A call that `finish` computes as a whole. `ready`: `advance` was called."""
 
     work: Work
     prepared: Prepared

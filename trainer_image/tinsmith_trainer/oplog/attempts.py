@@ -1,6 +1,6 @@
-"""Attempts at work that has ended processes, and the decision to stop further attempts.
+"""Attempts at work during which processes ended, and the decision to stop further attempts.
 
-Without a limit, a batch that is too large for the memory would be replayed and kill the worker again and again, while
+Without a limit, a replay would repeat a batch that is too large for the memory, and kill the worker each time, while
 all other models wait.
 """
 
@@ -32,7 +32,7 @@ class AttemptPolicy:
     """The limits of attempts.
 
     `limit` is the number of processes that may end during the same work before it is not retried. `hang_seconds`: if a
-    call has run for this long when the worker receives the signal to stop, the call counts as the reason of the stop.
+    call has run for this long when the worker receives the stop signal, the call counts as the reason for the stop.
     """
 
     limit: int = 3
@@ -47,8 +47,8 @@ def verdict(
 ) -> Verdict:
     """Return the decision about the work.
 
-    Work without a published result fails. Other work waits. A release also waits, because otherwise a model's last
-    weights would be lost. `kind` is the kind of an operation, else None.
+    Work without a published result fails. Other work waits. A release waits, too, because otherwise a model's last
+    weights would be lost. `kind` is the kind of an operation, or None for other work.
     """
     if interruptions < limit:
         return "run"
@@ -58,14 +58,20 @@ def verdict(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The end of attempts at some work. The work fails with the message, or its model waits for another process."""
+    """The decision to stop attempts at some work.
+
+    The work fails with the message, or its model waits for another process.
+    """
 
     fails: bool
     message: str
 
 
 class Attempts:
-    """The work during which processes have ended. Used by the engine's thread, except for `forget_all`."""
+    """The work during which processes have ended, and the counts.
+
+    Only the engine's thread uses it, except for `forget_all`.
+    """
 
     def __init__(self, journal: Journal, marker: InFlightMarker, limit: int) -> None:
         self._journal = journal
@@ -73,11 +79,13 @@ class Attempts:
         self._limit = limit
         self._known: dict[InFlightWork, tuple[int, str]] = {}
         self.before_a_suspect: list[Callable[[], None]] = []
-        """Functions that return when nothing runs in other threads. If the process then ends, only the suspect can be
-        the cause."""
+        """Functions that wait until nothing runs in other threads.
+
+        If the process ends after that, only the suspected work can be the cause.
+        """
 
     def recover(self) -> None:
-        """Count how the previous process ended, and read the earlier counts.
+        """Count the end of the previous process, and read the earlier counts.
 
         If this raises JournalFull, it may be called again.
         """
@@ -98,7 +106,7 @@ class Attempts:
         )
 
     def refusal(self, work: InFlightWork, operation: Operation | None = None) -> Refusal | None:
-        """Return why the work may not begin, or None. Call this before the work begins."""
+        """Return the reason why the work may not begin, or None if it may. Call this before the work begins."""
         if self.is_suspect(work):
             for wait in self.before_a_suspect:
                 wait()
@@ -109,12 +117,12 @@ class Attempts:
     def is_suspect(self, work: InFlightWork) -> bool:
         """Return whether a process has ended during the work, or during a call that included the work.
 
-        Such work runs alone. If the process ends again, the cause is then known.
+        Such work runs alone. If the process ends again, this work is known to be the cause.
         """
         return work in self._known
 
     def succeeded(self, work: InFlightWork) -> None:
-        """Forget the interruptions of work that has no result in the journal.
+        """Forget the interruptions of work whose result is not in the journal.
 
         The interruptions of an operation are forgotten when its result is recorded.
         """
@@ -173,9 +181,9 @@ class Attempts:
 def reason_to_wait(
     work: InFlightWork, operation: Operation | None, error: Exception, again_after_seconds: float | None = None
 ) -> str:
-    """Return why a model waits that this worker cannot restore or replay now.
+    """Return the reason for a model's wait: this worker cannot restore or replay it now.
 
-    The model's data is intact. The reason is for clients.
+    The model's data is intact. Clients see the reason.
     """
     remedy = "the model continues when the cause is fixed and the worker is restarted"
     if again_after_seconds is not None:

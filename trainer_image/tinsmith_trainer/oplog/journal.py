@@ -29,8 +29,10 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 1
 WAL_KEPT_BYTES = 8 * 1024**2
-"""The size above which a write-ahead log frees its blocks at once. Otherwise a few large bodies would keep the blocks
-in use."""
+"""The size above which a write-ahead log is truncated immediately to free its blocks.
+
+Without this limit, a few large bodies would keep the blocks in use.
+"""
 SYNC_BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 SCHEMA = """
@@ -122,12 +124,14 @@ class _Job(Generic[T]):
 class Journal:
     """The reads and writes of the file, in one thread. Each batch runs its reads first, and then its writes in order.
 
-    On a full disk, writes that must succeed wait for space. Reads, refusals and writes that fit continue. Writes of one
-    model stay in order.
+    On a full disk, writes that must succeed wait for space. Reads, refusals, and writes for which there is space
+    continue. Writes of one model stay in order.
     """
 
     def __init__(self, path: Path, *, vfs: str | None = None, room: DiskRoom | None = None) -> None:
-        """Open the journal. `room` is the free space of its disk, with a reserve for writes that must succeed.
+        """Open the journal.
+
+        `room` is the free space of the journal's disk, with a reserve for writes that must succeed.
 
         Raises VolumeUnsuitable, or ServerError if another version wrote the file.
         """
@@ -167,11 +171,11 @@ class Journal:
         """Run a write in the next transaction. The future resolves when its commit is synced.
 
         The future fails with JournalFull if the disk is full, and with ServerError if the file cannot be written.
-        `uses_reserve` is for writes that free space or that a start needs. They fail only when the reserve is used up,
-        too. `must_succeed` is for effects that have already happened. Such a write uses the reserve, then waits for
-        space. Any other failure ends the process, because its memory is then ahead of the file; the next process
-        continues from the file. The future does not resolve if the journal is closed before space is free. `model_id`
-        is the model of a write that must succeed.
+        `uses_reserve` is for writes that free space, or that a start needs. Such writes fail only when the reserve is
+        used up, too. `must_succeed` is for effects that have already happened. Such a write uses the reserve, then
+        waits for space. Any other failure ends the process, because the memory of the process is then ahead of the
+        file. The next process continues from the file. The future never resolves if the journal is closed before space
+        is free. `model_id` is the model of a write that must succeed.
         """
         return self._put(_Job(run, Future(), True, must_succeed, uses_reserve or must_succeed, model_id))
 
@@ -180,7 +184,7 @@ class Journal:
         return self._put(_Job(run, Future(), writes=False))
 
     def size_bytes(self) -> int:
-        """Return the size on disk, including the write-ahead log."""
+        """Return the size of the journal on disk, including its write-ahead log."""
         return _size_of(self.path) + _size_of(self._wal)
 
     def settle(self, model_id: str) -> None:
@@ -196,7 +200,7 @@ class Journal:
     def close(self) -> None:
         """Finish queued jobs and close the file.
 
-        Writes that still wait for space are lost. The next process runs operations without a result on disk again.
+        Writes that still wait for space are lost. The next process repeats operations whose result is not on disk.
         """
         self._queue.put(None)
         self._thread.join()
@@ -216,7 +220,10 @@ class Journal:
         self._db.close()
 
     def _take_batch(self) -> list[_Job[Any] | None]:
-        """Return the jobs that have arrived. The batch is empty if waiting writes are to be tried again."""
+        """Return the jobs that have arrived.
+
+        The batch is empty if it is time to repeat the writes that wait for space.
+        """
         try:
             batch = [self._queue.get(timeout=ROOM_RETRY_SECONDS if self._waiting else None)]
         except queue.Empty:
@@ -272,7 +279,7 @@ class Journal:
         return results
 
     def _shorten_log(self) -> None:
-        """Fold the log into the file. This also frees the space of a transaction that did not fit."""
+        """Fold the write-ahead log into the file. This also frees the space of a transaction that did not fit."""
         try:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error as error:  # nothing is lost, because committed data is in the log

@@ -1,4 +1,4 @@
-"""The data that the journal deletes while a model lives: expired results, and whole rows below the snapshot.
+"""The data that the journal deletes during a model's life: expired results, and whole rows below the snapshot.
 
 The number of a deleted row is kept, so that its operation never runs again. A poll reports that the result is gone, and
 a repeated submission is acknowledged as before. Each step takes milliseconds, because all other writes wait for it.
@@ -28,16 +28,16 @@ MODELS_IN_A_STEP = 250
 
 
 class JournalRetention:
-    """Rounds of deletion, one at a time, on the event loop. The journal's thread runs the steps.
+    """Rounds of deletion, one at a time, on the event loop. The journal's thread runs the steps of a round.
 
-    A row that may be deleted at one time may also be deleted later, so a later transaction can delete it.
+    A row that may be deleted at one time may also be deleted later. So a later transaction may delete it.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     async def round(self, retention: Retention, acknowledged_event_id: int, ago: Callable[[float], float]) -> list[str]:
-        """Run a round. Return the released models that have no data left.
+        """Run a round of deletion. Return the released models that have no data left.
 
         `ago` is `SteadyClock.ago`. Raises JournalFull or ServerError between two steps.
         """
@@ -58,7 +58,7 @@ class JournalRetention:
         return await self._write(forget_released_models)
 
     async def _give_up_corrupted(self, models: Iterable[StoredModel], horizon: float) -> None:
-        """Treat corrupted models as released from the next round on, after the wait for their snapshots is over."""
+        """Treat corrupted models as released in later rounds, after the wait for their snapshots is over."""
         for model in models:
             if model.phase == "corrupted" and (model.corrupted_at or 0.0) <= horizon:
                 await self._write(partial(result_tables.forget_model, model_id=model.model_id))
@@ -69,7 +69,10 @@ class JournalRetention:
                 await self._write(partial(forget_rows, model_id=model_id, numbers=numbers))
 
     async def _drop_expired(self, expired: float, owners: Mapping[str, str]) -> Counter[str]:
-        """Delete expired results of rows that a start still needs. Return the bytes that each owner keeps."""
+        """Delete expired results whose rows a start still needs.
+
+        Return the number of bytes that each owner still keeps.
+        """
         sizes = Counter[str]()
         async for page in self._pages():
             await self._drop([result for result in page if result.finished_at <= expired])
@@ -83,7 +86,10 @@ class JournalRetention:
             await self._drop(list(crowded_out(page, excess, owners, not_after)))
 
     async def _pages(self) -> AsyncIterator[list[KeptResult]]:
-        """Yield all results in the order of their operations. The clock's times may be in another order."""
+        """Yield all results in the order of their operations.
+
+        This order may differ from the order of the finish times.
+        """
         after = -1
         while page := await self._read(partial(read_results, after=after)):
             yield page
@@ -111,13 +117,13 @@ def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
 
 
 def spent_of_models(db: Database, models: Sequence[StoredModel], horizons: Horizons, keep: int) -> dict[str, list[int]]:
-    """Return the spent operations by model, without models that have no spent operation."""
+    """Return the spent operations of each model. Models without spent operations are left out."""
     spent = ((model.model_id, spent_numbers(db, model, horizons, keep)) for model in models)
     return {model_id: numbers for model_id, numbers in spent if numbers}
 
 
 def spent_numbers(db: Database, model: StoredModel, horizons: Horizons, keep: int) -> list[int]:
-    """Return the model's lowest numbers up to the first number that is not spent, limited to one step."""
+    """Return the model's lowest numbers up to the first number that is not spent, but only enough for one step."""
     beyond = _newest_beyond(db, model, keep)
     spent = takewhile(lambda operation: horizons.is_spent(operation, beyond), _oldest(db, model))
     return list(_for_one_step((operation.seq_id, operation.result_bytes) for operation in spent))
@@ -132,7 +138,7 @@ def _newest_beyond(db: Database, model: StoredModel, keep: int) -> int:
 
 
 def _oldest(db: Database, model: StoredModel) -> Iterable[Finished]:
-    """Yield the finished operations in the order of their numbers, up to the first operation without a result."""
+    """Yield the finished operations by number, up to the first operation without a result."""
     rows = db.execute(
         "SELECT seq_id, finished_at, result_bytes FROM operations WHERE model_id = ? AND seq_id <= ?"
         " ORDER BY seq_id LIMIT ?",
@@ -143,7 +149,7 @@ def _oldest(db: Database, model: StoredModel) -> Iterable[Finished]:
 
 
 def _for_one_step(sized: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """Yield the numbers for one step, at least one number.
+    """Yield the numbers that one step deletes, at least one number.
 
     Rows with large results take long to delete, because they fill many pages.
     """
@@ -156,7 +162,7 @@ def _for_one_step(sized: Iterable[tuple[int, int]]) -> Iterator[int]:
 
 
 def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
-    """Delete the rows of these operations, and keep their numbers."""
+    """Delete the rows of these operations, but keep their numbers."""
     forgotten = journal_tables.read_forgotten(db, model_id)
     for seq_id in numbers:
         forgotten.add(seq_id)
@@ -166,7 +172,7 @@ def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
 
 
 def read_results(db: Database, after: int) -> list[KeptResult]:
-    """Return the next results after this row, at most `SIZES_IN_A_STEP`.
+    """Return the results after this row, at most `SIZES_IN_A_STEP`.
 
     The query reads only the index, because in a row the result comes before its size.
     """
@@ -183,7 +189,7 @@ def drop_results(db: Database, rows: Sequence[int]) -> None:
 
 
 def forget_released_models(db: Database) -> list[str]:
-    """Delete all data of released models whose results have all expired. Return these models."""
+    """Delete all data of released models that have no result left. Return these models."""
     rows = db.execute(
         "SELECT model_id FROM models WHERE state = 'released'"
         " AND NOT EXISTS (SELECT 1 FROM operations WHERE operations.model_id = models.model_id)"
@@ -198,15 +204,15 @@ def forget_released_models(db: Database) -> list[str]:
 class Retention:
     """The limits of stored results.
 
-    Results can be read for `seconds` if the results of all models fit into `result_bytes`. If they do not fit, the
-    oldest results of the tenant with the most bytes are deleted first. Results that finished less than `least_seconds`
-    ago are deleted only if the disk `is_short`.
+    Results can be read for `seconds` after they finished, if the results of all models fit into `result_bytes`. If they
+    do not fit, the oldest results of the tenant with the most bytes are deleted first. Results that finished less than
+    `least_seconds` ago are deleted only if the disk `is_short`.
 
-    A model that was released, or that could not be created, is closed. The newest `closed_models` of each tenant keep
-    their results for the same time. Older closed models lose results that finished more than `least_seconds` ago.
+    A model is closed if it was released, or could not be created. The newest `closed_models` of each tenant keep their
+    results for the same time. Older closed models lose results that finished more than `least_seconds` ago.
 
-    Below its snapshot a model keeps the rows of its newest `operations`, and rows that finished less than
-    `least_seconds` ago. For all other operations only the numbers are kept.
+    Below its snapshot, a model keeps the rows of its newest `operations`, and the rows that finished less than
+    `least_seconds` ago. For all other operations below the snapshot, only the numbers are kept.
     """
 
     seconds: float
@@ -228,15 +234,18 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Horizons:
-    """Times in Unix seconds. Results that finished before these times are expired, or may be deleted to free space."""
+    """Times in Unix seconds that limit the age of results.
+
+    Results that finished before these times are expired, or may be deleted to free space.
+    """
 
     expired: float
     crowded_out: float
 
     def is_spent(self, operation: Finished, newest_beyond: int) -> bool:
-        """Return whether the result may be deleted.
+        """Return whether the operation's row may be deleted.
 
-        `newest_beyond` is the highest number below the numbers of the newest operations.
+        `newest_beyond` is the number directly below the newest operations, which are kept.
         """
         if operation.seq_id <= newest_beyond and operation.finished_at <= self.crowded_out:
             return True
@@ -257,7 +266,10 @@ class KeptResult:
 
 
 def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
-    """Return each owner's oldest released models beyond `most`. `models` are in the order of creation."""
+    """Return the oldest released models of each owner, without the newest `most`.
+
+    `models` are in the order of creation.
+    """
     released = Counter[str]()
     surplus = set()
     for model in reversed(models):
@@ -276,7 +288,7 @@ def excess_bytes(bytes_of_owners: Mapping[str, int], budget_bytes: int) -> dict[
 
 
 def _level(sizes: list[int], budget_bytes: int) -> int:
-    """Return the largest size that every owner may have. `sizes` are in ascending order."""
+    """Return the number of bytes that every owner may have. `sizes` are in ascending order."""
     left = budget_bytes
     for index, size in enumerate(sizes):
         share = left // (len(sizes) - index)
@@ -292,9 +304,11 @@ def crowded_out(
     owners: Mapping[str, str],
     not_after: float,
 ) -> Iterator[KeptResult]:
-    """Yield each owner's oldest results until its excess is gone. The yielded bytes are subtracted from `excess`.
+    """Yield the oldest results of each owner until the owner's excess is gone.
 
-    `owners` maps models to owners. Results that finished after `not_after` stay.
+    The yielded bytes are subtracted from `excess`.
+
+    `owners` maps models to owners. Results that finished after `not_after` are kept.
     """
     for result in oldest_first:
         owner = owners.get(result.model_id, result.model_id)

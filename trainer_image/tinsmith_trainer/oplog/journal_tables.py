@@ -22,8 +22,10 @@ T = TypeVar("T")
 
 Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
-"""`late`: the number was given up before its operation arrived. The operation failed at once and was never in the
-order."""
+"""`late`: the number was given up before its operation arrived.
+
+The operation failed immediately, and was never put in the order.
+"""
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
 
 CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
@@ -34,7 +36,7 @@ HIGHEST_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An accepted operation without its payload, which is read at the operation's turn."""
+    """An accepted operation without its payload. The payload is read when the operation runs."""
 
     model_id: str
     seq_id: int
@@ -105,20 +107,20 @@ class StoredModel:
 
     @property
     def settled_up_to(self) -> int:
-        """The number up to which an operation with a result never runs again."""
+        """The number below which no operation with a result runs again."""
         return self.applied if self.is_open else HIGHEST_NUMBER
 
     @property
     def spent_up_to(self) -> int:
         """The number up to which the bodies of operations with results are not needed.
 
-        Bodies after this number restore a corrupted model if its snapshot is readable again.
+        If the snapshot of a corrupted model becomes readable again, the bodies after this number restore the model.
         """
         return HIGHEST_NUMBER if self.phase == "released" else self.applied
 
 
 def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Split the items into steps of the journal's thread. Other writes wait for each step."""
+    """Split the items into steps of the journal's thread. Other writes wait until a step ends."""
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
@@ -132,7 +134,7 @@ def set_meta(db: Database, key: str, value: str) -> None:
 
 
 def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
-    """Fence out older epochs, and give new events numbers above the cursor. Return the highest epoch so far."""
+    """Block older epochs, and give new events numbers above the cursor. Return the highest epoch so far."""
     db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (event_cursor,))
     highest = max(epoch, int(get_meta(db, "epoch") or 0))
     set_meta(db, "epoch", str(highest))
@@ -142,7 +144,7 @@ def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
 def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
     """Insert an accepted operation.
 
-    With `late` the operation is recorded as failed and never runs, unless its model was deleted at the same time.
+    With `late`, the operation is recorded as failed and never runs, unless its model was deleted at the same time.
     """
     if late and not db.execute("SELECT 1 FROM models WHERE model_id = ?", (operation.model_id,)).fetchone():
         return
@@ -180,7 +182,7 @@ def set_model_phase(db: Database, model_id: str, phase: ModelPhase, reason: str 
 
 
 def note_damage(db: Database, model_id: str, process: str | None) -> None:
-    """Record the process that found the model's snapshot missing or altered; None: the snapshot is intact."""
+    """Record the process that found the model's snapshot missing or altered. None records an intact snapshot."""
     db.execute("UPDATE models SET damage_seen_by = ? WHERE model_id = ?", (process, model_id))
 
 
@@ -190,7 +192,7 @@ def corrupt_model(db: Database, model_id: str, reason: str, now: float) -> None:
 
 
 def save_and_release(db: Database, model_id: str, payload: bytes, now: float) -> None:
-    """Open a corrupted model again for a release that saves first. Its clients know it as ended."""
+    """Open a corrupted model again for a release that saves it first. For its clients, the model has ended."""
     set_model_phase(db, model_id, "live")
     note_damage(db, model_id, None)
     db.execute("UPDATE models SET corrupted_at = NULL WHERE model_id = ?", (model_id,))
@@ -223,7 +225,7 @@ def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
 
 
 def read_result(db: Database, model_id: str, seq_id: int) -> OperationResult | None:
-    """Return the result of an accepted operation; None while the operation is pending.
+    """Return the result of an accepted operation, or None while the operation is pending.
 
     If the operation's row is deleted, the result has no payload.
     """
@@ -250,7 +252,7 @@ def read_models(db: Database) -> list[StoredModel]:
 
 
 def read_unsettled(db: Database, model: StoredModel) -> list[StoredOperation]:
-    """Return operations without a result, or with an effect that must be repeated, in order.
+    """Return the operations that have no result, or whose effect must be repeated, in order.
 
     Payloads and results are left out.
     """
@@ -290,7 +292,10 @@ def read_forgotten(db: Database, model_id: str) -> NumberRanges:
 
 
 def last_accepted_at(db: Database, model_id: str) -> float:
-    """Return when the operation with the highest stored number was accepted, in Unix seconds; 0 if there is none."""
+    """Return the time at which the operation with the highest stored number was accepted, in Unix seconds.
+
+    If there is no operation, return 0.
+    """
     row = db.execute(
         "SELECT accepted_at FROM operations WHERE model_id = ? ORDER BY seq_id DESC LIMIT 1", (model_id,)
     ).fetchone()

@@ -1,4 +1,4 @@
-"""The state of one model in the scheduler: its operations, their order, its window, its snapshot."""
+"""The state of one model in the scheduler: its operations, their order, its accumulated calls, and its snapshot."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from tinsmith_trainer.oplog.server_assigned_seq_ids import (
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Purpose
 
 SETTLED: Future[None] = Future()
-"""A future that all entries on disk share. A separate future would take most of an entry's memory."""
+"""A future that all entries share whose operations are on disk.
+
+A separate future would take most of an entry's memory.
+"""
 SETTLED.set_result(None)
 
 
 KEPT_PAYLOAD_BYTES = 128 * 1024**2
-"""The limit for payloads of waiting operations in memory. The engine reads further payloads from the journal."""
+"""The limit on payloads of waiting operations in memory. The engine reads further payloads from the journal."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """An accepted operation. `status` is the state that clients may know, so it changes after the commit."""
+    """An accepted operation. `status` is the status that clients may see, so it changes after the commit."""
 
     operation: Operation
     status: Status
@@ -51,7 +54,10 @@ class Entry:
 
     @property
     def may_bear_a_gradient(self) -> bool:
-        """Return whether the next step may depend on the operation. A body that was not read may contain a gradient."""
+        """Return whether the next optimizer step may depend on the operation.
+
+        The body was not read, so it may contain a gradient.
+        """
         return self.operation.is_forward_backward and not self.forward_only
 
     @property
@@ -62,7 +68,10 @@ class Entry:
 
 
 class KeptPayloads:
-    """Payloads of waiting operations in memory. The engine need not read them from the journal."""
+    """Payloads of waiting operations that are kept in memory.
+
+    The engine does not need to read these payloads from the journal.
+    """
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -73,14 +82,14 @@ class KeptPayloads:
             self._bytes += len(payload)
 
     def take(self, entry: Entry) -> bytes | None:
-        """Remove and return the payload; None if it is not in memory."""
+        """Remove and return the payload, or return None if it is not in memory."""
         kept, entry.payload = entry.payload, None
         self._bytes -= len(kept or b"")
         return kept
 
 
 class UnknownModel(LookupError):
-    """An error for an unknown model, if the operation does not create the model."""
+    """An error for an operation that names an unknown model and does not create it."""
 
 
 @dataclass(slots=True)
@@ -134,7 +143,10 @@ class ModelQueue:
         assigned: AssignedSeqIds,
         now: float,
     ) -> ModelQueue:
-        """Return the queue in the journal's state. All operations above the snapshot are in the order again."""
+        """Return the queue in the state that the journal records.
+
+        All operations above the snapshot are put in the order again.
+        """
         queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
         queue.damage_seen_by = model.damage_seen_by
         queue.order = OperationOrder(model.applied, model.closed_below)
@@ -182,7 +194,7 @@ class ModelQueue:
         self.last_accepted_at = max(self.last_accepted_at, entry.operation.accepted_at)
 
     def settle(self, entry: Entry) -> None:
-        """Keep only the number of an operation whose result is on disk and whose effect has happened."""
+        """Keep only the number of an operation. Its result must be on disk, and its effect must have happened."""
         self.remove(entry)
         self.settled.add(entry.operation.seq_id)
 
@@ -191,14 +203,14 @@ class ModelQueue:
             self.waiting_bytes -= entry.body_bytes
 
     def is_finished(self, seq_id: int) -> bool | None:
-        """Return whether clients may know a result; None if no such operation was accepted."""
+        """Return whether clients may see the result, or None if no such operation was accepted."""
         entry = self.entries.get(seq_id)
         if entry is not None:
             return entry.is_finished
         return True if seq_id in self.settled else None
 
     def put_in_order(self, operation: Operation) -> None:
-        """Add an operation to the order, after its commit."""
+        """Add an operation to the order. Call this after its commit."""
         self.order.accept(operation.seq_id, is_forward_backward=operation.is_forward_backward)
         if operation.idempotency_key:
             # Numbers are assigned in the order of acceptance, so the operation of a missing number was refused.
@@ -210,12 +222,12 @@ class ModelQueue:
 
     @property
     def owner(self) -> str:
-        """The tenant, for fair shares. A model of an unknown tenant is its own owner."""
+        """The tenant whose fair share the model uses. A model of an unknown tenant is its own owner."""
         return self.tenant or self.model_id
 
     @property
     def has_adapter(self) -> bool:
-        """Return whether the model's create has run."""
+        """Return whether the operation that creates the model has run."""
         return self.order.applied >= 0
 
     @property
@@ -225,7 +237,7 @@ class ModelQueue:
     def stranded(self) -> list[Entry]:
         """Return accepted operations that can never run.
 
-        A crash came after they were accepted, but before they failed as late.
+        A crash happened after they were accepted and before they failed as late.
         """
         return [
             entry
@@ -240,7 +252,7 @@ class ModelQueue:
         return Failure("user", self.reason or f"{self.model_id} was released when its session ended.")
 
     def late_failure(self, seq_id: int) -> Failure | None:
-        """Return why a new operation with this number will not run, or None."""
+        """Return the reason why a new operation with this number will not run, or None if it will run."""
         if not self.is_open:
             return self.closed_failure()
         if self.order.is_late(seq_id):
@@ -266,7 +278,7 @@ def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> M
 
 
 class KnownModels:
-    """The models of a worker by phase. Guarded by the lock of `ModelQueues`.
+    """The models of a worker, grouped by phase. Guarded by the lock of `ModelQueues`.
 
     Most models are closed, and frequent tasks skip closed models.
     """
@@ -274,7 +286,7 @@ class KnownModels:
     def __init__(self) -> None:
         self.all: dict[str, ModelQueue] = {}
         self.open: dict[str, ModelQueue] = {}
-        """Models that may have turns, in the order of their creation."""
+        """Models that may still run operations, in the order of their creation."""
         self.corrupted: dict[str, ModelQueue] = {}
         # closed models, each with the time at which it was closed
         self._with_keys: deque[tuple[float, ModelQueue]] = deque()
@@ -312,7 +324,7 @@ class KnownModels:
         return queues
 
     def forget_keys(self, closed_before: float) -> None:
-        """Drop the idempotency keys of models that closed before this moment of the monotonic clock.
+        """Drop the idempotency keys of models that closed before this time of the monotonic clock.
 
         A client repeats a submission within minutes. A model has up to 4,096 keys, which take 750 KiB.
         """

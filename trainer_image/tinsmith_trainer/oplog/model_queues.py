@@ -38,7 +38,10 @@ from tinsmith_trainer.process.failpoints import reach
 log = structlog.get_logger(__name__)
 
 GAP_CLOSES_AFTER_SECONDS = 400.0
-"""The SDK retries a submit for 300 s. A number that is missing after this time will not arrive."""
+"""The time after which a gap is closed.
+
+The SDK repeats a submission for 300 s, so a number that is missing after this time will not arrive.
+"""
 
 RECOVERED_AT_ONCE = 250
 
@@ -53,7 +56,7 @@ class Room(Protocol):
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
         """Return the models with room in memory, and the seconds until another model may have room.
 
-        The seconds are infinite if another model can have room only after a change.
+        The seconds are infinite if no model can have room before a change.
         """
 
 
@@ -124,7 +127,7 @@ class ModelQueues:
             return self._models.find(model_id)
 
     def is_finished(self, model_id: str, seq_id: int) -> bool | None:
-        """Return whether clients may know a result; None if no such operation was accepted."""
+        """Return whether clients may see the result, or None if no such operation was accepted."""
         with self._changed:
             queue = self._models.find(model_id)
             return None if queue is None else queue.is_finished(seq_id)
@@ -142,12 +145,12 @@ class ModelQueues:
             return 0 if (queue := self._models.find(model_id)) is None else queue.order.waiting_count
 
     def is_next_missing(self, model_id: str, seq_id: int) -> bool:
-        """Return whether operations of the model wait for this number."""
+        """Return whether the next operation that the model waits for has this number."""
         with self._changed:
             return (queue := self._models.find(model_id)) is not None and queue.order.is_next_missing(seq_id)
 
     def waiting_bytes(self, owner: str) -> int:
-        """Return the bytes of one owner's bodies whose operations have no result yet."""
+        """Return the total size of one owner's bodies of operations without a result."""
         with self._changed:
             return sum(queue.waiting_bytes for queue in self._models.open.values() if queue.owner == owner)
 
@@ -157,8 +160,8 @@ class ModelQueues:
         """Accept an operation. Return its number, and a future that resolves when the operation is on disk.
 
         A repeated number or key returns the same number and future. A model belongs to the tenant of its first
-        operation that has a tenant. Raises UnknownModel, NumbersMixed. If the future fails with JournalFull, the
-        operation was not accepted.
+        operation with a tenant. Raises UnknownModel, NumbersMixed. If the future fails with JournalFull, the operation
+        was not accepted.
         """
         with self._changed:
             queue = self._queue_for(operation)
@@ -253,10 +256,12 @@ class ModelQueues:
     # ---- turns
 
     def wait_for_turns(self, room: Room) -> Sequence[Ready] | MaintenanceTask | None:
-        """Wait until a model can run. Return all such models with their next operations, a task, or None at a stop.
+        """Wait until a model can run. Return all models that can run, with their next operations.
 
-        Models without room in memory are left out until room is free. Tasks have precedence. The caller chooses the
-        model.
+        If there is a task, return the task. At a stop, return None.
+
+        Models without room in memory are left out until there is room. Tasks have precedence. The caller chooses one of
+        the models.
         """
         with self._changed:
             while not self._stopping:
@@ -270,13 +275,16 @@ class ModelQueues:
         return None
 
     def between_turns(self, task: MaintenanceTask) -> None:
-        """Run the task before the next turn, unless the scheduler stops first."""
+        """Run the task before the next operation, unless the scheduler stops first."""
         with self._changed:
             self._maintenance_tasks.append(task)
             self._changed.notify_all()
 
     def _seconds_to_next_hold(self) -> float:
-        """Return the time until the next held queue may run; infinite if only a change can bring work."""
+        """Return the seconds until the next held queue may run.
+
+        The number is infinite if only a change can bring work.
+        """
         held = (queue.held_until for queue in self._models.open.values() if queue.held_until)
         return max(min(held, default=math.inf) - time.monotonic(), 0.0)
 
@@ -309,7 +317,10 @@ class ModelQueues:
         return queue.is_open and not create_failed and not queue.quarantined and not queue.held_until
 
     def _has_a_place_free(self) -> bool:
-        """Return whether a create can run. If not, it waits until another model is released."""
+        """Return whether the operation that creates a model can run.
+
+        If not, the operation waits until another model is released.
+        """
         return sum(queue.has_adapter for queue in self._models.open.values()) < self._places
 
     def waits_for_a_place(self, model_id: str) -> bool:
@@ -329,7 +340,7 @@ class ModelQueues:
                 queue.settle(entry)
 
     def publish(self, queue: ModelQueue, entry: Entry, failure: Failure | None) -> None:
-        """Make the result, which is on disk, visible to clients."""
+        """Make a result visible to clients. The result is on disk."""
         with self._changed:
             self._kept.take(entry)  # the operation may have failed before its payload was read
             entry.status = "done" if failure is None else "failed"
@@ -382,7 +393,7 @@ class ModelQueues:
     # ---- gaps
 
     def age_gaps(self, seconds: float) -> None:
-        """Add to the time in which clients could fill open gaps. Close the gaps that are overdue."""
+        """Count the time in which clients could fill open gaps. Close the gaps whose time is over."""
         for queue in self.open():
             with self._changed:
                 overdue = self._overdue_gap(queue, seconds)

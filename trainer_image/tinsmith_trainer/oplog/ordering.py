@@ -1,12 +1,14 @@
-"""The order of one model's operations: what runs next, and what will never come. Pure.
+"""The order of one model's operations: the operation that runs next, and the numbers that will not arrive.
 
-Clients number a model's operations 1, 2, 3…; the chunks of one forward_backward arrive with the first chunk last, and a
-number may never arrive. The rules:
+The functions are pure.
 
-- an operation runs when all below it have run or are known not to come;
-- an operation that is not a forward_backward is only sent after everything below it was settled on the client, so its
+Clients number a model's operations 1, 2, 3…. The chunks of one forward_backward arrive with the first chunk last, and a
+number may never arrive. These are the rules:
+
+- an operation runs when each operation below it has run, or is known not to arrive;
+- a client sends an operation that is not a forward_backward only after all lower operations have ended for it, so the
   arrival closes all gaps below it;
-- a gap below a forward_backward stays open until it is closed by time or by the end of the session.
+- a gap below a forward_backward stays open until its time is over or the session ends.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tinsmith_trainer.errors import Failure
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The next operation, and the numbers before it that never arrived (`missing`, may be empty)."""
+    """The next operation, and `missing`: the numbers before it that never arrived."""
 
     seq_id: int
     missing: range
@@ -30,8 +32,8 @@ class Turn:
 class OperationOrder:
     """The order in which accepted operations run.
 
-    `applied` is the last number that ran or was passed over; -1 before the create. Missing numbers below `closed_below`
-    will not run.
+    `applied` is the last number that ran or was skipped, and -1 before the model is created. Missing numbers below
+    `closed_below` will not run.
     """
 
     def __init__(self, applied: int = -1, closed_below: int = 0) -> None:
@@ -46,20 +48,23 @@ class OperationOrder:
             self.close_below(seq_id)
 
     def is_late(self, seq_id: int) -> bool:
-        """Return whether a new number was already passed over or given up."""
+        """Return whether a new number was already skipped or given up."""
         return seq_id <= self.applied or seq_id < self.closed_below
 
     def close_below(self, seq_id: int) -> None:
         self.closed_below = max(self.closed_below, seq_id)
 
     def open_gap(self) -> int | None:
-        """Return the waiting number that a missing number delays, or None."""
+        """Return the number of a waiting operation that a missing number delays, or None."""
         if not self._waiting or self.next_turn() is not None:
             return None
         return self._waiting[0]
 
     def next_turn(self) -> Turn | None:
-        """Return the operation that runs now, without removing it; None if no operation waits or a gap is open."""
+        """Return the operation that runs now, without removing it.
+
+        Return None if no operation waits, or if a gap is open.
+        """
         if not self._waiting:
             return None
         lowest = self._waiting[0]
@@ -69,7 +74,7 @@ class OperationOrder:
         return Turn(lowest, missing)
 
     def is_next_missing(self, seq_id: int) -> bool:
-        """Return whether operations wait and this is the first number that they wait for."""
+        """Return whether operations wait for this number."""
         return bool(self._waiting) and seq_id == self.applied + 1 < self._waiting[0]
 
     def finish(self, turn: Turn) -> None:
@@ -89,7 +94,10 @@ class OperationOrder:
 
 
 def missing_failure(missing: range) -> Failure:
-    """Return the failure for missing numbers. Each may have been a gradient, so training without it would be wrong."""
+    """Return the failure of the operations that depend on missing numbers.
+
+    Each missing operation may have been a gradient, so training without it would be wrong.
+    """
     which = f"operation {missing[0]}" if len(missing) == 1 else f"operations {missing[0]} to {missing[-1]}"
     return Failure("user", f"{which} of this model never arrived")
 
@@ -103,18 +111,25 @@ def failed_step_message(failure: Failure) -> str:
 
 
 MOST_RANGES = 1000
-"""The maximum number of ranges. Clients count 1, 2, 3…, and lost operations leave gaps. If a client has more gaps, its
-oldest missing numbers count as used, not as late."""
+"""The maximum number of ranges. Clients count 1, 2, 3…, and each lost operation leaves a gap.
+
+If a client has more gaps than this, its oldest missing numbers count as used, not as late.
+"""
 
 
 class NumberRanges:
-    """A set of numbers that only grows, stored as ranges. A million consecutive numbers take the memory of one.
+    """A set of numbers that only grows, stored as ranges.
 
-    Beyond `most` ranges the lowest gap counts as filled.
+    A million consecutive numbers take as much memory as one number.
+
+    If there are more than `most` ranges, the lowest gap counts as filled.
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = (), most: int = MOST_RANGES) -> None:
-        """Create the set. Each of `ranges` is a first and a last number, in ascending order with gaps in between."""
+        """Create the set. Each item of `ranges` is a first and a last number.
+
+        The items are in ascending order, with gaps between them.
+        """
         self._most = most
         self._firsts: list[int] = []
         self._lasts: list[int] = []

@@ -14,7 +14,7 @@ from tinsmith_trainer.oplog.journal_tables import CREATES, Database, Operation, 
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Interruption
 
 NEVER_READ = b""
-"""The replacement for a body that ends processes. It is unreadable, so it counts as a gradient."""
+"""The replacement for a body whose operation ended processes. It cannot be read, so it counts as a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ def write_operation_result(db: Database, operation: Operation, result: Operation
 
 
 def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Stamp) -> int:
-    """Add the events. Return the ID of the event that a server must know before a client sees the result, or 0.
+    """Add the events. Return the ID of the event that a server must process before a client sees the result, or 0.
 
-    After the result a client may ask for a saved checkpoint.
+    A client that has the result may request the saved checkpoint.
     """
     saved = 0
     for event in result.events:
@@ -69,7 +69,7 @@ def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Sta
 
 
 def record_result(db: Database, model_id: str, seq_id: int, result: OperationResult, now: float) -> None:
-    """Record the first result. A replay never changes a result that a client may have read."""
+    """Record the first result. A replay never changes a recorded result, because a client may have read it."""
     failure = result.failure
     db.execute(
         "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, event_id = ?,"
@@ -93,7 +93,7 @@ def record_result(db: Database, model_id: str, seq_id: int, result: OperationRes
 
 
 def drop_body(db: Database, model_id: str, seq_id: int) -> None:
-    """Replace the body, so that a replay does not read the original either."""
+    """Replace the body, so that a replay does not read the original body either."""
     db.execute("UPDATE operations SET payload = ? WHERE model_id = ? AND seq_id = ?", (NEVER_READ, model_id, seq_id))
 
 
@@ -151,7 +151,7 @@ def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id:
 
 
 def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
-    """Return the event of the latest save with this name; 0 if there is none."""
+    """Return the ID of the event for the latest save with this name, or 0 if there is none."""
     row = db.execute(
         "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
     ).fetchone()
@@ -161,7 +161,8 @@ def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
 def count_interruption(db: Database, interruption: Interruption) -> None:
     """Count the end of a process, once for each process.
 
-    If several pieces of work were in flight, the cause is unknown, and each becomes a suspect with a count of 0.
+    If several pieces of work were in flight, the cause is unknown. Then each of them becomes a suspect with a count of
+    0.
     """
     suspects = interruption.suspects
     counts = int(len(suspects) == 1)
@@ -177,7 +178,7 @@ def count_interruption(db: Database, interruption: Interruption) -> None:
 
 
 def read_interruptions(db: Database) -> dict[InFlightWork, tuple[int, str]]:
-    """Return how many processes ended during each piece of work, and the sign of the last end."""
+    """Return how many processes ended during each piece of work, and the sign that the last end left."""
     rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
     return {InFlightWork(*work): (count, last_sign) for *work, count, last_sign in rows}
 

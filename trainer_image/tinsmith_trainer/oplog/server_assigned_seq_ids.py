@@ -1,8 +1,8 @@
-"""Sequence numbers that the journal assigns to operations of clients without numbers, such as plain HTTP.
+"""Sequence numbers that the journal assigns to operations of clients that send none, for example by plain HTTP.
 
-The lock for accepting operations also guards the assignment. So a number is assigned and accepted in one step, with any
-number of servers. The client's key identifies a repeated submission. A model's operations are numbered either by its
-client or by the journal. In a mix, a new number of one side could look like a repeated number of the other.
+The lock for accepting operations also guards the assignment. So a number is assigned and accepted in one step, even
+with several servers. The client's key identifies a repeated submission. Either the client numbers a model's operations,
+or the journal does. If both did, a new number of one could look like a repeated number of the other.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
 
 REMEMBERED_KEYS = 4096
-"""The number of newest keys that a model remembers. Rows are kept for longer, so a start finds the keys again."""
+"""The number of keys that a model remembers, the newest ones.
+
+Rows are kept for longer, so that a start finds these keys again.
+"""
 
 
 class NumbersMixed(ValueError):
-    """An error for operations with and without numbers on one model. The message is for the client."""
+    """An error for a model that gets operations with and without numbers. The client sees the message."""
 
 
 @dataclass(slots=True)
 class AssignedSeqIds:
-    """The assigned numbers of a model: the last number (0 if the client numbers its operations) and the newest keys."""
+    """The assigned numbers of a model: the last number and the newest keys.
+
+    The last number is 0 if the client numbers its operations.
+    """
 
     last: int = 0
     _of_keys: dict[str, int] = field(default_factory=dict)  # the oldest key is first
@@ -45,7 +51,10 @@ class AssignedSeqIds:
             del self._of_keys[next(iter(self._of_keys))]
 
     def take_back(self, key: str, number: int) -> None:
-        """Take back a number that was not accepted. A number below an accepted number stays unused."""
+        """Take back a number whose operation was not accepted.
+
+        A number stays unused if a higher number was accepted.
+        """
         if self._of_keys.pop(key, None) is None:
             return
         self._refused |= {number}
@@ -55,7 +64,7 @@ class AssignedSeqIds:
 
 
 def is_from_a_client(number: int) -> bool:
-    """Return whether the number is neither that of a model's creation nor that of the model's end."""
+    """Return whether the number belongs to neither the creation nor the end of a model."""
     return 0 < number < RELEASE_SEQ_ID
 
 

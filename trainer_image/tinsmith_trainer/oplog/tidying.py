@@ -1,4 +1,4 @@
-"""The limits of the data that a worker keeps of finished operations, and the rounds that delete older data."""
+"""The limits on the data that a worker keeps about finished operations, and the rounds that delete older data."""
 
 from __future__ import annotations
 
@@ -21,23 +21,28 @@ log = structlog.get_logger(__name__)
 KEEP_RESULTS_SECONDS = 72 * 3600.0
 KEEP_RESULT_BYTES = 2 * 1024**3
 KEEP_OPERATIONS = 5000
-"""The operations that are kept for each model below its snapshot. This is far more than a program has in flight."""
+"""The number of operations that are kept for each model below its snapshot.
+
+A program has far fewer operations in flight.
+"""
 KEEP_ALL_SECONDS = 900.0
-"""The age up to which all results are kept, in any number and size. A client that lost an answer asks again within
-minutes."""
+"""The age up to which all results are kept, whatever their number and size.
+
+A client that lost an answer asks again within minutes.
+"""
 KEEP_CLOSED_MODELS = 5000
-"""The closed models that are kept for each tenant. A client can create and release models at no cost."""
+"""The number of closed models that are kept for each tenant. A client can create and release models at no cost."""
 TIDY_SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""The maximum by which the clock under a time server may be ahead of the counted time."""
+"""The largest difference by which a clock that a time server corrects may be ahead of the counted time."""
 
 
 class SteadyClock:
-    """A clock for ages, which counts the time in which this process has run.
+    """A clock for the age of results. It counts the time in which this process has run.
 
-    If the machine's clock is set forward, by a wrong time server or after sleep, all earlier results stay young enough
-    for their clients to ask for them. Later results have the new time. Without this rule, a machine that sleeps at
-    night would keep more data each day. If the clock is set back, earlier results seem younger.
+    The machine's clock may be set forward by a wrong time server or after sleep. All earlier results then stay young
+    enough for their clients to request them. Later results have the new time. Without this rule, a machine that sleeps
+    at night would keep more data each day. If the clock is set back, earlier results seem younger.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +53,7 @@ class SteadyClock:
         self._offsets = deque([(-math.inf, wall() - monotonic())])
 
     def ago(self, seconds: float) -> float:
-        """Return the finish time, in Unix seconds, of operations of this age."""
+        """Return the time at which operations of this age finished, in Unix seconds."""
         self._look()
         moment = self._monotonic() - seconds
         return moment + next(offset for since, offset in reversed(self._offsets) if since <= moment)

@@ -18,9 +18,11 @@ Arrays = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
 
 
 class Quantity(StrEnum):
-    """A compared quantity. Logprobs and weights are compared by difference, the other two relative to their size.
+    """A compared quantity.
 
-    A size below 1 counts as 1, so that one tolerance is enough.
+    Logprobs and weights are compared by their difference, and the other two quantities by their relative difference.
+
+    A size below 1 counts as 1, so that one tolerance fits all quantities.
     """
 
     LOGPROBS = "logprobs"
@@ -31,7 +33,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The results of one engine after a step. Step 0 is the new adapter, which has only weights.
+    """The results of one engine after a step. Step 0 is the new adapter, so it has only weights.
 
     `logprobs` are by call and datum, `losses` by call, `weights` by name.
     """
@@ -44,7 +46,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The largest difference of a quantity in a step, and its place. It is infinite if one engine lacks a value."""
+    """The largest difference of a quantity in a step, and the place where it occurs.
+
+    It is infinite if one engine lacks a value.
+    """
 
     step: int
     quantity: Quantity
@@ -52,12 +57,12 @@ class Difference:
     where: str
 
     def exceeds(self, tolerance: float) -> bool:
-        """Return whether the difference exceeds the tolerance. NaN always does."""
+        """Return whether the difference exceeds the tolerance. NaN always exceeds it."""
         return not self.size <= tolerance
 
 
 def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> list[Difference]:
-    """Return the differences by step, in the order of Quantity. Missing quantities are left out."""
+    """Return the differences of each step, in the order of Quantity. Missing quantities are left out."""
     return [
         difference
         for step, (one, other) in enumerate(zip(first, second, strict=True))
@@ -66,7 +71,7 @@ def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> list[D
 
 
 def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Difference]:
-    """Return, for each quantity, the first step beyond the tolerance; in the order of steps."""
+    """Return the first step in which each quantity exceeds the tolerance, in the order of steps."""
     found: dict[Quantity, Difference] = {}
     for difference in differences:
         if difference.exceeds(tolerance):
@@ -75,7 +80,10 @@ def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Di
 
 
 def render_table(title: str, plan: ParityPlan, differences: Sequence[Difference], tolerance: float) -> Table:
-    """Return a table of 80 columns: a row per step, the new adapter first, with the largest differences."""
+    """Return a table of 80 columns with the largest differences.
+
+    It has a row for the new adapter, then a row for each step.
+    """
     table = Table(title=title, caption=f"largest differences; the tolerance is {tolerance:g}", title_justify="left")
     table.add_column("step", justify="right")
     table.add_column("losses")
@@ -90,7 +98,7 @@ def render_table(title: str, plan: ParityPlan, differences: Sequence[Difference]
 
 
 def describe(difference: Difference, tolerance: float) -> str:
-    """Describe which quantity differs too much, in which step, by how much, and at which place."""
+    """Describe a difference that exceeds the tolerance: the quantity, the step, the size and the place."""
     return (
         (
             f"{difference.quantity} differ by {difference.size:.2e} in step {difference.step} "

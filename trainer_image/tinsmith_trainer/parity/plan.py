@@ -1,8 +1,10 @@
-"""The plan for all engines: an adapter, and steps of two calls each with data, losses and Adam's parameters.
+"""The plan that all engines run: an adapter, and steps of two calls each.
 
-Every loss occurs. Datums have various lengths, and their numbers are divisible by few numbers of ranks. In some calls
-the targets are the next tokens. In other calls they are arbitrary, or there are several per position. Consecutive steps
-never share learning rate, betas, decay or clip.
+A step has data, losses and Adam's parameters.
+
+Every loss occurs. Datums have various lengths. Few numbers of ranks divide the number of datums. In some calls, the
+targets are the next tokens. In other calls, they are arbitrary, or there are several targets per position. Learning
+rate, betas, decay and clip change from each step to the next.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class ParityCall:
 
 @dataclass(frozen=True, slots=True)
 class ParityStep:
-    """The forward-backward calls whose gradients accumulate, and the optimizer step after these calls."""
+    """The forward_backward calls whose gradients accumulate, and the optimizer step after them."""
 
     calls: Sequence[ParityCall]
     adam: AdamParams
@@ -56,7 +58,10 @@ class ParityPlan:
 
 
 def plan_steps(*, steps: int, rank: int, seed: int, vocab_size: int, max_length: int) -> ParityPlan:
-    """Return the same plan for equal arguments. Sampler logprobs are noise until `with_noise_around` shifts them."""
+    """Return the plan. Equal arguments give the same plan.
+
+    Sampler logprobs are only noise until `with_noise_around` shifts them.
+    """
     draw = np.random.default_rng(seed)
     longest = min(LONGEST_DATUM, max_length)
     return ParityPlan(
@@ -98,7 +103,7 @@ def _inputs(draw: np.random.Generator, loss: str, shape: tuple[int, ...]) -> dic
 
 
 def with_noise_around(call: ParityCall, logprobs: Sequence[NDArray[np.float32]]) -> ParityCall:
-    """Return the call with sampler logprobs that scatter around the base model's logprobs of each datum."""
+    """Return the call with new sampler logprobs: noise around the base model's logprobs of each datum."""
     if call.loss.name == CROSS_ENTROPY:
         return call
     datums = [

@@ -1,6 +1,6 @@
 """The reference: plain transformers, PEFT's own LoRA layers and torch's AdamW, one datum at a time, in a loop.
 
-The reference shares with the engines only the losses, which have their own tests, and the initial A. PEFT has no
+It shares only two things with the engines: the losses, which have their own tests, and the initial A. PEFT has no
 adapters of experts with shared factors. So the deltas of experts are added to the weights of transformers' own layers,
 and autograd differentiates them.
 """
@@ -78,7 +78,7 @@ def add_to_experts(model: nn.Module, projections: Mapping[str, ExpertProjection]
 
 
 def trained_by_experts(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by the engines' names."""
+    """Return the parameters of experts by the engines' names."""
     deltas = [module for module in model.modules() if isinstance(module, _Delta)]
     return {
         f"{delta.key}.{part}": parameter
@@ -92,7 +92,7 @@ PREFIX, SUFFIX = "base_model.model.", ".default.weight"
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """PEFT's parameters by the engines' names, and their optimizer."""
+    """PEFT's parameters by the engines' names, and the optimizer of these parameters."""
 
     lora: LoraSpec
     model: Any
@@ -101,7 +101,7 @@ class _Trained:
 
 
 class PeftReference(UndividedCallRunner[PreparedLoss]):
-    """A `Side` for one adapter at a time. Each adapter has its own base model."""
+    """A `Side` that has one adapter at a time. Each adapter has its own base model."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options

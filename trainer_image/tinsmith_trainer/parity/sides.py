@@ -1,4 +1,4 @@
-"""The engines of a comparison, by the worker's names for `--engine`, and the run of one plan on each engine."""
+"""The engines of a comparison, and the run of one plan on each engine. They have the names of `--engine`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Side(CallRunner, Protocol):
 
 
 def run(side: Side, plan: ParityPlan) -> list[StepRecord]:
-    """Return an engine's results before the first step and after each step. Raises TrainerError if a call fails."""
+    """Return an engine's results: before the first step, and after each step. Raises TrainerError if a call fails."""
     return list(_records(side, plan))
 
 
@@ -81,7 +81,7 @@ def _weights(side: Side) -> Mapping[str, NDArray[np.float32]]:
 
 
 def with_sampler_logprobs(side: Side, plan: ParityPlan) -> ParityPlan:
-    """Return the plan with sampler logprobs around the engine's own, like those of a sampler of the base model.
+    """Return the plan with new sampler logprobs: noise around the engine's own, as if the base model drew them.
 
     All engines must then use this plan.
     """
@@ -111,7 +111,7 @@ _WORKER = ("--volume", "none", "--socket", "none", "--checkpoint-root", "file://
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """An engine: `nemo-rl:ranks=2,tensor-parallel=2` is nemo-rl with `--ranks 2 --tensor-parallel 2`."""
+    """An engine and its flags: `nemo-rl:ranks=2,tensor-parallel=2` is nemo-rl with `--ranks 2 --tensor-parallel 2`."""
 
     text: str
     name: str
@@ -119,7 +119,10 @@ class EngineChoice:
 
 
 def parse_choice(text: str) -> EngineChoice:
-    """Parse an engine's text. `flag=true` sets a flag without a value, `flag=false` its opposite. Raises ValueError."""
+    """Parse the text of an engine choice. `flag=true` sets a flag without a value, and `flag=false` sets its opposite.
+
+    Raises ValueError.
+    """
     name, colon, settings = text.rpartition(":")
     if not colon or ("=" not in settings and name not in NAMES):
         return EngineChoice(text, text, ())
@@ -139,7 +142,10 @@ def _flags(text: str, setting: str) -> list[str]:
 
 
 def options_of(choice: EngineChoice, *, model: str, rank: int) -> WorkerOptions:
-    """Return the worker's options. Raises UsageError for unknown flags, ValueError for an unknown factory."""
+    """Return the options with which a worker would start this engine.
+
+    Raises UsageError for unknown flags, ValueError for an unknown factory.
+    """
     _check_factory(choice.name)
     engine = "peft" if choice.name == REFERENCE else choice.name
     return parse_options(["--model", model, *_WORKER, "--max-rank", str(rank), "--engine", engine, *choice.flags])
@@ -193,9 +199,10 @@ class _FirstRun:
 def run_gate(
     choices: Sequence[EngineChoice], options: Sequence[WorkerOptions], *, steps: int, rank: int, seed: int
 ) -> Iterator[Compared]:
-    """Yield each engine's comparison with the first one, which decides vocabulary, lengths and sampler logprobs.
+    """Yield the comparison of each further engine with the first engine.
 
-    Raises TrainerError if an engine fails.
+    The first engine decides the vocabulary, the lengths and the sampler logprobs. Raises TrainerError if an engine
+    fails.
     """
     first = _run_first(choices[0], options[0], steps=steps, rank=rank, seed=seed)
     for choice, own in zip(choices[1:], options[1:], strict=True):

@@ -1,6 +1,6 @@
-"""The process itself: its start, its output, its exit, and its current work.
+"""The process: its start, its output, its exit, and its current work.
 
-The garbage collector is paused during imports. Otherwise it would scan all imported objects again and again.
+The garbage collector is paused during imports. Otherwise the collector would scan all imported objects again and again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_pause() -> Iterator[None]:
-    """Pause garbage collection. At the end, exclude the existing objects from later collections.
+    """Pause garbage collection. At the end, exclude the objects that exist from later collections.
 
-    These objects are collected at exit, because some libraries warn about objects that remain.
+    They are collected at exit, because some libraries warn about objects that remain.
     """
     gc.disable()
     atexit.register(gc.unfreeze)

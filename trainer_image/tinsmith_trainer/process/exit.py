@@ -1,4 +1,4 @@
-"""Exits of a process that could only continue to fail. Its parent starts a new process, which recovers."""
+"""Exits of a process that would fail again if it continued. Its parent starts a new process, which recovers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 
 
 def register_marker(marker: InFlightMarker) -> None:
-    """Register the marker for exits of this process. An exit records in it whether the engine's call is the reason."""
+    """Register the marker that exits of this process use.
+
+    An exit records in the marker whether the engine's call is the reason.
+    """
     _markers.add(marker)
 
 
@@ -46,10 +49,10 @@ def end_without_blame() -> None:
 def fatal_on_error(
     failure: str, *, blames_the_call: bool = True, unless: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """End the process after an error. A new process replays the operations.
+    """End the process after an error inside this context. A new process replays the operations.
 
-    Otherwise every operation would wait without end, on a worker that reports to be ready. `blames_the_call`: the
-    engine's call counts as the reason. `unless`: errors that the caller handles.
+    If the process did not end, every operation would wait without end on a worker that reports to be ready.
+    `blames_the_call`: the engine's call counts as the reason. `unless`: the errors that the caller handles itself.
     """
     try:
         yield
@@ -64,9 +67,9 @@ def fatal_on_error(
 
 
 def fatal_callback(failure: str, callback: Callable[[T], None]) -> Callable[[T], None]:
-    """Return a callback for a future. An error of the callback ends the process.
+    """Return a callback for a future. If the callback raises an error, the process ends.
 
-    `concurrent.futures` only logs such an error. An acknowledged operation would then never run, in a process that
+    `concurrent.futures` would only log the error. An acknowledged operation would then never run, although the process
     seems healthy.
     """
 

@@ -1,8 +1,8 @@
 """The in-flight marker: a file that records the current work of the engine, for the next process.
 
 A killed process cannot report its work. So each process writes the marker before and after each call of the engine,
-without a sync. The file outlives the process, but not always the machine: after a power cut it may be missing, and no
-call is blamed.
+without a sync. The file outlives the process, but not every failure of the machine: after a power cut it may be
+missing. Then no call is blamed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ log = structlog.get_logger(__name__)
 
 Purpose = Literal["operation", "replay", "restore", "snapshot", "import"]
 Background = Literal["saves", "loads", "imports"]
-"""Work of threads other than the engine's thread."""
+"""The kinds of work that threads other than the engine's thread do."""
 HEADER = struct.Struct("<II")
-"""Length and CRC-32 of the JSON that follows. A length of 0: the engine is idle."""
+"""The header of the file: the length and the CRC-32 of the JSON that follows.
+
+A length of 0 means that the engine is idle.
+"""
 IDLE = bytes(HEADER.size)
 MAX_BYTES = 64 * 1024
 MAX_SIGN_CHARACTERS = 500
 OTHERS_KEY = "beside"
-"""The key of `Interruption.others` in the file. The process before or after may be of another version."""
+"""The key of `Interruption.others` in the file.
+
+The key must not change, because the process before or after this one may be of another version.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class InFlightWork:
     """A piece of work that may end the process.
 
     For a restore or a snapshot, `seq_id` is the last included operation. For an import it is 0, and `model_id` is the
-    run that receives the adapter.
+    run into which the adapter is imported.
     """
 
     purpose: Purpose
@@ -56,7 +62,7 @@ class InFlightWork:
 class Interruption:
     """The end of a process during `work`. `life` identifies the process; `last_sign` may be empty.
 
-    `others` is further work in progress at that moment. If there is such work, the cause of the end is unknown.
+    `others` is further work in progress at that moment. If there is further work, the cause of the end is unknown.
     """
 
     work: InFlightWork
@@ -70,13 +76,16 @@ class Interruption:
 
 
 class InFlightMarker:
-    """The marker file. Thread-safe. If the marker cannot be written, this is logged, and that call is not counted."""
+    """The marker file. Thread-safe.
+
+    If the marker cannot be written, an error is logged, and the call is not counted.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises VolumeUnsuitable."""
         self._path = path
         self.life = uuid.uuid4().hex
-        """The identity of this process. No other process of this worker has the same."""
+        """The identity of this process. Each process of this worker has a different identity."""
         self._lock = threading.Lock()
         self._works: Sequence[InFlightWork] = ()
         self._background: dict[Background, Sequence[InFlightWork]] = {}
@@ -95,7 +104,7 @@ class InFlightMarker:
         return self._left
 
     def set(self, *works: InFlightWork) -> None:
-        """Mark the work of the engine: one or more pieces."""
+        """Mark the engine's current work, which is one or more pieces."""
         with self._lock:
             if not self._stopped:
                 self._works = works
@@ -119,7 +128,7 @@ class InFlightMarker:
             self._sign(last_sign)
 
     def stop(self, last_sign: str = "") -> None:
-        """Mark no work from now on. The current work stays marked only if there is a sign that it is the cause."""
+        """Ignore all later marks. The current work stays marked only if `last_sign` shows that it is the cause."""
         with self._lock:
             self._stopped = True
             if last_sign:
@@ -163,10 +172,10 @@ class InFlightMarker:
 
 
 class EngineCall:
-    """The engine's current call, which is marked while it runs.
+    """The engine's current call. It is marked while it runs.
 
-    The engine's thread runs one call at a time. Any thread may ask how long the call has run, to distinguish a hang
-    from normal work.
+    The engine's thread runs one call at a time. Any thread may ask how long the call has run, to tell a hang from
+    normal work.
     """
 
     def __init__(self, marker: InFlightMarker) -> None:
@@ -174,7 +183,7 @@ class EngineCall:
         self._started_at: float | None = None
 
     def running_seconds(self) -> float:
-        """Return how long the call has run; 0 if the engine is idle."""
+        """Return how long the call has run, or 0 if the engine is idle."""
         started_at = self._started_at
         return 0.0 if started_at is None else time.monotonic() - started_at
 
@@ -194,10 +203,10 @@ class EngineCall:
             self._started_at = None
 
     def prepare_stop(self, hang_seconds: float, background_seconds: float = 0.0) -> bool:
-        """Stop marking work. Return whether the stop is an orderly one.
+        """Stop marking work. Return whether the stop is orderly.
 
-        In an orderly stop the current work is not the cause of the end. Return False if the call, or background work of
-        `background_seconds`, has run for so long that its hang must be the reason for the stop.
+        In an orderly stop the current work is not the cause of the end. Return False if the call has run for
+        `hang_seconds`, or background work for `background_seconds`: the hang must then be the reason for the stop.
         """
         seconds = max(self.running_seconds(), background_seconds)
         hangs = seconds >= hang_seconds
@@ -221,7 +230,10 @@ def _encoded(interruption: Interruption) -> bytes:
 
 
 def _decoded(content: bytes) -> Interruption | None:
-    """Decode the marker. Return None if the process was idle, or for incomplete content, as after a power cut."""
+    """Decode the marker.
+
+    Return None if the process was idle, or if the content is incomplete, as it may be after a power cut.
+    """
     if len(content) < HEADER.size:
         return None
     length, checksum = HEADER.unpack_from(content)
@@ -234,5 +246,5 @@ def _decoded(content: bytes) -> Interruption | None:
 
 
 def _work(fields: Mapping[str, Any]) -> InFlightWork:
-    """Decode a piece of work. Ignore fields that a later release may add."""
+    """Decode a piece of work. Ignore fields that a later release may have added."""
     return InFlightWork(fields["purpose"], fields["model_id"], fields["seq_id"])

@@ -1,4 +1,4 @@
-"""Counters of used tokens, by user and hour, until the server collects them."""
+"""Counters of used tokens by user and hour. They are kept until the server collects them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Kind: TypeAlias = worker_pb2.UsageKind.ValueType
 
 HOUR_SECONDS = 3600
 MOST_ROWS = 10_000
-"""The limit of rows that are not collected. A server collects every few seconds. Without a server, further users share
-a row."""
+"""The limit on rows that the server has not collected yet. A server collects every few seconds.
+
+If no server collects them, further users share one row.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,6 @@ class UsageMeter:
         )
 
     def give_back(self, usage: worker_pb2.TakeUsageReply) -> None:
-        """Add counts again that were taken but not stored."""
+        """Add counts again that were taken but could not be stored."""
         for one in usage.usage:
             self.add_row(UsageRow(one.used_by, one.tenant, one.hour, one.kind), one.amount)

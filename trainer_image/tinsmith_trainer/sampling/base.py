@@ -16,7 +16,7 @@ from tinsmith_trainer.torch_model.base_model import Image
 
 EMPTY_TOKEN = 0
 EMPTY_LOGPROB = -99999.0
-"""The values of an empty cell of `TopkLogprobs`. If a row begins with an empty cell, the SDK shows the row as None."""
+"""The values of an empty cell of `TopkLogprobs`. The SDK shows a row that begins with an empty cell as None."""
 NO_TARGET = -1
 """The value of an empty cell of `SampleJob.target_prompt_logprobs`. The result of an empty cell is 0."""
 
@@ -25,10 +25,10 @@ NO_TARGET = -1
 class SamplingParams:
     """The parameters of a draw.
 
-    If `max_tokens` is None, a sequence may fill the context. If `stop_tokens` and `stop_strings` are both None, or if
-    only strings are given, the model's end-of-sequence tokens end a sequence. Token IDs replace the end-of-sequence
-    tokens. Empty lists leave no stop. If `seed` is None, the draws are random. `temperature` 0 is greedy. `top_k` -1
-    and `top_p` 1 are off.
+    If `max_tokens` is None, a sequence may fill the context. If neither token IDs nor strings are given, or if only
+    strings are given, the model's end-of-sequence tokens end a sequence. Token IDs (`stop_tokens`) replace the
+    end-of-sequence tokens. With empty lists, only `max_tokens` ends a sequence. If `seed` is None, the draws are
+    random. `temperature` 0 is greedy. `top_k` -1 and `top_p` 1 are off.
     """
 
     max_tokens: int | None = None
@@ -42,10 +42,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TopkLogprobs:
-    """The K most likely tokens of N positions, both arrays `[N, K]`.
+    """The K most likely tokens of N positions. Both arrays are `[N, K]`.
 
-    Tokens are in descending order of likelihood; among equally likely tokens the lower ID comes first. Cells of
-    positions that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
+    Tokens are in descending order of likelihood. Of equally likely tokens, the lower ID comes first. Cells of positions
+    that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
     """
 
     token_ids: NDArray[np.int32]
@@ -53,13 +53,13 @@ class TopkLogprobs:
 
     @classmethod
     def empty(cls, positions: int, k: int) -> TopkLogprobs:
-        """Return an array without scores."""
+        """Return arrays in which no position is scored."""
         return cls(np.full((positions, k), EMPTY_TOKEN, np.int32), np.full((positions, k), EMPTY_LOGPROB, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A drawn token of a sequence. `top_logprobs` has one row, if the job requests it."""
+    """A token that was drawn for a sequence. `top_logprobs` has one row, if the job requests it."""
 
     token: int
     logprob: float
@@ -70,18 +70,18 @@ class DrawnToken:
 class SampleJob:
     """The job of one `asample`.
 
-    `adapter_key` is the key of a loaded adapter version; "" is the base model. Tenants share the sampler fairly; the
-    empty name is a tenant, too.
+    `adapter_key` is the key of a loaded adapter version; "" is the base model. Tenants share the sampler fairly. The
+    empty name counts as a tenant.
 
-    Logprobs are always those of the model at temperature 1 over the whole vocabulary, before top-k and top-p. `topk_*`
-    is the number of most likely tokens for each prompt position or drawn position; 0 requests none.
+    Logprobs are always the model's logprobs at temperature 1 over the whole vocabulary, before top-k and top-p.
+    `topk_*` is the number of most likely tokens for each prompt position or drawn position; 0 requests none.
     `target_prompt_logprobs` is `[len(prompt) - 1, K]`: row i has the tokens whose logprobs at prompt position i + 1 are
     requested, or `NO_TARGET`. `prompt_alt_tokens_k` is the number of tokens to draw for each prompt position after the
     first. These draws are independent, with replacement, at the job's temperature and from all tokens.
-    `prompt_logprobs_last_n` limits `prompt_logprobs` and `topk_prompt_logprobs` to so many positions at the end of the
-    prompt.
+    `prompt_logprobs_last_n` limits `prompt_logprobs` and `topk_prompt_logprobs` to this many positions at the end of
+    the prompt.
 
-    The sampler inserts its own tokens for `images` into `prompt`; prompt positions count these tokens. The sampler
+    The sampler inserts its own tokens for `images` into `prompt`, and prompt positions count these tokens. The sampler
     calls `drawn` in its thread for each token of each sequence, with the sequence's index. A sampler that receives all
     tokens at the end does not call `drawn`.
     """
@@ -104,7 +104,7 @@ class SampleJob:
 
 @dataclass(frozen=True, slots=True)
 class AltTokens:
-    """Draws for each prompt position after the first, both arrays `[len(prompt) - 1, k]`.
+    """The draws for each prompt position after the first. Both arrays are `[len(prompt) - 1, k]`.
 
     Row i is for position i + 1.
     """
@@ -117,8 +117,8 @@ class AltTokens:
 class Sequence:
     """A drawn sequence. `tokens` includes the stop token, or the tokens that completed a stop string.
 
-    `logprobs` has one value per token, `topk_logprobs` one row per token if the job requests it. Both contain logprobs
-    of the model at temperature 1, before top-k and top-p.
+    `logprobs` has one value per token, `topk_logprobs` one row per token if the job requests it. Both contain the
+    model's logprobs at temperature 1, before top-k and top-p.
     """
 
     tokens: NDArray[np.int32]
@@ -133,8 +133,8 @@ class SampleOutcome:
 
     `prompt_logprobs` is `[len(prompt)]`, with NaN at position 0 and at unscored positions. `topk_prompt_logprobs` is
     `[len(prompt), K]`, with empty cells at the same positions. `target_prompt_logprobs` has the shape of the request,
-    with 0 for `NO_TARGET`. `prompt_tokens` includes the tokens of images. `started_at` is the time in Unix seconds at
-    which the sampler began the job; 0 if it never did.
+    with 0 for `NO_TARGET`. `prompt_tokens` includes the tokens of images. `started_at` is the time at which the sampler
+    began the job, in Unix seconds, or 0 if it never began.
     """
 
     sequences: tuple[Sequence, ...] = ()
@@ -168,7 +168,7 @@ class Sampler(Protocol):
 
     @property
     def language(self) -> Language | None:
-        """The language of the base model; None if the sampler knows only tokens."""
+        """The language of the base model, or None if the sampler knows only tokens."""
         return None
 
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
@@ -188,8 +188,11 @@ class Sampler(Protocol):
     def stats(self) -> SamplerStats: ...
 
     def sequence_memory(self) -> str:
-        """Describe how sequences are kept in memory; empty if another program keeps them."""
+        """Describe how the memory of sequences is organized.
+
+        The text is empty if another program manages this memory.
+        """
         return ""
 
     def close(self) -> None:
-        """End the sampler's thread; running jobs end with an error."""
+        """End the sampler's thread. Running jobs end with an error."""

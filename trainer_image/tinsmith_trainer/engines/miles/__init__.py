@@ -1,5 +1,6 @@
 """Miles' Megatron actors as the ranks of a model: a second backend on GPUs.
 
-Miles parses arguments, joins Megatron's process groups, builds model and optimizer and reads the Hugging Face weights;
-`engines/megatron` does the rest. Only ranks import Miles, in their own processes, inside functions.
+Miles parses arguments, joins Megatron's process groups, builds the model and the optimizer, and reads the Hugging Face
+weights. `engines/megatron` does the rest. Only ranks import Miles. They import it inside functions, in their own
+processes.
 """

@@ -1,8 +1,8 @@
-"""The command line with which Miles builds one of our ranks: LoRA by Megatron-Bridge, no rollout, loss or schedule.
+"""The command line with which Miles builds a rank of ours: LoRA by Megatron-Bridge, no rollout, loss or schedule.
 
-Miles takes all settings from one Namespace, which only its `parse_args` can build (`miles/utils/arguments.py`), for a
-whole program of reinforcement learning. Settings that such a program must have, and our ranks never read, are also
-here.
+Miles takes all settings from one Namespace. Only its `parse_args` (`miles/utils/arguments.py`) can build it, for a
+whole program of reinforcement learning. So the command line also has settings that such a program requires, but that
+Tinsmith's ranks never read.
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 
 _NEVER_USED = ("--optimizer", "adam", "--lr", "1e-4", "--weight-decay", "0.0", "--clip-grad", "0.0")
-"""Every step sets its own values. The optimizer is Adam, which Miles always divides among data-parallel ranks."""
+"""Optimizer settings that the parser requires. They have no effect, because every step sets its own values.
+
+The optimizer is Adam. Miles always divides its state among data-parallel ranks.
+"""
 
 DTYPES = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a dense model, from its configuration. Miles' parser requires them again, and compares.
+    """The sizes of a dense model, from its configuration.
 
-    `dtype` is that of the weights, in which ranks compute: float32 takes twice the memory of bfloat16.
+    Miles' parser requires these sizes again, and compares them with the configuration.
+
+    `dtype` is the dtype of the weights, in which ranks compute: float32 takes twice the memory of bfloat16.
     """
 
     layers: int
@@ -66,7 +71,7 @@ def sizes_of(directory: Path) -> Sizes:
 
 
 def _whole(directory: Path, rope_theta: float) -> int:
-    """Return an integer, which Megatron's flag requires."""
+    """Return the value as an integer, which Megatron's flag requires."""
     if rope_theta != int(rope_theta):
         raise ModelDirectoryInvalid(
             f"The configuration in {directory} has rope_theta {rope_theta}, but Miles supports only integers. "
@@ -109,7 +114,7 @@ def miles_arguments(model: RankedModel, sizes: Sizes, parallelism: Parallelism, 
 
 
 def _one_batch(parallelism: Parallelism) -> list[str]:
-    """Return a batch of one datum per data-parallel rank: Miles asserts that there is a step to schedule."""
+    """Return a batch of one datum per data-parallel rank, because Miles asserts that there is a step to schedule."""
     whole = str(parallelism.data)
     return [
         *("--num-rollout", "1", "--rollout-batch-size", whole, "--n-samples-per-prompt", "1"),
@@ -118,7 +123,10 @@ def _one_batch(parallelism: Parallelism) -> list[str]:
 
 
 def _architecture(model: RankedModel, sizes: Sizes) -> list[str]:
-    """Return the sizes that Miles compares with the model's configuration, from which Megatron-Bridge builds."""
+    """Return the sizes.
+
+    Miles compares them with the model's configuration, from which Megatron-Bridge builds the model.
+    """
     return [
         *("--num-layers", str(sizes.layers), "--hidden-size", str(sizes.hidden)),
         *("--ffn-hidden-size", str(sizes.feed_forward), "--num-attention-heads", str(sizes.heads)),
@@ -140,7 +148,7 @@ def _layout(parallelism: Parallelism, nodes: int) -> list[str]:
 
 
 def _lora(model: RankedModel) -> list[str]:
-    """Return the settings for an A and a B per projection, as in PEFT, with a scale of 1 until an adapter is set."""
+    """Return the settings for an A and a B per projection, as in PEFT. The scale is 1 until an adapter is set."""
     rank = str(model.max_rank)
     return [
         *("--lora-type", "canonical_lora", "--lora-rank", rank, "--lora-alpha", rank, "--lora-dropout", "0.0"),
@@ -150,7 +158,7 @@ def _lora(model: RankedModel) -> list[str]:
 
 
 def _gradients() -> list[str]:
-    """Return the settings that `check_setup` requires: sums in float32, and no dropout."""
+    """Return the settings that `check_setup` requires: float32 sums of gradients, and no dropout."""
     return [
         "--accumulate-allreduce-grads-in-fp32",
         "--no-gradient-accumulation-fusion",  # its kernels bypass autograd
@@ -169,7 +177,9 @@ def _recompute(model: RankedModel) -> list[str]:
 
 
 def parsed(arguments: Sequence[str]) -> Namespace:
-    """Parse with Miles itself, on a rank. For tensor ranks Miles queries the GPU, which the driver must not use.
+    """Parse the arguments with Miles' own parser, on a rank.
+
+    For tensor ranks, the parser queries the GPU, which the driver must not use.
 
     Raises ServerError with Miles' message.
     """

@@ -1,4 +1,7 @@
-"""Ranks on GPUs, one on each, as Ray actors with Miles. Placement is our own, since Miles' changes weekly."""
+"""Ranks as Ray actors with Miles, one on each GPU.
+
+Tinsmith places the ranks itself, because Miles' own placement changes every week.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,16 @@ PASSED_ON = (
     *("NCCL_", "GLOO_", "NVSHMEM_", "UCX_", "FI_"),
     *("CUDA_", "NVTE_", "TORCH_", "PYTORCH_", "TRITON_", "HF_HUB_OFFLINE"),
 )
-"""Variables with which an installation configures the network and GPUs of a node. MILES_VARIABLES override them."""
+"""Variables by which an installation configures the network and the GPUs of a node. MILES_VARIABLES override them."""
 
 
 def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
-    """Start the ranks. Return when all hold their part of the model, which each reads from `directory` in minutes.
+    """Start the ranks. Return when all ranks hold their part of the model, and return the dtype of the weights, too.
 
-    Also returns the dtype of the weights, which is the folder's. Raises ModelDirectoryInvalid, before Ray starts if
-    possible, and ServerError.
+    Each rank reads its part from `directory`, which takes minutes.
+
+    The dtype is that of the files in the folder. Raises ModelDirectoryInvalid, before Ray starts if possible, and
+    ServerError.
     """
     placement, parallelism = request.placement, request.placement.parallelism
     check_no_code(request.directory, "Miles")
@@ -66,7 +71,7 @@ def _start(arguments: list[str], request: RanksRequest, places: RankPlacement) -
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a rank in addition to its node's: no secrets, and no choice of GPUs."""
+    """Return the variables that a rank gets in addition to those of its node: no secrets, and no choice of GPUs."""
     forwarded = {
         name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in GPU_VARIABLES
     }

@@ -1,7 +1,7 @@
-"""The class of the Ray actor that builds one of our ranks from Miles' Megatron actor.
+"""The class of the Ray actor that builds a rank of Tinsmith from Miles' Megatron actor.
 
-It contains an actor of Miles and does not inherit from it. Only that actor's constructor, `init`, `model` and
-`optimizer` are used, and a driver can name this class without importing Miles.
+It contains an actor of Miles, and does not inherit from its class. It uses only the constructor, `init`, `model` and
+`optimizer` of that actor. A driver can name this class without importing Miles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class MilesRank(RankProcess):
 
     @override
     def prepare(self) -> None:
-        """Import Miles, which takes half a minute, and parse. Raises ServerError for refused arguments."""
+        """Import Miles, which takes half a minute, and parse the arguments.
+
+        Raises ServerError if Miles refuses the arguments.
+        """
         from miles.backends.megatron_utils.actor import MegatronTrainRayActor
 
         from tinsmith_trainer.engines.miles.arguments import parsed
@@ -39,7 +42,10 @@ class MilesRank(RankProcess):
 
     @override
     def host(self) -> tuple[str, int]:
-        """Return a free port, which is used at once. Miles would draw one between 20000 and 21000, as others do."""
+        """Return a free port. The caller uses it immediately.
+
+        Miles would choose a port between 20000 and 21000, a range that other programs use, too.
+        """
         import ray
 
         with socket.socket() as free:
@@ -50,12 +56,13 @@ class MilesRank(RankProcess):
     def join(self, address: str, port: int) -> None:
         """Build the rank.
 
-        Raises ModelDirectoryInvalid, ServerError, and ValueError for a model whose steps are not supported.
+        Raises ModelDirectoryInvalid, ServerError, and ValueError for a model for which optimizer steps are not
+        supported.
         """
         self._rank = rank_of(self._made(address, port), self._parallelism, self._number)
 
     def _made(self, address: str, port: int) -> Any:
-        """Create and start an actor as `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`) does."""
+        """Create and start an actor, as `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`) does."""
         from megatron.bridge import AutoBridge
         from miles.utils.ft_utils.indep_dp import IndepDPInfo
 
@@ -75,7 +82,7 @@ class MilesRank(RankProcess):
 
 
 def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
-    """Build a rank from an `actor` after its `init`. Miles' training methods are never called."""
+    """Build a rank from `actor`, after the call of its `init`. Miles' training methods are never called."""
     from tinsmith_trainer.engines.megatron.model.canonical_lora import adapted_rank
     from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
 
@@ -89,12 +96,12 @@ def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
 
 @contextmanager
 def sums_in(bridge: type[Any]) -> Iterator[None]:
-    """Make models that `bridge`, Megatron-Bridge's AutoBridge, builds inside sum gradients and support stages.
+    """Make models sum gradients and support stages if `bridge`, Megatron-Bridge's AutoBridge, builds them inside.
 
-    Megatron's data parallelism reads `calculate_per_token_loss` at its creation, to choose between sums and means, and
-    stages need the dtype of their messages. Miles has flags for both, which do not reach a model with adapters:
+    Megatron's data parallelism reads `calculate_per_token_loss` when it is created, to choose between sums and means.
+    Stages need the dtype of their messages. Miles has flags for both, but the flags do not reach a model with adapters.
     `_setup_lora_model_via_bridge` (`miles/backends/megatron_utils/bridge_lora_helpers.py`) passes only some settings to
-    the bridge's provider, and these are not among them.
+    the bridge's provider, without these two.
     """
     stock = bridge.to_megatron_provider
 

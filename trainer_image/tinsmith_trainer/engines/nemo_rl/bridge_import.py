@@ -1,8 +1,8 @@
-"""The program `python -m …bridge_import DIRECTORY FOLDER`, which the ranks' Python runs in one process, without a GPU.
+"""The program `python -m …bridge_import DIRECTORY FOLDER`. It runs once, without a GPU, with the ranks' Python.
 
-The program imports like `AutoBridge.import_ckpt`, and saves the same files as NeMo RL's `import_model_from_hf_name`. So
-ranks find the checkpoint that they would otherwise make. A Megatron checkpoint does not depend on the layout of the
-ranks.
+It imports a model in the same way as `AutoBridge.import_ckpt`, and saves the same files as NeMo RL's
+`import_model_from_hf_name`. So ranks find the checkpoint that they would otherwise make themselves. A Megatron
+checkpoint does not depend on the layout of the ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """End the process when the parent ends, which closes the pipe that it never writes to."""
+    """End the process when its parent ends. The parent's end closes a pipe to which the parent never writes."""
     os.read(STANDARD_INPUT, 1)  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
     os._exit(1)
 
@@ -56,12 +56,12 @@ def import_into(directory: Path, folder: Path) -> None:
 
 @contextmanager
 def _saving_without_gpu() -> Iterator[None]:
-    """Answer Megatron's queries of a GPU, which it makes even without one and does not need here.
+    """Answer the queries of a GPU that Megatron makes even without a GPU. The answers have no effect here.
 
-    It asks for the random state, which is not saved (`get_rng_state` of Megatron-Bridge's `checkpointing.py`), for the
-    end of copies to the host (`preload_tensors` of Megatron-core's `filesystem_async.py`), and for the device on which
-    to tell other ranks of failures (`save_state_dict_async_finalize` of its `state_dict_saver.py`), which gloo does on
-    the host.
+    It asks for the random state, which is not saved (`get_rng_state` of Megatron-Bridge's `checkpointing.py`), and for
+    the end of copies to the host (`preload_tensors` of Megatron-core's `filesystem_async.py`). It also asks for the
+    device on which it reports failures to other ranks (`save_state_dict_async_finalize` of its `state_dict_saver.py`).
+    With gloo, this is the host.
     """
     import torch
 

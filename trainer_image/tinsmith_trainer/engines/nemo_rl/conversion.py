@@ -1,10 +1,12 @@
-"""The base model in Megatron's format: converted once, by one process, before ranks start, to a shared path.
+"""The conversion of the base model to Megatron's format.
 
-NeMo RL would convert with all ranks while it creates them (`handle_model_import` in
-`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. Then other weights at that path would
-be taken for the old ones, an unfinished folder of dead ranks for a finished one, and two groups of ranks would write
-the same files. Here a conversion is named after the weights and the converter, belongs to one process at a time, and is
-marked when it is complete. Ranks get its path, and never convert.
+One process converts it once to a shared path, before ranks start.
+
+NeMo RL would convert it on all ranks while it creates them (`handle_model_import` in
+`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. This has three problems: other weights
+at that path would count as the old weights, a folder that dead ranks left unfinished would count as finished, and two
+groups of ranks would write the same files. Here a conversion is named after the weights and the converter, belongs to
+one process at a time, and is marked when it is complete. Ranks receive the path of the conversion, and never convert.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ FAILURE = "failure"
 PROGRESS_SECONDS = 10.0
 STANDARD_ERROR = 2
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
-"""Variables of ranks. The importer runs alone, and uses a free port."""
+"""Variables of the ranks' rendezvous, which the importer does not get.
+
+The importer runs alone, and uses a free port.
+"""
 
 
 class ConversionOutOfMemory(ServerError):
-    """The kernel killed the converting process."""
+    """An error for a converting process that the kernel killed for lack of memory."""
 
 
 def import_model(
@@ -54,9 +59,9 @@ def import_model(
 ) -> None:
     """Convert the model in `directory` into the empty `folder`. Raises ServerError or ConversionOutOfMemory.
 
-    `python` has Megatron-Bridge, which this process may lack. The child also holds the descriptor `lock`: if this
-    process is killed, no other process starts converting while the child still writes. The child ends when its input
-    closes.
+    `python` has Megatron-Bridge, which this process may lack. The child also holds the lock's descriptor `lock`. If
+    this process is killed, no other process can start a conversion while the child still writes. The child ends when
+    its input closes.
     """
     started = time.monotonic()
     log.info(
@@ -81,7 +86,7 @@ def import_model(
 
 
 def _importers_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without secrets, and offline: all input is in the model's directory."""
+    """Return an environment without secrets and without access to hubs. All input is in the model's directory."""
     kept = {name: value for name, value in for_ranks(environment).items() if name not in _RENDEZVOUS}
     return {**kept, "HF_HUB_OFFLINE": "1"}
 
@@ -126,7 +131,7 @@ def _since(started: float) -> float:
 
 
 BRIDGE_COMMIT = "8c46dc4259080c510b7455f43e836fdff222c5d3"
-"""The commit of Megatron-Bridge, which does not promise to read what another version wrote."""
+"""The commit of Megatron-Bridge. Another version may not be able to read what this version wrote."""
 
 ROOT_VARIABLE = "NRL_MEGATRON_CHECKPOINT_DIR"
 WHOLE = "tinsmith-whole"
@@ -144,8 +149,9 @@ def converted_model(
 ) -> Path:
     """Return the folder for NeMo RL's `pretrained_checkpoint`, converting the model if needed.
 
-    Waits while another process converts it. `revision` is the digest of the weights in `directory`, `python` the ranks'
-    interpreter. Takes minutes, and the model's size on disk. Raises ServerError.
+    If another process converts the model, wait for its end. `revision` is the digest of the weights in `directory`;
+    `python` is the interpreter of the ranks. A conversion takes minutes, and as much disk space as the model. Raises
+    ServerError.
     """
     folder = conversion_folder(revision, environment)
     if not _is_whole(folder):
@@ -192,7 +198,10 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _mark_whole(folder: Path) -> None:
-    """Mark the conversion as complete, after a sync. A power cut must not keep the mark without the weights."""
+    """Mark the conversion as complete, after syncing its files.
+
+    Otherwise a power cut could keep the mark but lose the weights.
+    """
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -204,7 +213,10 @@ def _mark_whole(folder: Path) -> None:
 
 @contextmanager
 def _alone(lock: Path, sleep: Callable[[float], None]) -> Iterator[int]:
-    """Hold a file lock. The kernel releases the lock when its processes end, so a dead process blocks no other."""
+    """Hold a file lock.
+
+    The kernel releases the lock when the processes that hold it end, so a dead process blocks no other process.
+    """
     with lock.open("w") as file:
         waiting = False
         while not _taken(file.fileno()):

@@ -1,8 +1,8 @@
-"""The part of the driver's environment that its ranks may have, and the part that the driver needs.
+"""The part of the driver's environment that ranks may have, and the part that only the driver needs.
 
 NeMo RL passes every variable of the driver to every rank (`init_ray` in `nemo_rl/distributed/virtual_cluster.py`,
-`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`), where Ray shows them to any client
-that may list actors. So secrets are removed while ranks are created.
+`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`). Ray then shows the variables of ranks
+to any client that may list actors. So secrets are removed while ranks are created.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
 
 _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH", re.IGNORECASE)
 _LAUNCHERS = ("PMIX_", "PMI_", "MPI_", "OMPI_", "SLURM_")
-"""The variables of other start programs. A rank with these variables assumes that such a program started it."""
+"""The variables of other programs that start processes.
+
+A rank with these variables assumes that such a program started it.
+"""
 _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
-"""Variables of the process that reads them. They would mislead another process."""
+"""Variables that describe the process that reads them. They would mislead another process."""
 _RAY_KEY = "RAY_AUTH_"
-"""The token by which the processes of a cluster, including ranks, authenticate. It has no other use."""
+"""The prefix of the token by which the processes of a cluster, including ranks, authenticate.
+
+The token has no other use.
+"""
 _OWN_SETTINGS = "TINSMITH_"
 """The prefix of this process's own settings. Ranks receive their settings as arguments."""
 
@@ -31,19 +37,25 @@ class DriverEnvironmentInvalid(TrainerError):
 
 
 def stays_with_driver(name: str) -> bool:
-    """Return whether a variable must not reach a rank. Only its name counts, not its value."""
+    """Return whether a variable must not reach a rank.
+
+    The decision depends on the variable's name, not on its value.
+    """
     if name.startswith(_RAY_KEY):
         return False
     return name.startswith((*_LAUNCHERS, _OWN_SETTINGS)) or name in _RAY_OWN or _SECRET.search(name) is not None
 
 
 def for_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of the driver's environment that ranks get."""
+    """Return the part of the driver's environment that ranks receive."""
     return {name: value for name, value in environment.items() if not stays_with_driver(name)}
 
 
 def check_driver(environment: Mapping[str, str]) -> None:
-    """Raise DriverEnvironmentInvalid. `Policy.__init__` raises too, but only after Ray has found all GPUs."""
+    """Raise DriverEnvironmentInvalid if the driver lacks a variable.
+
+    `Policy.__init__` raises an error, too, but only after Ray has found all GPUs.
+    """
     if not environment.get(ARCHITECTURES):
         raise DriverEnvironmentInvalid(
             f"{ARCHITECTURES} is not set, and NeMo RL creates no Megatron workers without it. NeMo RL's image sets it "
@@ -53,9 +65,9 @@ def check_driver(environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def shared_with_ranks(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Remove secrets from the environment while ranks are created, since NeMo RL copies it.
+    """Remove secrets from the environment while ranks are created, because NeMo RL copies it.
 
-    The process must do nothing else meanwhile: other threads would miss the variables too.
+    Other threads must not run in this time, because they would miss the variables, too.
     """
     withheld = {name: value for name, value in environment.items() if stays_with_driver(name)}
     for name in withheld:

@@ -1,4 +1,4 @@
-"""NeMo RL's workers as a rank group: the prepared model, a virtual cluster of GPUs, and a `Policy` on it."""
+"""NeMo RL's workers as a rank group: the prepared model, a virtual cluster of GPUs, and a `Policy` on this cluster."""
 
 from __future__ import annotations
 
@@ -28,21 +28,26 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 STOCK_WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 WORKER = "tinsmith_trainer.engines.nemo_rl.actor.TinsmithMegatronWorker"
 START, CALL, CALL_SHARDED = "ts_start", "ts_call", "ts_call_sharded"
-"""The worker's methods. They are named here because the driver's Python lacks Megatron, which the class needs."""
+"""The names of the worker's methods.
+
+They are named here because the driver cannot import the class: it needs Megatron, which the driver's Python lacks.
+"""
 
 VENVS_VARIABLE = "NEMO_RL_VENV_DIR"
 DEFAULT_VENVS = Path("/opt/ray_venvs")
 
 
 class RankPythonMissing(TrainerError):
-    """The image has no prebuilt environment for Megatron workers."""
+    """An error for an image without a prebuilt environment for Megatron workers."""
 
 
 def rank_python(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the interpreter that NeMo RL's image prepared for its Megatron workers; ours only add a mixin.
+    """Return the interpreter that NeMo RL's image prepared for its Megatron workers.
 
-    It is passed as a path, because for an entry that begins with `uv` NeMo RL builds a new environment, for minutes and
-    from the network (`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`). Raises
+    Tinsmith's workers only add a mixin.
+
+    It is passed as a path. For an entry that begins with `uv`, NeMo RL would build a new environment from the network,
+    which takes minutes (`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`). Raises
     RankPythonMissing.
     """
     python = Path(environment.get(VENVS_VARIABLE, DEFAULT_VENVS)) / STOCK_WORKER / "bin" / "python"
@@ -55,7 +60,7 @@ def rank_python(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def register(registry: MutableMapping[str, str], python: Path) -> None:
-    """Register our worker before `Policy` is created, which raises ValueError for unknown classes."""
+    """Register Tinsmith's worker. Call this before `Policy` is created, which raises ValueError for unknown classes."""
     registry[WORKER] = str(python)
 
 
@@ -85,11 +90,13 @@ log = structlog.get_logger(__name__)
 
 DATA_AXIS = "data_parallel"
 OTHER_AXES = ("pipeline_parallel", "context_parallel", "tensor_parallel")
-"""The names of `NamedSharding` in `Policy.__init__` (`nemo_rl/models/policy/lm_policy.py`)."""
+"""The names of the other axes of `NamedSharding` in `Policy.__init__` (`nemo_rl/models/policy/lm_policy.py`)."""
 
 
 def build_nemo_group(request: RanksRequest) -> RankGroup:
-    """Start ranks on GPUs, one on each. Takes minutes: the first start on a model converts it, unless a Job has.
+    """Start ranks, one on each GPU.
+
+    This takes minutes: the first start with a model converts it, unless a Job has converted it.
 
     The conversion must be at the same path on every node. Raises ModelDirectoryInvalid, DriverEnvironmentInvalid or
     RankPythonMissing before Ray starts, and ServerError if the conversion, Ray or the workers fail.
@@ -107,7 +114,7 @@ def build_nemo_group(request: RanksRequest) -> RankGroup:
 
 @contextmanager
 def _joined_ray(address: str | None) -> Iterator[str | None]:
-    """Join Ray while ranks are created, and leave it if that fails. Raises ServerError."""
+    """Join Ray while ranks are created, and leave it if their creation fails. Raises ServerError."""
     where = "in this container" if address is None else f"at {address}"
     try:
         folder = _join_ray(address)
@@ -123,9 +130,10 @@ def _joined_ray(address: str | None) -> Iterator[str | None]:
 
 
 def _join_ray(address: str | None) -> str | None:
-    """Return the folder of a Ray that was started, or None if it was already running.
+    """Return the folder of the Ray cluster that this process started, or None if Ray was already running.
 
-    NeMo RL's `init_ray` is not used: it attaches to any cluster it finds, and starts one with a dashboard.
+    NeMo RL's `init_ray` is not used, because it attaches to any cluster that it finds, and starts a cluster with a
+    dashboard.
     """
     import ray
 
@@ -166,9 +174,9 @@ def _start(prepared: Prepared, directory: Path, nodes: int, gpus_per_node: int) 
 
 
 class NemoGroup(RankGroup):
-    """A group that owns `policy`, `cluster` and the Ray of `ray_folder`.
+    """A group that owns `policy`, `cluster`, and the Ray cluster of `ray_folder`.
 
-    It raises no errors of Ray and NeMo RL other than RanksLost.
+    It converts errors of Ray and NeMo RL to RanksLost.
     """
 
     def __init__(self, policy: Any, cluster: Any, parallelism: Parallelism, *, ray_folder: str | None = None) -> None:
@@ -211,7 +219,7 @@ class NemoGroup(RankGroup):
 
     @override
     def close(self) -> None:
-        """End ranks first, then release their GPUs, then leave Ray: the other order leaves ranks behind."""
+        """End the ranks first, then release their GPUs, then leave Ray. In another order, ranks would remain."""
         if self._closed:
             return
         self._closed = True

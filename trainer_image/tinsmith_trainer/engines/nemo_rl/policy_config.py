@@ -1,4 +1,6 @@
-"""NeMo RL's `PolicyConfig` for our ranks, with every key, since a missing one raises KeyError deep inside.
+"""NeMo RL's `PolicyConfig` for Tinsmith's ranks.
+
+It has every key, because a missing key raises KeyError in NeMo RL's code.
 
 Keys and meanings are those of `examples/configs/grpo_math_1B_megatron.yaml` and of the TypedDicts in
 `nemo_rl/models/policy/__init__.py` at the pinned commit.
@@ -65,7 +67,10 @@ def policy_config(model: RankedModel, parallelism: Parallelism) -> Config:
 
 
 def starting_from(config: Config, converted: Path) -> Config:
-    """Add the folder of converted weights. Without it, ranks would convert them."""
+    """Add the folder of converted weights to the configuration.
+
+    Without it, ranks would convert the weights themselves.
+    """
     return {**config, "pretrained_checkpoint": {"format": "megatron_bridge", "path": str(converted)}}
 
 
@@ -127,7 +132,7 @@ def _layout(parallelism: Parallelism) -> Config:
 
 
 def _no_loss_but_the_callers() -> Config:
-    """Disable the losses of routers and further prediction heads, whose gradients were not requested."""
+    """Disable the losses of routers and of further prediction heads, because no client requested their gradients."""
     return {
         "freeze_moe_router": True,
         "moe_router_dtype": "fp64",
@@ -148,7 +153,7 @@ def _no_loss_but_the_callers() -> Config:
 def _peft(model: RankedModel) -> Config:
     """Return the settings of the LoRA in `setup_model_and_optimizer`, which `canonical_lora` replaces.
 
-    All modules that a client may train are targets. Modules that are not trained stay zero.
+    All modules that a client may train are targets. The adapters of modules that are not trained stay zero.
     """
     return {
         "enabled": True,
@@ -189,7 +194,7 @@ def _optimizer(parallelism: Parallelism) -> Config:
 
 
 def _scheduler() -> Config:
-    """Return a scheduler that is never stepped: it would overwrite each step's learning rate and weight decay."""
+    """Return a scheduler that is never stepped: a step would overwrite the learning rate and the weight decay."""
     return {
         "start_weight_decay": 0.0,
         "end_weight_decay": 0.0,

@@ -1,9 +1,10 @@
-"""A shard of a call in NeMo RL's forward and backward on one rank: Megatron's schedule, packing, context ranks, losses.
+"""The forward and backward of a call's shard in NeMo RL on one rank: schedule, packing, context ranks and losses.
 
-The calls are those of `MegatronPolicyWorkerImpl._train_microbatch_body` (`nemo_rl/models/policy/workers/
-megatron_policy_worker.py`), without the parts that open, scale and close a step, which `AdapterStep` does. Losses are
-called as `LossFunction` of `nemo_rl/algorithms/loss/interfaces.py`: on the ranks, once per microbatch, or once per
-sequence of a packed one. The scalar is a plain sum; the counts that NeMo RL offers as divisors are ignored.
+The calls are the same as in `MegatronPolicyWorkerImpl._train_microbatch_body` (`nemo_rl/models/policy/workers/
+megatron_policy_worker.py`), without the parts that open, scale and close a step. `AdapterStep` does these parts. Losses
+are called in the same way as `LossFunction` of `nemo_rl/algorithms/loss/interfaces.py`: on the ranks, once per
+microbatch, or once per sequence of a packed microbatch. The scalar is a plain sum. NeMo RL offers counts as divisors;
+they are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tinsmith_trainer.engines.megatron.batch import (
 from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 
 ROWS = "tinsmith_rows"
-"""The only metric. NeMo RL rescales metrics with certain names or endings."""
+"""The name of the only metric. It has no name or ending for which NeMo RL rescales metrics."""
 
 Logprobs = Callable[[Tensor, Tensor], Tensor]
 """The type of a function from the model's output and targets `[b, S]` or `[b, S, K]` to logprobs.
@@ -43,10 +44,10 @@ They are float32 `[b, S - 1]` or `[b, S - 1, K]`, and column i scores column i +
 
 
 class RowList(list[RowResults]):
-    """A metric that can be summed.
+    """A list of results that can be summed like a metric.
 
-    `SequencePackingLossWrapper` of `nemo_rl/algorithms/loss/wrapper.py` adds each sequence's metric to 0, and these
-    have no common length.
+    `SequencePackingLossWrapper` of `nemo_rl/algorithms/loss/wrapper.py` adds the metric of each sequence to 0. The
+    metrics here have no common length.
     """
 
     def __radd__(self, other: int | list[RowResults]) -> RowList:
@@ -58,10 +59,11 @@ class RowList(list[RowResults]):
 
 
 class TinkerLoss:
-    """A loss of `losses.py`, as NeMo RL calls it.
+    """A loss of `losses.py` with the signature that NeMo RL calls.
 
-    NeMo RL can compute a shifted batch's logprobs itself (`LossInputType.LOGPROB`). It supports neither a general
-    batch's targets nor hidden states: with `by_itself` the loss requests the model's output (`LossInputType.LOGIT`).
+    NeMo RL can compute the logprobs of a shifted batch itself (`LossInputType.LOGPROB`). It supports neither the
+    targets of a general batch nor hidden states. With `by_itself`, the loss therefore requests the model's output
+    (`LossInputType.LOGIT`).
     """
 
     def __init__(self, compute: Callable[[Tensor, Inputs], Terms], *, by_itself: bool, logprobs: Logprobs) -> None:
@@ -90,7 +92,7 @@ class TinkerLoss:
 
 
 def parallel_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute logprobs like NeMo RL's for next tokens: over tensor and context ranks, in chunks."""
+    """Compute logprobs in the same way as NeMo RL for next tokens: over tensor and context ranks, in chunks."""
     if targets.ndim == 3:
         return torch.stack([parallel_logprobs(logits, own) for own in targets.unbind(-1)], dim=-1)
     from megatron.core import parallel_state
@@ -110,12 +112,18 @@ def parallel_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 SHORTEST_PACKED = 2
-"""The least columns of a sequence: with one, no position is scored, and losses take maxima over positions."""
+"""The smallest number of columns of a sequence.
+
+With one column no position is scored, but losses take maxima over positions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Microbatches of one shape from NeMo RL. If stages tell each other shapes, the shape here is unused."""
+    """An iterator over NeMo RL's microbatches of one shape.
+
+    If stages send each other the shapes, the shape here is not used.
+    """
 
     microbatches: Iterator[Any]
     count: int
@@ -124,10 +132,10 @@ class _Cut:
 
 
 class NemoSchedule:
-    """A schedule on a constructed `MegatronPolicyWorkerImpl`, whose output layer is called here from now on.
+    """A schedule on a constructed `MegatronPolicyWorkerImpl`. From now on, its output layer is called here.
 
-    With packing, the model calls its output layer: NeMo RL cuts sequences out of the model's output, of which tensor
-    ranks would have pieces.
+    With packing, the model still calls its output layer: NeMo RL cuts sequences out of the model's output, and tensor
+    ranks would have only pieces of the hidden states.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -137,11 +145,11 @@ class NemoSchedule:
         self._unembedding = None if worker.cfg["sequence_packing"]["enabled"] else defer_unembedding(worker.model)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Return the rows' results on the last pipeline stage, none on the others.
+        """Return the results of the rows on the last pipeline stage, and no results on the other stages.
 
-        All ranks of a data index get the same microbatches. Gradients are added to the model's buffers, as plain sums
-        over microbatches and context ranks. NeMo RL cuts microbatches of one shape out of a batch; those of all shapes
-        pass through the stages in sequence.
+        All ranks of one data index receive the same microbatches. Gradients are added to the model's buffers, as plain
+        sums over microbatches and context ranks. NeMo RL cuts microbatches of one shape out of a batch. Microbatches of
+        all shapes pass through the stages in sequence.
         """
         from nemo_rl.models.megatron.train import LossPostProcessor, megatron_forward_backward
 
@@ -184,7 +192,7 @@ class NemoSchedule:
         return _Cut(iterator, count, rows, padded_length)
 
     def _wrapped(self, shard: Batch) -> Any:
-        """Return NeMo RL's `BatchedDataDict`, packed if the workers' configuration says so."""
+        """Return NeMo RL's `BatchedDataDict`, packed if the workers' configuration requests it."""
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
         packing = self._worker.cfg["sequence_packing"]
@@ -211,5 +219,5 @@ def _shapes(batch: Batch) -> dict[str, torch.Size]:
 
 
 def _together(batches: Sequence[Batch]) -> Batch:
-    """Concatenate batches, since NeMo RL splits a shard into microbatches itself."""
+    """Concatenate batches, because NeMo RL splits a shard into microbatches itself."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

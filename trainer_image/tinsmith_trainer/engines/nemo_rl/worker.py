@@ -1,6 +1,7 @@
-"""The mixin that turns NeMo RL's Megatron worker into one of our ranks; `actor` combines the two.
+"""The mixin that turns NeMo RL's Megatron worker into a rank of Tinsmith; `actor` combines the two classes.
 
-There is one method for all remote calls, because NeMo RL passes arguments by keyword only, and our calls by position.
+All remote calls go through one method, because NeMo RL passes arguments by keyword only, and Tinsmith's calls pass them
+by position.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from tinsmith_trainer.engines.nemo_rl.schedule import NemoSchedule
 
 
 class TinsmithMegatronWorkerMixin:
-    """A base class that precedes `MegatronPolicyWorkerImpl`.
+    """A base class that comes before `MegatronPolicyWorkerImpl`.
 
-    It uses attributes that class builds: `model` (Megatron's DistributedDataParallel), `optimizer`, `cfg`, `rank`,
-    `mcore_state`, `defer_fp32_logits`. Its own training methods are never called.
+    It uses attributes that `MegatronPolicyWorkerImpl` builds: `model` (Megatron's DistributedDataParallel),
+    `optimizer`, `cfg`, `rank`, `mcore_state`, `defer_fp32_logits`. NeMo RL's own training methods are never called.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,19 +34,19 @@ class TinsmithMegatronWorkerMixin:
         self._ts_rank: Rank | None = None
 
     def ts_start(self, parallelism: Parallelism) -> Answer:
-        """Build the rank, once, on every rank, before all other calls.
+        """Build the rank. Call this once on every rank, before all other calls.
 
-        Raises ModelDirectoryInvalid, or ValueError for a model whose steps are not supported.
+        Raises ModelDirectoryInvalid, or ValueError for a model for which optimizer steps are not supported.
         """
         self._ts_rank = rank_of(self, parallelism)
         return Answer()
 
     def ts_call(self, method: str, arguments: Sequence[Any]) -> Answer:
-        """Return the result of `Rank`'s method of that name."""
+        """Return the result of the method of `Rank` with this name."""
         return attempt(lambda: getattr(self._started, method)(*arguments))
 
     def ts_call_sharded(self, shard: Any, method: str, arguments: Sequence[Any]) -> Answer:
-        """Return the result of `Rank`'s method of that name, called with this rank's shard as first argument."""
+        """Return the result of the method of `Rank` with this name, called with this rank's shard as first argument."""
         return attempt(lambda: getattr(self._started, method)(shard, *arguments))
 
     @property
@@ -56,7 +57,10 @@ class TinsmithMegatronWorkerMixin:
 
 @contextmanager
 def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
-    """Make NeMo RL's module `setup`, which has no option for it, use CanonicalLoRA for workers created inside."""
+    """Make NeMo RL's module `setup` use CanonicalLoRA for workers created inside the context.
+
+    It has no option for this.
+    """
     stock = setup.LoRA
     vars(setup)["LoRA"] = _canonical_lora
     try:
@@ -66,16 +70,18 @@ def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
 
 
 def _canonical_lora(*, target_modules: Sequence[str], dim: int, **_others: Any) -> Any:
-    """Replace `LoRA(...)`, whose other arguments are neutral (`policy_config._peft`)."""
+    """Replace `LoRA(...)`. Its other arguments have no effect (`policy_config._peft`)."""
     return canonical_lora(target_modules=target_modules, dim=dim)
 
 
 @contextmanager
 def no_compiler_in(initialize: ModuleType) -> Iterator[None]:
-    """Disable the compilation of Megatron's data sets, which are not used here, for workers created inside.
+    """Disable the compilation of Megatron's data sets for workers created inside the context.
 
-    `initialize_megatron` in `initialize`, Megatron-Bridge's module, compiles in the package's folder, where a rank that
-    is not root may not write, and ends the rank when that fails.
+    The data sets are not used.
+
+    `initialize_megatron` in Megatron-Bridge's module `initialize` compiles in the package's folder. A rank that does
+    not run as root may not write there, and a failure ends the rank.
     """
     stock = initialize.compile_helpers
     vars(initialize)["compile_helpers"] = lambda: None
@@ -86,7 +92,7 @@ def no_compiler_in(initialize: ModuleType) -> Iterator[None]:
 
 
 def rank_of(worker: Any, parallelism: Parallelism) -> Rank:
-    """Build one of our ranks from NeMo RL's worker."""
+    """Build a rank of Tinsmith from NeMo RL's worker."""
     # `_create_megatron_config` in `nemo_rl/models/megatron/setup.py` has no option for it, and Megatron would end the
     # rank for a non-finite gradient, which our step refuses without ending it.
     worker.model.ddp_config.check_for_nan_in_grad = False

@@ -1,9 +1,9 @@
 """The adapters of a decode batch as one stack: two small products per module serve all adapters.
 
-With eight adapters of four rows each, sixteen products per module took a third of a step's time, mostly because of the
-overhead of calls. An adapter's weights are copied into the stack once, when the adapter's first row enters the batch.
-Each adapter's rows have their own products if the weights are too large, have different shapes, or if the rows are
-spread too unevenly over the adapters.
+With eight adapters of four rows each, separate products (sixteen per module) took a third of a step's time, mostly
+because of the overhead of calls. An adapter's weights are copied into the stack once, when its first row enters the
+batch. The rows of each adapter have their own products if the weights are too large, if their shapes differ, or if the
+numbers of rows per adapter are too unequal.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from tinsmith_trainer.torch_model.lora import OwnProduct, StackedDelta
 from tinsmith_trainer.torch_model.products import linear_product
 
 MOST_PADDING = 2
-"""The limit of padding. All groups are padded to the length of the longest one; together they have at most this many
-times the forward's rows."""
+"""The limit on padding. All groups are padded to the length of the longest group.
+
+Together they have at most this many times the forward's rows.
+"""
 
 
 class AdapterGroups:
@@ -41,7 +43,7 @@ class AdapterGroups:
         self._stack: dict[str, GroupWeights] = {}
 
     def route(self, runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
-        """Return the route of a forward with one token for each row. `runs` have different adapters."""
+        """Return the route of a forward with one token for each row. The runs in `runs` have different adapters."""
         route = dict(route_by_products(runs, modules))
         if self._fits(runs):
             self._make_slots([adapter for adapter, _ in runs])
@@ -94,7 +96,7 @@ class GroupWeights:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """The layout of rows in equal groups: `take` is the row of each slot, `back` the slot of each row.
+    """The layout of rows in groups of equal size. `take` is the row of each slot, and `back` is the slot of each row.
 
     None means that the order of the rows does not change.
     """

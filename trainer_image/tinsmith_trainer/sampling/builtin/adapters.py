@@ -1,10 +1,10 @@
-"""Loaded adapter versions, and the routes that apply to each row of a batch its adapter.
+"""Loaded adapter versions, and the routes that apply its adapter to each row of a batch.
 
-There are two kinds of routes. A route by products is fast: rows of one adapter are adjacent and share one product, so
-no weights are copied, and a batch may have adapters of any rank and size. A stacked route serves rows whose bits must
-not depend on other rows, and GPUs, where many small products cost more than copies: the adapters of a batch have one
-padded rank and one set of modules, and each row is a group. Adapters of experts are never stacked, because they are
-large and because the bits of their products do not depend on other rows (torch_model/expert_products.py).
+There are two kinds of routes. A route by products is fast. The rows of one adapter are adjacent and share one product,
+so no weights are copied, and a batch may have adapters of any rank and size. A stacked route is for rows whose bits
+must not depend on other rows, and for GPUs, where many small products cost more than copies. The adapters of a batch
+have one padded rank and one set of modules, and each row is a group. Adapters of experts are never stacked. They are
+large, and the bits of their products do not depend on other rows anyway (torch_model/expert_products.py).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class AdapterShape:
 class LoadedAdapter:
     """An immutable adapter version on the device. The base model is an adapter without deltas.
 
-    A `serial` is never reused. A value that was computed with a dropped version is therefore never mistaken for a value
-    of a later version with the same key. `deltas` have one group each, and only those of linear layers.
+    A `serial` is never used again. So a value that was computed with a dropped version cannot be mistaken for a value
+    of a later version with the same key. `deltas` have one group each, and contain only linear layers.
     """
 
     key: str
@@ -53,14 +53,14 @@ class LoadedAdapter:
     shape: AdapterShape
     deltas: Mapping[str, StackedDelta] = field(repr=False)
     own: Mapping[str, OwnDelta] = field(repr=False, default_factory=dict)
-    """The weights without padding, for products of this adapter alone, including the weights of experts."""
+    """The weights without padding, including the weights of experts. Products of this adapter alone use them."""
 
     @property
     def nbytes(self) -> int:
         return sum(self.deltas.get(name, own).nbytes for name, own in self.own.items())
 
     def route(self, rows: int) -> Route:
-        """Return a route that uses this adapter for each of `rows` groups, without copies."""
+        """Return a route that uses this adapter for each of `rows` groups, without copying weights."""
         return {**{name: _expanded(delta, rows) for name, delta in self.deltas.items()}, **self._of_experts()}
 
     def route_of_all(self) -> Route:
@@ -101,7 +101,7 @@ def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer],
 
 
 def padded_rank(rank: int) -> int:
-    """Return the padded rank for an adapter of this rank."""
+    """Return the rank to which an adapter of this rank is padded."""
     return next((padded for padded in PADDED_RANKS if rank <= padded), rank)
 
 
@@ -112,7 +112,8 @@ AdapterRun = tuple[LoadedAdapter, int]
 def route_by_products(runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
     """Return the route by products.
 
-    Each module has one product for all tokens, and for each run the products of its adapter, which may have any rank.
+    Each module has one product for all tokens, and for each run the products of the run's adapter, which may have any
+    rank.
     """
     ends = list(itertools.accumulate(count for _, count in runs))
     spans = [(adapter, end - count, end) for (adapter, count), end in zip(runs, ends, strict=True)]
@@ -150,7 +151,7 @@ class AdapterProducts:
 
 
 def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
-    """Add the delta. Adapters are float32 for every dtype of the base model, and each sum is rounded once."""
+    """Add the delta. Adapters are float32, whatever the dtype of the base model, and each sum is rounded once."""
     if out.dtype == own.lora_A.dtype:
         out.addmm_(functional.linear(x, own.lora_A), own.lora_B.T, alpha=own.scale)
     else:
@@ -158,9 +159,9 @@ def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
 
 
 def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Return moves of rows (from, to), after which used rows come first and the rows of each group are adjacent.
+    """Return moves of rows (from, to). After these moves, used rows come first and the rows of each group are adjacent.
 
-    None is an idle row. If one row was added or removed, at most one row of each group moves.
+    None stands for an idle row. If one row was added or removed, at most one row of each group moves.
     """
     sizes = Counter(group for group in groups if group is not None)
     order = [group for group in sorted(sizes) for _ in range(sizes[group])]
@@ -173,7 +174,7 @@ def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
 
 
 class RowAdapters:
-    """The stacked route of one batch. Most batches hold one adapter, for which no weights are copied.
+    """The stacked route of one batch. Most batches have one adapter. Then no weights are copied.
 
     If `fixed` is true, the products have one shape for any number of rows that share an adapter.
     """
@@ -186,7 +187,7 @@ class RowAdapters:
         self._stacked: list[LoadedAdapter | None] = [None] * rows
 
     def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
-        """Return the route of the first `rows` rows. None is an idle row, which may use any adapter."""
+        """Return the route of the first `rows` rows. None stands for an idle row, which may use any adapter."""
         used = {adapter.serial: adapter for adapter in adapters if adapter is not None}
         if len(used) <= 1:
             adapter = next(iter(used.values()), BASE_MODEL)
@@ -194,7 +195,7 @@ class RowAdapters:
         return self._stacked_route(adapters, rows)
 
     def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Route:
-        """Return the route of some rows, none of which is idle. `adapters` has an entry for each row of the batch."""
+        """Return the route of these rows, none of which is idle. `adapters` has an entry for each row of the batch."""
         used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
         if len(used) == 1:
             return self._same(next(iter(used.values())), len(rows))
@@ -238,7 +239,7 @@ class RowAdapters:
 
 
 def _of_rows(adapters: Sequence[LoadedAdapter | None]) -> Mapping[str, AdapterProducts]:
-    """Return the products of experts' projections for rows of one token.
+    """Return the products of experts' projections for rows that have one token each.
 
     Consecutive rows of one adapter are one span.
     """

@@ -1,4 +1,7 @@
-"""A decode batch: rows of one extent. Their adapters share a shape, and one forward per step serves all rows."""
+"""A decode batch: rows that have the same extent.
+
+Their adapters share a shape, and one forward per step serves all rows.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,10 @@ ROWS_STEP = 8
 class BatchKey:
     """The key of a batch. Samples with equal keys may share a batch.
 
-    In deterministic mode the shapes of a forward depend only on this key and the settings, so that a row's bits do not
-    depend on other rows. The extent follows from the row's own length. If adapters are stacked, a batch has adapters of
-    one `shape`. `alone` is the serial of an adapter that is too large to be copied for each row, else 0.
+    In deterministic mode, the shapes of a forward depend only on this key and the settings. So a row's bits do not
+    depend on other rows. The extent follows from the row's own length. If adapters are stacked, all adapters of a batch
+    have one `shape`. `alone` is the serial of an adapter that is too large to be copied for each row, and 0 for other
+    adapters.
     """
 
     extent: int
@@ -59,7 +63,7 @@ class BatchPlan:
 
     @property
     def by_products(self) -> bool:
-        """Return whether adapters of any shape share a batch."""
+        """Return whether adapters of different shapes share a batch."""
         return not self.settings.deterministic and self.geometry.device.type == "cpu"
 
     @property
@@ -69,7 +73,7 @@ class BatchPlan:
         return self.geometry.device.type != "cpu" if setting is None else setting
 
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
-        """Return the key of the batch for a sample whose next token has this position in its row."""
+        """Return the key of the batch for a sample whose next token is at this position in its row."""
         extent = SMALLEST_EXTENT
         while extent <= sample_position:
             extent *= 2
@@ -80,7 +84,7 @@ class BatchPlan:
         return BatchKey(extent, adapter.shape, adapter.serial if large else 0)
 
     def rows(self, extent: int) -> int:
-        """Return the number of rows that fit in a quarter of the memory, up to `max_rows`; a power of two."""
+        """Return the number of rows that fit in a quarter of the memory, at most `max_rows`. It is a power of two."""
         affordable = self.settings.kv_cache_bytes // 4 // self.geometry.row_bytes(extent)
         return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
 
@@ -91,11 +95,11 @@ class BatchPlan:
         return route_by_products(adapter_runs(adapters, tokens), modules)
 
     def route_of_one(self, adapter: LoadedAdapter, tokens: int, modules: Items[str]) -> Route:
-        """Return the route of a forward for one adapter."""
+        """Return the route of a forward with this many tokens for one adapter."""
         return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.route_of_all()
 
     def filled_bytes(self, sample: Sample) -> int:
-        """Return the bytes of the sample's own positions."""
+        """Return the number of bytes that the sample's own positions take."""
         return self.geometry.row_bytes(sample.own_position)
 
     def nbytes(self, extent: int) -> int:
@@ -109,16 +113,17 @@ def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun
 
 
 def computed_rows(used: int) -> int:
-    """Round the number of rows up.
+    """Round the number of rows up to one of few numbers.
 
-    Few shapes are used, because a library of products prepares itself for each shape; and few rows are unused.
+    A library of products prepares itself for each shape, so there are few shapes; and few of the computed rows are
+    unused.
     """
     return 1 << (used - 1).bit_length() if used <= ROWS_STEP else -(-used // ROWS_STEP) * ROWS_STEP
 
 
 @dataclass(slots=True)
 class StepResult:
-    """The samples that left the batch in a step. The logits of samples in `diverged` were not finite."""
+    """The samples that left the batch in one step. The logits of samples in `diverged` were not finite."""
 
     ended: list[tuple[Sample, Sequence]] = field(default_factory=list)
     outgrown: list[Sample] = field(default_factory=list)
@@ -142,7 +147,7 @@ class StepResult:
 
 
 class DecodeBatch:
-    """Samples in fixed rows. In deterministic mode every step computes all rows, idle rows included."""
+    """Samples in fixed rows. In deterministic mode, every step computes all rows, including idle rows."""
 
     def __init__(self, key: BatchKey, plan: BatchPlan, forward: ForwardPass) -> None:
         self.key = key
@@ -199,7 +204,7 @@ class DecodeBatch:
         self._written[row] = end
 
     def _take_out(self, row: int) -> Sample:
-        """Free a row. A token that is not read yet is lost; the next draw gives the same token."""
+        """Free a row. A token that was not read yet is lost. The next draw gives the same token."""
         sample = self._vacate(row)
         if self._launched is not None:
             self._launched.forget(sample)
@@ -220,7 +225,8 @@ class DecodeBatch:
     def park(self, sample: Sample) -> None:
         """Take a sample out of its row.
 
-        Its keys and values move to the host's memory. The sample later continues with them.
+        Its keys and values move to the host's memory, and the sample continues with them later. The sample later
+        continues with them.
         """
         row = self._samples.index(sample)
         kept = self._kv[:, :, row : row + 1, :, : sample.own_position]
@@ -234,7 +240,10 @@ class DecodeBatch:
                 self._take_out(row)
 
     def step(self, tenants: Collection[str]) -> StepResult:
-        """Draw a token for every sample of these tenants. Read the previous step if the next one is launched."""
+        """Draw a token for every sample of these tenants.
+
+        If this launches the next step, it reads the tokens of the previous step.
+        """
         if not self._fixed:
             self._arrange()
         launched = self._launch(self._rows_of(tenants))
@@ -244,7 +253,7 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def _arrange(self) -> None:
-        """Move used rows to the front. Rows of one adapter become adjacent, and within them the rows of one prefix."""
+        """Move used rows to the front. Rows of one adapter become adjacent, and among them the rows of one prefix."""
         order = {group: place for place, group in enumerate(sorted({_group(sample) for sample in self.samples}))}
         moves = moves_into_runs([None if sample is None else order[_group(sample)] for sample in self._samples])
         if not moves:
@@ -260,7 +269,7 @@ class DecodeBatch:
             self._samples[target] = sample
 
     def _rows_of(self, tenants: Collection[str]) -> Items[int]:
-        """Return the rows to compute. For all tenants this is a range that begins at row 0."""
+        """Return the rows to compute. For all tenants, this is a range that begins at row 0."""
         if self._fixed:
             return range(len(self._samples))
         used = len(self.samples)
@@ -318,7 +327,7 @@ class DecodeBatch:
     def _by_products(self, samples: list[Sample | None]) -> Route:
         """Return the route by products.
 
-        Idle rows come last. They are computed with the adapter of the last used row.
+        Idle rows come last, and are computed with the adapter of the last used row.
         """
         used = [sample.run.adapter for sample in samples if sample is not None]
         used += [used[-1]] * (len(samples) - len(used))
@@ -335,7 +344,7 @@ class DecodeBatch:
 
 
 def _group(sample: Sample) -> tuple[int, int]:
-    """Return the group of a sample. Rows of one group are adjacent."""
+    """Return the group of a sample: rows of one group are adjacent."""
     return sample.run.adapter.serial, 0 if sample.prefix is None else 1 + sample.prefix.serial
 
 
@@ -346,7 +355,7 @@ def _angles(positions: Tensor, samples: Items[Sample | None]) -> Tensor | None:
 
 
 def drawn_of(logits: Tensor, samples: Items[Sample]) -> list[DrawnToken]:
-    """Return the token that each row of logits `[rows, vocab]` gives its sample."""
+    """Return one token for each row of logits `[rows, vocab]`, drawn with the parameters of its sample."""
     drawn = draw_tokens(logits, [sample.draw() for sample in samples])
     return list(drawn_by(LaunchedStep(samples, *drawn, logits)).values())
 
@@ -359,7 +368,7 @@ def drawn_by(launched: LaunchedStep) -> dict[Sample, DrawnToken]:
 
 
 def _top_logprobs(launched: LaunchedStep) -> dict[Sample, TopkLogprobs]:
-    """Return the most likely tokens for samples that request them.
+    """Return the most likely tokens of the samples that request them.
 
     The result for a smaller K is the beginning of the result for a larger K.
     """

@@ -26,9 +26,9 @@ class OutOfMemoryForNow(Exception):
 class Batches:
     """The batches of a sampler.
 
-    A batch is opened when a sample needs it. If rows are short, tenants get equal numbers of rows. If a sample's row is
-    given to another tenant, the sample keeps its keys and values outside the batch, and is the first sample of its
-    tenant to get a row again.
+    A batch is opened when a sample needs it. If rows are short, tenants get equal numbers of rows. If another tenant
+    gets a sample's row, the sample keeps its keys and values outside the batch. It is the first sample of its tenant to
+    get a row again.
     """
 
     def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: FairQueue, shared: SharedPrefixes) -> None:
@@ -47,14 +47,14 @@ class Batches:
         return [batch for batch in self._open.values() if batch.samples]
 
     def of(self, tenant: str) -> list[AnyBatch]:
-        """Return the batches in which a tenant has rows."""
+        """Return the batches in which the tenant has rows."""
         return [batch for batch in self._open.values() if batch.rows_by_tenant[tenant]]
 
     def may_start(self, key: BatchKey, tenant: str, promised: int = 0) -> bool:
-        """Return whether a new sample of this key would start at once, in addition to the rows promised to the tenant.
+        """Return whether a new sample of this key would start now, in addition to the rows promised to its tenant.
 
-        Raises OutOfMemoryForNow if the new sample, or an earlier sample of the tenant, waits for memory. Until running
-        rows end, no sample of the tenant starts. Otherwise the waiting sample would never start.
+        Raises OutOfMemoryForNow if the new sample, or an earlier sample of the tenant, waits for memory. In that case,
+        no new sample of the tenant starts until running samples end. Otherwise, the waiting sample would never start.
         """
         if tenant in self._short:
             raise OutOfMemoryForNow
@@ -68,7 +68,10 @@ class Batches:
         return promised < self.plan.rows(key.extent)
 
     def has_room_for_shared(self, nbytes: int) -> bool:
-        """Return whether values that are kept while samples run have room. The first such values always have room."""
+        """Return whether there is room for values that are kept while samples run.
+
+        The first such values always have room.
+        """
         return self._excess_bytes(nbytes) <= 0 or not self._shared.nbytes
 
     def enqueue(self, sample: Sample) -> None:
@@ -83,7 +86,7 @@ class Batches:
             self._fill(key)
 
     def co_batched(self, batch: AnyBatch, tenant: str) -> frozenset[str]:
-        """Return the tenants whose samples are drawn together with this tenant's samples in its turn.
+        """Return the tenants whose samples are computed together with this tenant's samples in its turn.
 
         Each tenant pays for its own rows.
         """
@@ -155,7 +158,7 @@ class Batches:
         return gives_up_a_row(batch.rows_by_tenant, tenant, self._fair_queue.lead, self._fair_queue.credit)
 
     def _park(self, batch: AnyBatch, samples: Collection[Sample]) -> None:
-        """Park the samples. They are the first samples of their tenants to get rows again, in the same order."""
+        """Park the samples. They are the first samples of their tenants to get rows again, and keep their order."""
         for sample in sorted(samples, key=lambda sample: (sample.run.serial, sample.index), reverse=True):
             batch.park(sample)
             self._parked[sample] = self.plan.filled_bytes(sample)
@@ -164,7 +167,7 @@ class Batches:
     def _room_to_park(self) -> int:
         """Return the room for parked samples in the host's memory.
 
-        The room is equal to the memory of batches, and at least the size of one whole context.
+        It is equal to the memory of batches, but at least the size of one whole context.
         """
         context = self.plan.geometry.row_bytes(self.plan.max_sequence_length)
         return max(self.plan.settings.kv_cache_bytes, 2 * context) - sum(self._parked.values())
@@ -184,7 +187,7 @@ class Batches:
         return self._excess_bytes(needed) <= 0 or not self.active or bool(self._leaving(needed, tenant))
 
     def _excess_bytes(self, needed_bytes: int) -> int:
-        """Return how many bytes for a batch are missing even if idle batches are closed."""
+        """Return how many bytes are still missing for a batch after all idle batches are closed."""
         held = sum(batch.nbytes for batch in self.active) + self._shared.nbytes
         return held + needed_bytes - self.plan.settings.kv_cache_bytes
 
@@ -192,7 +195,10 @@ class Batches:
         return sum(batch.nbytes for batch in self._open.values()) + self._shared.nbytes
 
     def _leaving(self, needed_bytes: int, tenant: str) -> list[AnyBatch]:
-        """Return the batches of other tenants to close for a new batch; none if there is room, or if they may stay."""
+        """Return the batches of other tenants that must close for a new batch.
+
+        The result is empty if there is room, or if they may stay.
+        """
         excess = self._excess_bytes(needed_bytes)
         if excess <= 0 or self.of(tenant):
             return []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 _WORD = (1 << 64) - 1
 _BLOCK = 64
-"""The number of IDs in a block. Probabilities are summed by block before an ID is searched within one block."""
+"""The number of IDs in a block. Probabilities are summed by block first; then an ID is searched within one block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +36,24 @@ class Draw:
 
 
 def uniform(seed: int, sample_index: int, position: int) -> float:
-    """Return the number in [0, 1), with 53 bits, of the stream (seed, sample) at a position.
+    """Return the number in [0, 1), with 53 bits, at a position of the stream of a seed and a sample.
 
-    The number is a hash of the counter and not the output of a stateful generator. There is no state to keep or to
+    The number is a hash of the counter, not the output of a generator with state. There is no state to keep or to
     replay, and the streams of neighbouring seeds are unrelated.
     """
     return _number(b"tinsmith-draw", seed, sample_index, position)
 
 
 def alternative_uniforms(seed: int, position: int, k: int) -> list[float]:
-    """Return the numbers for the k draws at a prompt position. No sample uses these streams."""
+    """Return the numbers for the k alternative draws at a prompt position.
+
+    These streams are separate from the streams of samples.
+    """
     return [_number(b"tinsmith-alt", seed, index, position) for index in range(k)]
 
 
 def on_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy values to the device without waiting. A copy from pageable memory would wait."""
+    """Copy values to the device without waiting for the device. A copy from pageable memory would wait."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
@@ -61,7 +64,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
 
     Logprobs are at temperature 1 before any filter. Both results are `[rows]` on the device; the function does not wait
     for the device. Logits that are not finite give a logprob of NaN. In greedy rows the lowest ID wins among equal
-    logits. Other draws invert the cumulative distribution over IDs in ascending order.
+    logits. Other draws invert the cumulative distribution over the IDs in ascending order.
     """
     # The vocabulary is read and written as rarely as possible. For a small model on a CPU this takes a quarter of a
     # step.
@@ -73,7 +76,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
 
 
 def all_logprobs(logits: Tensor) -> Tensor:
-    """Return the logprobs `[rows, vocab]`, bit for bit equal to the logprobs of `draw_tokens`."""
+    """Return the logprobs `[rows, vocab]`, with the same bits as the logprobs of `draw_tokens`."""
     return _logprobs(logits, logits.amax(-1, keepdim=True), torch.softmax(logits, -1))
 
 
@@ -94,7 +97,7 @@ def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
     `probabilities` are `[rows, vocab]`, the other arguments `[rows]`. Top-k is applied first (-1 is off). Top-p then
     keeps the smallest set of most likely tokens with at least the share p of the remaining probability. The most likely
-    token always stays. Among equal probabilities the lower ID stays.
+    token always keeps its probability. Of equal probabilities, the one with the lower ID is kept.
     """
     ordered, ids = probabilities.sort(stable=True, dim=-1, descending=True)
     ranks = torch.arange(ordered.shape[-1], device=ordered.device)
@@ -108,8 +111,8 @@ def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return IDs and logprobs `[rows, k]` of the most likely tokens of `logprobs` `[rows, vocab]`.
 
-    The most likely token is first; among equals the lower ID is first. Each row is independent. A row of NaN gives
-    meaningless IDs.
+    The most likely token is first. Of equally likely tokens, the lower ID is first. Each row is independent. A row of
+    NaN gives meaningless IDs.
     """
     # `torch.topk` breaks ties arbitrarily, and logits of bfloat16 tie often. A stable sort of the vocabulary takes 40
     # times as long. So equal values are searched only at the end of a row, and only in rows that have them.
@@ -122,12 +125,18 @@ def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _logprobs(logits: Tensor, largest: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the logprobs of some tokens' logits `[rows, n]`. `largest` and `probabilities` are of the whole rows."""
+    """Return the logprobs of some tokens' logits `[rows, n]`.
+
+    `largest` and `probabilities` belong to the whole rows.
+    """
     return (logits - largest) + probabilities.amax(-1, keepdim=True).log()
 
 
 def _chosen(logits: Tensor, probabilities: Tensor, largest: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return IDs `[rows]`. `probabilities` are at temperature 1, `largest` is each row's largest logit `[rows, 1]`."""
+    """Return the drawn IDs `[rows]`.
+
+    `probabilities` are at temperature 1; `largest` `[rows, 1]` is the largest logit of each row.
+    """
     if all(draw.temperature == 0 for draw in draws):
         return logits.argmax(-1)
     temperatures = _column(draws, "temperature", logits)
@@ -151,7 +160,10 @@ def _draw_random(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _tempered(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
-    """Return probabilities `[rows, vocab]` at each row's temperature. A row with temperature 0 counts as one with 1."""
+    """Return probabilities `[rows, vocab]` at each row's temperature.
+
+    A row with temperature 0 is computed with temperature 1.
+    """
     smallest = torch.finfo(logits.dtype).tiny
     divisor = torch.where(temperature > 0, temperature, 1.0).clamp(min=smallest).to(logits.dtype)[:, None]
     # The largest logit is subtracted first: dividing by a tiny temperature would overflow to inf - inf.
@@ -161,8 +173,8 @@ def _tempered(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Return the first ID whose cumulative probability exceeds the given part of the total.
 
-    The result has an ID with a positive probability for each of `uniforms` `[rows, k]`. Blocks of IDs are summed first;
-    single IDs are summed only within the right block.
+    The result has an ID with a positive probability for each of `uniforms` `[rows, k]`. Blocks of IDs are summed first.
+    Single IDs are summed only within the block that contains the result.
     """
     vocab = probabilities.shape[-1]
     blocks = _whole_blocks(probabilities).reshape(len(probabilities), -1, _BLOCK)
@@ -180,13 +192,13 @@ def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _whole_blocks(probabilities: Tensor) -> Tensor:
-    """Pad with zeros to whole blocks."""
+    """Pad the probabilities with zeros to whole blocks."""
     missing = -probabilities.shape[-1] % _BLOCK
     return torch.nn.functional.pad(probabilities, (0, missing)) if missing else probabilities
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """Return the values, limited to the number just below `limits`."""
+    """Return the values, each at most the number just below its limit."""
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 
@@ -209,7 +221,10 @@ def _undecided(values: Tensor, k: int) -> list[int]:
 
 
 def _candidates(logprobs: Tensor, smallest: Tensor, k: int) -> Tensor:
-    """Return the k IDs of a row that are at least as likely as `smallest`, in order. Of equals the lowest IDs stay."""
+    """Return the k IDs of a row that are at least as likely as `smallest`, in order.
+
+    Of equally likely IDs, the lowest are kept.
+    """
     ids = (logprobs >= smallest).nonzero()[:, 0]
     order = logprobs[ids].sort(stable=True, descending=True).indices[:k]
     return ids[order].sort().values

@@ -38,7 +38,7 @@ KvView = BlockView | PromptsView | StepView
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The result for a prompt with images.
+    """The result of computing a prompt with images.
 
     It has the last hidden states `[length, d]`, and the difference between rotary positions and token positions after
     the prompt.
@@ -93,8 +93,8 @@ class ForwardPass:
     def seen(self, kv: Tensor, ids: Tensor, inputs: Mapping[str, Tensor], route: Route) -> Seen:
         """Compute a whole prompt `ids` `[1, length]` with the `inputs` of its images, by the model's own forward.
 
-        The forward makes no logits, because they would have the length of the prompt. `project` makes the requested
-        logits.
+        This forward computes no logits, because there would be a row of logits for each token of the prompt. `project`
+        computes the requested logits.
         """
         cache = DynamicCache()  # without a configuration, so that layers with a window keep all positions, like `kv`
         with self._device_lock.held(), routed(route):
@@ -110,14 +110,17 @@ class ForwardPass:
 
     @torch.inference_mode()
     def project(self, hidden: Tensor, route: Route) -> Tensor:
-        """Return logits `[n, vocab]` in float32, of last hidden states `[n, d]`."""
+        """Return logits `[n, vocab]` in float32 from last hidden states `[n, d]`."""
         with self._device_lock.held(), routed(route):
             logits = self._torch_model.logit_transform(self._torch_model.unembed(hidden[None]))
         return logits[0].float()
 
     @torch.inference_mode()
     def prompts(self, parts: Sequence[PromptPart], ids: Tensor, route: Route) -> None:
-        """Compute keys and values of `ids` `[len(parts), length]`, padded after each part's end, without logits."""
+        """Compute keys and values of `ids` `[len(parts), length]` without logits.
+
+        Tokens after a part's end are padding.
+        """
         length = ids.shape[1]
         starts = torch.tensor([part.start for part in parts], device=self.device)
         positions = starts[:, None] + torch.arange(length, device=self.device)
@@ -138,8 +141,8 @@ class ForwardPass:
     ) -> Tensor:
         """Compute one token per row: `ids` and `positions` `[rows, 1]`. Return logits `[rows, vocab]` in float32.
 
-        `rows` are row numbers in `kv`; by default the first rows. Rows in `shared` hold only the tokens after their
-        prefix. `angles` are the rotary positions, if they differ from `positions`.
+        `rows` are row numbers in `kv`; by default the first rows. Rows in `shared` contain only the tokens after their
+        shared prefix. `angles` are the rotary positions if they differ from `positions`.
         """
         chosen = None if rows is None else on_device(rows, torch.long, self.device)
         own = positions.clone() if shared else positions
@@ -153,7 +156,7 @@ class ForwardPass:
         return logits[:, 0]
 
     def shares_prefixes(self) -> bool:
-        """Try whether the model's attention can be replaced by the attention for shared prefixes.
+        """Try to replace the model's attention by the attention for shared prefixes. Return whether this works.
 
         Errors that do not depend on the model, such as OutOfMemory, are raised.
         """
@@ -169,7 +172,7 @@ class ForwardPass:
             return False
 
     def _comes_out_alike(self) -> bool:
-        """Compare two samples of one prompt, with the prompt in each row and with a shared prompt."""
+        """Return whether two samples of one prompt get equal logits with separate prompts and with a shared prompt."""
         kv, own = self.geometry.allocate(2, PROBE_TOKENS + 1), self.geometry.allocate(2, 1)
         self.block(kv[:, :, :1], torch.arange(PROBE_TOKENS)[None], 0, {}, all_logits=False)
         kv[:, :, 1] = kv[:, :, 0]
@@ -242,10 +245,10 @@ class ForwardPass:
 
 
 def check_rotations(torch_model: TorchModel) -> None:
-    """Raise ServerError if a sequence's rotary angles change with its length, which is unknown at its beginning.
+    """Raise ServerError if a sequence's rotary angles depend on its final length, which is unknown when it begins.
 
-    Such a model rotates the whole batch by the longest row's angles, and cached keys have the angles of a shorter
-    sequence. Below the length at which the angles change, they are normal.
+    Such a model rotates the whole batch by the angles of the longest row, but cached keys have the angles of a shorter
+    sequence. Below the length at which the angles change, all sequences have the same angles.
     """
     angles, longest = changing_angles(torch_model.model.config), torch_model.info.max_sequence_length
     if angles is None or (angles.behind is not None and longest <= angles.behind):
@@ -292,13 +295,13 @@ def prefix_spans(prefixes: Sequence[SharedPrefix | None]) -> list[PrefixSpan]:
 
 
 class SharedAttention:
-    """The attention of a step with shared prefixes.
+    """The attention of a step whose rows share prefixes.
 
-    On a CPU a step's attention takes as long as reading its keys and values. A group that reads its shared prompt once
-    takes a fraction of the time. Each row's token attends to the whole prompt, and to the positions of its own row that
-    the mask allows. The attention to the prompt and the attention to the row are computed separately. The two results
-    are then weighted by the sums of their exponentials, which is equal to one softmax over both (arXiv 2402.05099). The
-    products of a group have one row per sample, so bits depend on the other samples.
+    On a CPU a step's attention takes as long as reading its keys and values. A group that reads its shared prompt only
+    once takes a fraction of this time. Each row's token attends to the whole prompt, and to the positions of its own
+    row that the mask allows. The attention to the prompt and the attention to the row are computed separately. The two
+    results are then weighted by the sums of their exponentials. This is equal to one softmax over both (arXiv
+    2402.05099). The products of a group have one row per sample, so bits depend on the other samples.
     """
 
     def __init__(self, spans: Sequence[PrefixSpan]) -> None:
@@ -330,7 +333,7 @@ class SharedAttention:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return the attention `[rows, heads, length, d]`, and the logarithm of its softmax's denominator without `d`.
+    """Return the attention `[rows, heads, length, d]`, and the logarithm of the softmax's denominator, without `d`.
 
     PyTorch's CPU kernel is called directly, because the public function does not return the logarithm.
     """

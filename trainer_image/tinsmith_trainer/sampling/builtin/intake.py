@@ -1,4 +1,4 @@
-"""Commands of other threads to the sampler's thread, in order."""
+"""Commands that other threads send to the sampler's thread, in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A submitted job. Its adapter version is fixed here; later loads and drops do not change it.
+    """A submitted job. The submission fixes its adapter version: later loads and drops do not change it.
 
     `adapter` is None if the key was not known.
     """

@@ -25,7 +25,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A submitted job. `finished` is set after the call of `done`."""
+    """A submitted job. `finished` is set after `done` was called."""
 
     job: SampleJob
     adapter: LoadedAdapter
@@ -38,8 +38,10 @@ class Run:
     hit_tokens: int = field(init=False, default=0)
     started_at: float = field(init=False, default=0.0)
     angle_shift: int = field(init=False, default=0)
-    """The difference between rotary positions and token positions after the prompt. For some models an image takes
-    fewer rotary positions than tokens."""
+    """The difference between rotary positions and token positions after the prompt.
+
+    For some models, an image takes fewer rotary positions than tokens.
+    """
     first_scored: int | None = field(init=False)
     sequences: dict[int, Sequence] = field(init=False, default_factory=dict)
     _scores: PromptScores | None = field(init=False, default=None)
@@ -56,13 +58,13 @@ class Run:
 
     @property
     def scores(self) -> PromptScores:
-        """The scores of the prompt, created on first use: waiting jobs take no memory for their answers."""
+        """The scores of the prompt. They are created on first use, so that waiting jobs take no memory for them."""
         if self._scores is None:
             self._scores = PromptScores(self.job, self.seed)
         return self._scores
 
     def complete(self, index: int, sequence: Sequence) -> bool:
-        """Keep a finished sequence. Return whether it was the job's last sequence."""
+        """Add a finished sequence to the job. Return whether it was the job's last sequence."""
         self.sequences[index] = sequence
         return len(self.sequences) == self.job.num_samples
 
@@ -83,8 +85,8 @@ class Run:
 class Sample:
     """A sequence that is being drawn. The input `next_token` at `position` gives token number `len(tokens)`.
 
-    `kv` holds the values of all earlier positions while the sample is not in a batch; None if there are none. `prefix`
-    holds the part that the sample shares with others; `kv` does not include this part.
+    `kv` holds the keys and values of all earlier positions while the sample is not in a batch. It is None if there are
+    none. `prefix` holds the part that the sample shares with others. `kv` does not include this part.
     """
 
     run: Run
@@ -104,7 +106,7 @@ class Sample:
         return self.position - (self.prefix.tokens if self.prefix else 0)
 
     def draw(self, ahead: int = 0) -> Draw:
-        """Return the parameters of the next token's draw, or of the token that comes `ahead` tokens later."""
+        """Return the parameters of the draw of the next token, or of the token that comes `ahead` tokens later."""
         params = self.run.job.params
         number = uniform(self.run.seed, self.index, len(self.tokens) + ahead) if params.temperature > 0 else 0.0
         return Draw(params.temperature, params.top_k, params.top_p, number)
@@ -126,7 +128,10 @@ class Sample:
 
 
 def start_run(submission: Submission, serial: int, torch_model: TorchModel, longest: int) -> Run:
-    """Check a job whose sequences may have `longest` tokens. Raises UserError with the reason."""
+    """Check a job, and return its run. Sequences may have at most `longest` tokens.
+
+    Raises UserError with the reason.
+    """
     job, adapter = submission.job, submission.adapter
     if adapter is None:
         raise UserError(f"Adapter {job.adapter_key} is not loaded; it was dropped or never saved for sampling.")
@@ -166,7 +171,7 @@ def _joined(k: int, parts: list[TopkLogprobs]) -> TopkLogprobs:
 
 
 def not_finite(run: Run) -> TrainerError:
-    """Return the error for a row whose logits are NaN or infinite."""
+    """Return the error for a row with logits that are NaN or infinite."""
     weights = f"adapter {run.adapter.key}" if run.adapter.key else "the base model"
     return UserError(
         f"The logits of {weights} are not finite, so nothing can be sampled from it: its weights have diverged."

@@ -1,4 +1,4 @@
-"""Keys and values of sequences, in the shape that the attention of a transformers model writes and reads.
+"""Keys and values of sequences, in the shape that a transformers model's attention writes and reads.
 
 One tensor holds all layers, `[layers, 2, rows, kv_heads, extent, head_dim]`, so one operation copies a row. The views
 below replace a transformers `Cache`. A model calls only the `update` method, because every forward passes positions and
@@ -28,7 +28,7 @@ class RowGeometry(Protocol):
         """Return the bytes of a sequence of this many tokens."""
 
     def tokens_in(self, nbytes: int) -> int:
-        """Return the length of the longest sequence that fits in this many bytes; 0 if none fits."""
+        """Return the length of the longest sequence that fits in this many bytes, or 0 if no sequence fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class KvGeometry:
     def allocate(self, rows: int, extent: int) -> Tensor:
         """Allocate zeros `[layers, 2, rows, kv_heads, extent, head_dim]`.
 
-        On a CPU, memory is taken only when it is written.
+        On a CPU, the memory is used only when it is written.
         """
         shape = (self.layers, 2, rows, self.kv_heads, extent, self.head_dim)
         nbytes = rows * extent * self.bytes_per_token
@@ -67,7 +67,7 @@ class KvGeometry:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """The next part of one sequence to compute, with its keys and values `[layers, 2, 1, ...]`."""
+    """The next part of one sequence to compute, with the sequence's keys and values `[layers, 2, 1, ...]`."""
 
     kv: Tensor
     start: int
@@ -80,7 +80,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class SharedPrefix:
-    """Keys and values of a prompt for all its samples, `[layers, 2, 1, kv_heads, at least tokens, head_dim]`.
+    """Keys and values of a prompt that all its samples share, `[layers, 2, 1, kv_heads, at least tokens, head_dim]`.
 
     `serial` is unique.
     """
@@ -95,7 +95,7 @@ class SharedPrefix:
 
 
 class BlockView:
-    """A view of one sequence's next `length` tokens, which attend to all earlier ones."""
+    """A view of the next `length` tokens of one sequence, which attend to all earlier tokens."""
 
     is_compileable = False
 
@@ -105,14 +105,17 @@ class BlockView:
         self._end = start + length
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store `[1, kv_heads, length, head_dim]`. Return all positions up to the end of the stored ones."""
+        """Store `[1, kv_heads, length, head_dim]`. Return all positions up to the end of the stored positions."""
         self._kv[layer, 0, :, :, self._start : self._end] = keys
         self._kv[layer, 1, :, :, self._start : self._end] = values
         return self._kv[layer, 0, :, :, : self._end], self._kv[layer, 1, :, :, : self._end]
 
 
 class PromptsView:
-    """The next tokens of several sequences, each in its own tensor. Tokens after a part's end are padding."""
+    """A view of the next tokens of several sequences, each of which has its own tensor.
+
+    Tokens after a part's end are padding.
+    """
 
     is_compileable = False
 
@@ -138,7 +141,7 @@ class PromptsView:
 
 
 class StepView:
-    """A view of the next token of each row, at the row's own position.
+    """A view of the next token of each row. Each row has its own position.
 
     `rows` are row numbers in the batch; by default the first rows.
     """
@@ -153,7 +156,7 @@ class StepView:
         self._extent = extent
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store `[rows, kv_heads, 1, head_dim]`; return the rows' first `extent` tokens."""
+        """Store `[rows, kv_heads, 1, head_dim]`. Return the first `extent` tokens of the rows."""
         for side, states in enumerate((keys, values)):
             self._kv[layer, side][self._rows, :, self._positions] = states.transpose(1, 2)
         return self._seen(layer, 0), self._seen(layer, 1)
@@ -164,7 +167,7 @@ class StepView:
 
 
 class GeometryProbe:
-    """A cache that finds a model's geometry in one forward."""
+    """A cache with which one forward finds the geometry of a model."""
 
     is_compileable = False
 
@@ -176,7 +179,7 @@ class GeometryProbe:
         return keys, values
 
     def geometry(self, device: torch.device) -> KvGeometry | None:
-        """Return the geometry. Return None if layers differ in shape, or if keys and values differ."""
+        """Return the geometry. Return None if layers differ in shape, or if keys differ in shape from values."""
         if len(set(self.shapes.values())) != 1 or sorted(self.shapes) != list(range(len(self.shapes))):
             return None
         keys, values, dtype = self.shapes[0]

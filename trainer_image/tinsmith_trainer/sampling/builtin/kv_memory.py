@@ -1,7 +1,8 @@
-"""The memory for keys and values: the operator's setting, or a share of the device's free memory.
+"""The memory for keys and values: a size that the operator sets, or a share of the device's free memory.
 
 The size is decided once, when the weights are loaded. Many models allow longer sequences than fit in memory. If a
-sequence of full length does not fit, the sampler serves shorter sequences, and the log states their length.
+sequence of full length does not fit, the sampler serves only shorter sequences, and the log states their largest
+length.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 log = structlog.get_logger(__name__)
 
 SHARE_WITH_ENGINE, SHARE_ALONE = 0.25, 0.8
-"""The shares of a GPU's free memory. Training needs most of the memory for activations. A sampler alone on a GPU needs
-a part for its own activations."""
+"""The shares of a GPU's free memory, with an engine in the same process and without one.
+
+Training needs most of the memory for activations. A sampler that is alone on a GPU needs a part for its own
+activations.
+"""
 CPU_SHARE, CPU_BYTES = 0.25, 8 << 30
-"""The share of the host's memory, and its limit. Other processes use this memory, too."""
+"""The share of the host's memory, and the limit on this share. Other processes use this memory, too."""
 GIB = 1 << 30
 SHORTEST_ROW_TOKENS = 64
 
@@ -34,8 +38,8 @@ CGROUP = Path("/sys/fs/cgroup")
 class KvMemory:
     """The memory in bytes.
 
-    `longest_row_tokens` is the length of the longest sequence that is served. The model's context and the memory limit
-    it.
+    `longest_row_tokens` is the length of the longest sequence that the sampler serves. The model's context and the
+    memory limit this length.
     """
 
     nbytes: int
@@ -45,7 +49,7 @@ class KvMemory:
 def kv_memory(geometry: RowGeometry, context: int, configured: int | None, *, alone: bool) -> KvMemory:
     """Return the configured memory, or a share of the free memory. `alone`: no other program computes on the device.
 
-    Sequences have at most `context` tokens. Raises ServerError if the memory is not enough for the shortest row.
+    Sequences have at most `context` tokens. Raises ServerError if the memory is too small for the shortest row.
     """
     free = free_bytes(geometry.device)
     share = shared_bytes(geometry.device.type, free, alone=alone)
@@ -65,7 +69,7 @@ def chosen_bytes(configured: int | None, geometry: RowGeometry, context: int, fr
     """Return a share of the free memory, or the size of one row of the whole context.
 
     A row of the whole context is chosen if it is larger than the share and fits in half of the free memory. Raises
-    ServerError.
+    ServerError if the memory is too small for the shortest row.
     """
     row_bytes = geometry.row_bytes(context)
     chosen = configured if configured is not None else max(share, row_bytes if row_bytes <= free // 2 else 0)
@@ -87,7 +91,10 @@ def shared_bytes(device_type: str, free: int, *, alone: bool) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free bytes of a GPU, or of the host within the limits of the machine and the container."""
+    """Return the free bytes of a GPU, or of the host.
+
+    For the host, the limits of the machine and of the container apply.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = _available_bytes(MEMINFO)
@@ -96,9 +103,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def cgroup_room_bytes(cgroup: Path) -> int | None:
-    """Return the remaining bytes below the limit of a control group, or None if there is no limit.
+    """Return the bytes that remain below the limit of a control group, or None if it has no limit.
 
-    File pages that can be dropped count as free.
+    Cached file pages count as free, because the kernel can drop them.
     """
     try:
         limit = (cgroup / "memory.max").read_text().strip()
@@ -110,7 +117,7 @@ def cgroup_room_bytes(cgroup: Path) -> int | None:
 
 
 def _available_bytes(meminfo: Path) -> int:
-    """Return the available bytes; half of all memory if the kernel does not report them."""
+    """Return the available bytes, or half of all memory if the kernel does not report them."""
     if not meminfo.exists():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     [line] = [line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")]

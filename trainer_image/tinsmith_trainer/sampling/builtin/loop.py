@@ -1,8 +1,9 @@
 """The sampler's thread: continuous batching.
 
-Each round takes new commands and does one piece of work for the tenant whose turn it is. It computes a prompt block, or
-it draws a token for each of the tenant's samples in a batch. Samples of other tenants are included if this is not
-slower than separate turns. A tenant's jobs start in order. A job is passed over only while its own batch is full.
+Each round takes new commands and does one piece of work for the tenant whose turn it is. This piece is the computation
+of a prompt block, or the draw of a token for each of the tenant's samples in a batch. Samples of other tenants are
+included if this is not slower than separate turns. A tenant's jobs start in order. A job is passed over only while its
+own batch is full.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 log = structlog.get_logger(__name__)
 
 SHORT_PROMPT_PART, OPEN_PROMPTS_PART = 64, 4
-"""The additional memory that prompts may use while they are computed, as a part of the memory for keys and values."""
+"""The additional memory for prompts that are being computed, as a fraction of the memory for keys and values."""
 CREDIT_STEPS = 16
-"""The credit of a returning tenant: the cost of a prompt block, and this many steps of a single row."""
+"""A part of the credit of a returning tenant.
+
+The credit is the cost of a prompt block and of this many steps of one row.
+"""
 
 
 class JobFailed(Exception):
-    """A failed job whose error was already reported."""
+    """An error for a failed job whose own error was already reported."""
 
 
 class SamplingLoop:
@@ -145,7 +149,7 @@ class SamplingLoop:
         lane.waiting.add(key, run)
 
     def _advance(self) -> None:
-        """Do the smallest piece of work, a prompt block or a step, for the tenant whose turn it is."""
+        """Do the smallest piece of work for the tenant whose turn it is: a prompt block or a step."""
         self._batches.fill()
         for tenant in self._fair_queue.order():
             if self._step_tenant(self._lanes[tenant]):
@@ -153,7 +157,7 @@ class SamplingLoop:
         raise AssertionError("no sample can continue, and none waits for one that will end")
 
     def _step_tenant(self, lane: Lane) -> bool:
-        """Do one piece of work of the tenant. Return False if all its jobs wait for other tenants' rows or memory."""
+        """Do one piece of work of the tenant. Return False if all its jobs wait for rows or memory of other tenants."""
         open_batches = self._batches.of(lane.tenant)
         # The other batches of this pass may have been closed for a tenant that needed the memory.
         lane.to_step = [batch for batch in lane.to_step if batch in open_batches]
@@ -233,20 +237,20 @@ class SamplingLoop:
         )
 
     def _first_key(self, run: Run, *, shared: bool) -> BatchKey:
-        """Return the first batch of the job's samples."""
+        """Return the key of the first batch for the job's samples."""
         return self._plan.key(0 if shared else len(run.job.prompt) - 1, run.adapter)
 
     def _shares(self, run: Run) -> bool:
         return self._shares_prompts and self._shared.shares(run)
 
     def _known(self, run: Run) -> SharedPrefix | None:
-        """Return the shared part of the prompt, if it is known and the prompt needs no scores."""
+        """Return the part of the prompt that is shared, if it is known and the prompt needs no scores."""
         return self._shared.known(run) if run.first_scored is None else None
 
     def _lacks_room_to_share(self, run: Run) -> bool:
         """Return whether a job that waits for a shared prompt needs a row for all its tokens instead.
 
-        A shared prompt is never evicted. To wait for its room would mean to wait until other jobs' samples end.
+        A shared prompt is never evicted. So the job would wait until the samples of other jobs end.
         """
         if self._first_keys[run.serial] == self._first_key(run, shared=False) or self._known(run) is not None:
             return False
@@ -255,7 +259,8 @@ class SamplingLoop:
     def _has_room_for_prompt(self, run: Run) -> bool:
         """Return whether the prompt may open.
 
-        Each tenant may have one open prompt, which turns of other tenants interrupt. Short prompts always open.
+        Each tenant may have one open prompt. Turns of other tenants may come between its blocks. Short prompts always
+        open.
         """
         if self._known(run) is not None:
             return True
@@ -370,7 +375,7 @@ class SamplingLoop:
             self._forget_dropped_adapters()
 
     def _leave(self, tenant: str) -> None:
-        """Count the end of a job. After a tenant's last job the tenant gets no more turns."""
+        """Count the end of a job. A tenant without jobs gets no more turns."""
         self._jobs[tenant] -= 1
         if not self._jobs[tenant]:
             del self._jobs[tenant], self._lanes[tenant]
@@ -400,7 +405,7 @@ def _as_trainer_error(error: Exception) -> TrainerError:
 
 
 class WaitingJobs:
-    """A queue for each batch key, so that a full batch delays only the jobs that need it."""
+    """The waiting jobs, in one queue for each batch key. A full batch delays only the jobs that need it."""
 
     def __init__(self) -> None:
         self._queues: dict[BatchKey, deque[Run]] = {}
@@ -410,7 +415,10 @@ class WaitingJobs:
         return self._length
 
     def add(self, key: BatchKey, run: Run) -> None:
-        """Add a job after the older jobs of its key. A job that waited under another key may be older than others."""
+        """Add a job after the older jobs of its key.
+
+        A job that waited under another key before may be older than jobs of this key.
+        """
         bisect.insort(self._queues.setdefault(key, deque()), run, key=lambda run: run.serial)
         self._length += 1
 
@@ -437,10 +445,12 @@ class WaitingJobs:
 
 @dataclass(slots=True)
 class Lane:
-    """A tenant's work in the sampler, in passes: some prompt tokens, then a step of each batch with its rows.
+    """A tenant's work in the sampler.
 
-    `prompt_tokens` counts the tokens that were computed since the last step. `to_step` holds the batches that remain in
-    this pass.
+    A pass computes some prompt tokens, then a step of each batch in which the tenant has rows.
+
+    `prompt_tokens` counts the prompt tokens that were computed since the last step. `to_step` holds the batches that
+    remain in this pass.
     """
 
     tenant: str

@@ -1,7 +1,7 @@
-"""Prefill: the computation of prompts' keys and values after the longest known prefix.
+"""Prefill: the computation of keys and values for prompts, after the longest prefix that is cached.
 
-Prompts are computed block by block and one at a time if bits must not depend on other prompts, or if logits are
-requested. Otherwise several prompts share a forward, and a forward computes several blocks of a long prompt.
+Prompts are computed one at a time and block by block if bits must not depend on other prompts, or if logits are
+requested. Otherwise, several prompts share a forward, and one forward computes several blocks of a long prompt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Prefill:
         plan: BatchPlan,
         shared: SharedPrefix | None = None,
     ) -> None:
-        """Begin a prompt. A shared prompt is already computed."""
+        """Begin a prompt. The part of the prompt in `shared` is already computed."""
         self.run = run
         self.shared = shared
         self._forward = forward
@@ -54,7 +54,7 @@ class Prefill:
 
     @property
     def goes_alone(self) -> bool:
-        """Return whether this prompt shares no forward with others because it needs logits or has images."""
+        """Return whether this prompt shares no forward with other prompts, because it needs logits or has images."""
         return self.run.first_scored is not None
 
     @property
@@ -68,7 +68,7 @@ class Prefill:
 
     @property
     def left(self) -> int:
-        """Return the number of tokens that are still to be computed."""
+        """Return the number of tokens that are not computed yet."""
         return len(self._tokens) - self.start
 
     @property
@@ -80,7 +80,7 @@ class Prefill:
         return self._blocks[self._next_block][0]
 
     def part(self, tokens: int) -> PromptPart:
-        """Return the next part, of at most this many tokens: whole blocks, or all remaining tokens."""
+        """Return the next part, which has at most this many tokens: whole blocks, or all remaining tokens."""
         whole = tokens // self._block_tokens * self._block_tokens
         return PromptPart(self.kv, self.start, self.left if self.left <= tokens else whole)
 

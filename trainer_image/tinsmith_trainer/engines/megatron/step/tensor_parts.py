@@ -24,9 +24,9 @@ Tensors = Mapping[str, Tensor]
 class TensorPart:
     """A rank's part of `<module>.lora_A` or `<module>.lora_B`, with its own shape, including padding.
 
-    `split` is the dimension that the ranks of tensor or expert parallelism divide equally, as `among` says; None: each
-    rank holds the whole tensor. `whole_shape` is the shape in the whole model, with the largest rank; the parts may be
-    longer in total.
+    `split` is the dimension that the ranks of tensor or expert parallelism (`among`) divide equally. If it is None,
+    each rank holds the whole tensor. `whole_shape` is the shape in the whole model with the largest rank; the parts may
+    be longer in total.
     """
 
     name: str
@@ -37,7 +37,10 @@ class TensorPart:
 
 
 def whole_shapes(parts: Sequence[Sequence[TensorPart]], modules: Sequence[str], rank: int) -> dict[str, Shape]:
-    """Return the shapes of an adapter of this rank: modules in order, A before B. `parts` are every rank's."""
+    """Return the shapes of an adapter with this LoRA rank: modules in order, A before B.
+
+    `parts` are the parts of all ranks.
+    """
     padded = {part.name: part.whole_shape for held in parts for part in held}
     shapes: dict[str, Shape] = {}
     for module in modules:
@@ -48,7 +51,7 @@ def whole_shapes(parts: Sequence[Sequence[TensorPart]], modules: Sequence[str], 
 
 
 def cut(whole: Tensors, parts: Sequence[TensorPart], at: Coordinates) -> dict[str, Tensor]:
-    """Return a copy of a rank's own parts."""
+    """Return a copy of the values that a rank holds."""
     return {part.name: _cut(whole.get(part.name), part, getattr(at, part.among)) for part in parts}
 
 
@@ -75,9 +78,9 @@ def join(
     parallelism: Parallelism,
     shapes: Mapping[str, Shape],
 ) -> dict[str, Tensor]:
-    """Join the whole tensors of `shapes` from the parts of the first ranks that hold them.
+    """Join whole tensors of `shapes`. Each part comes from the first rank that holds it.
 
-    `held` and `parts` are by rank.
+    `held` and `parts` have one entry for each rank.
     """
     pieces: dict[str, list[Tensor]] = {}
     splits: dict[str, int | None] = {}

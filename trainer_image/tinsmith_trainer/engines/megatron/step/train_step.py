@@ -1,8 +1,8 @@
-"""The split train step on one rank: gradients of several calls, then one AdamW step, for many adapters on one model.
+"""The split train step on one rank: gradients of several calls, then one AdamW step. One model has many adapters.
 
-Each `accumulate` reduces its own gradients over data-parallel ranks, in buffers that start at zero, and adds them to
-the adapter's accumulator only after the whole call succeeded. So an accumulator is whole on every rank and does not
-depend on the distribution of the data, nothing is reduced twice, and a failed call has no effect.
+Each `accumulate` sums its own gradients over data-parallel ranks, in buffers that start at zero. It adds them to the
+adapter's accumulator only after the whole call succeeded. So every rank has the whole accumulator, which does not
+depend on the distribution of the data. No gradient is summed twice, and a failed call has no effect.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class TrainableTensor(Protocol):
 class StepState:
     """The complete state of an adapter on one rank, on the host. Picklable.
 
-    `groups` are those of `engines.adapters`, by tensor name: weights (float32 masters), Adam's moments, gradients. They
-    are shards of tensor and pipeline parallelism, and whole over data-parallel ranks. A group may be absent: no moments
-    before the first step, no gradients since the last.
+    `groups` are the groups of `engines.adapters`, by tensor name: weights (float32 masters), Adam's moments, gradients.
+    Their tensors are shards of tensor and pipeline parallelism, and the same on all data-parallel ranks. A group may be
+    absent: there are no moments before the first step, and no gradients directly after a step.
     """
 
     step: int
@@ -49,11 +49,11 @@ class StepState:
 
 
 class AdapterStep:
-    """The adapters on this rank's part of a model. One adapter at a time is in the model.
+    """The adapters on this rank's part of a model. One adapter at a time is in the model; the others wait on the host.
 
-    `ddp` is Megatron's DistributedDataParallel around the part, `optimizer` Megatron's optimizer of the same
-    parameters, and `tensors` all of these parameters. Every rank must make the same calls in the same order, because
-    most calls communicate. Raises ValueError for a model or an optimizer that does not sum.
+    `ddp` is Megatron's DistributedDataParallel around the part, `optimizer` is Megatron's optimizer, and `tensors` are
+    all of its parameters. Every rank must make the same calls in the same order, because most calls communicate. Raises
+    ValueError for a model or an optimizer that averages gradients instead of summing them.
     """
 
     def __init__(self, ddp: Any, optimizer: Any, tensors: Sequence[TrainableTensor]) -> None:
@@ -72,7 +72,7 @@ class AdapterStep:
         self.write(adapter_id, StepState(0, {WEIGHTS: weights}))
 
     def accumulate(self, adapter_id: str, run: Callable[[], T]) -> T:
-        """Add the gradients of the forwards and backwards in `run`. If it raises, nothing is added."""
+        """Add the gradients of the forwards and backwards in `run`. If `run` raises, nothing is added."""
         slot = self._switch(adapter_id)
         self._ddp.train()
         self._ddp.zero_grad_buffer()
@@ -94,10 +94,10 @@ class AdapterStep:
             return run()
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> float:
-        """Clip, step AdamW, and clear the accumulator; return the norm over all ranks before clipping.
+        """Clip the gradient, step AdamW, and clear the accumulator. Return the norm over all ranks before clipping.
 
-        Raises UserError, with weights and optimizer unchanged, for hyperparameters out of range and for a norm that is
-        not finite, which also clears the accumulator. Raises RanksLost if the step itself failed.
+        Raises UserError for hyperparameters out of range, and for a norm that is not finite, which also clears the
+        accumulator. Weights and optimizer are then unchanged. Raises RanksLost if the step itself failed.
         """
         check_adam(params)
         slot = self._switch(adapter_id)
@@ -123,7 +123,10 @@ class AdapterStep:
             self._inside = None
 
     def read(self, adapter_id: str) -> StepState:
-        """Return a copy. With the distributed optimizer, data-parallel ranks must call this together."""
+        """Return a copy of an adapter's state.
+
+        With the distributed optimizer, data-parallel ranks must call this together.
+        """
         slot = self._slot(adapter_id)
         parked = slot.parked or self._park(slot)
         weights = parked.model if parked.masters is None else self._state.whole(parked.masters)
@@ -136,7 +139,7 @@ class AdapterStep:
         return StepState(slot.step, {group: self._named(flat) for group, flat in groups.items()})
 
     def write(self, adapter_id: str, state: StepState) -> None:
-        """Set a new or existing adapter, without communication."""
+        """Set the state of a new or existing adapter, without communication."""
         flat = {group: self._flat(group, tensors) for group, tensors in state.groups.items()}
         weights = flat[WEIGHTS]
         moments = None
@@ -154,7 +157,7 @@ class AdapterStep:
             raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
 
     def _switch(self, adapter_id: str) -> AdapterSlot:
-        """Move an adapter into the model, and the current one out of it."""
+        """Move an adapter into the model, after moving the current adapter out of it."""
         slot = self._slot(adapter_id)
         if slot.parked is None:
             return slot
@@ -186,16 +189,16 @@ class AdapterStep:
         self._state.set_moments(step, parked.moments)
 
     def _reduce(self) -> None:
-        """Sum over data-parallel ranks, and over all other ranks over which Megatron sums.
+        """Sum the gradients over data-parallel ranks, and over all other ranks over which Megatron sums.
 
-        Every rank gets the whole sum, even with the distributed optimizer, which would need only a shard: LoRA's
-        gradients are small, and a whole accumulator can be read, written and resharded without communication.
+        Every rank gets the whole sum, although the distributed optimizer needs only a shard. LoRA's gradients are
+        small, and a whole accumulator can be read, written and resharded without communication.
         """
         finalize = self._ddp.config.finalize_model_grads_func or _megatrons_finalize()
         finalize([self._ddp], None, force_all_reduce=True)
 
     def _offer(self, gradients: Tensor | None) -> None:
-        """Copy an accumulator to the buffers from which the optimizer reads; None means zeros."""
+        """Copy an accumulator to the buffers from which the optimizer reads. None stands for zeros."""
         self._ddp.zero_grad_buffer()
         if gradients is not None:
             unpack(gradients, self._buffers())
@@ -213,7 +216,7 @@ class AdapterStep:
             raise RanksLost(f"A step failed after it began to change weights: {error}") from error
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return copies with separate storage. A pickled view would contain the whole flat tensor."""
+        """Return copies by name, each with separate storage. A pickled view would contain the whole flat tensor."""
         parts = split(flat.cpu(), self._parameters)
         return {name: part.clone() for name, part in zip(self._names, parts, strict=True)}
 

@@ -1,9 +1,9 @@
-"""Logprobs of targets from hidden states, holding the logits of only a part of a microbatch at a time.
+"""Logprobs of targets from hidden states. Only a part of a microbatch's logits exists at a time.
 
-A sequence's logits are the largest tensor of a step: as many values as the vocabulary has tokens, at each position. So
-the output layer is called here instead of in the model, for some positions at a time, together with their logprobs; and
-again in backward, which costs one to three percent of a step, and more for the smallest models. Its adapter, and the
-exchange between tensor ranks, are part of the layer, which is called unchanged.
+A sequence's logits are the largest tensor of a step: for each position, as many values as the vocabulary has tokens. So
+the model does not call its output layer. It is called here for some positions at a time, and their logprobs are
+computed at once. Backward calls it again, which costs one to three percent of a step, and more for the smallest models.
+The layer is called unchanged: it includes its adapter and the exchange between tensor ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTPUT_LAYER = "output_layer"
 
 
 class DeferredUnembedding(nn.Module):
-    """A replacement for an output layer that returns its input, and calls the layer later for logprobs.
+    """A replacement for an output layer. It returns its input, and calls the layer later for logprobs.
 
     If tensor ranks share the sequence, the input is this rank's piece of it, and the layer gathers the pieces.
     """
@@ -45,15 +45,15 @@ class DeferredUnembedding(nn.Module):
 
     @override
     def forward(self, hidden: Tensor, **model_arguments: Any) -> tuple[Tensor, None]:
-        """Return the input. The arguments are the model's, equal in each call; tied models pass their weight."""
+        """Return the input. The model passes the same arguments in each call; a tied model also passes its weight."""
         self._model_arguments = model_arguments
         return hidden, None
 
     def logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return float32 of the targets' shape, differentiable, and equal on all tensor ranks.
+        """Return float32 logprobs in the targets' shape, differentiable, and equal on all tensor ranks.
 
-        `hidden` `[B, S / pieces, H]` is the model's output; `targets` `[B, S']` or `[B, S', K]`, with S' up to S, are
-        those of its first positions.
+        `hidden` `[B, S / pieces, H]` is the model's output. `targets` `[B, S']` or `[B, S', K]`, with S' up to S, are
+        the targets of the first positions.
         """
         states = hidden.transpose(0, 1)
         length, rows = states.shape[:2]
@@ -91,7 +91,10 @@ def _computed_again(score: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tens
 
 
 def defer_unembedding(model: nn.Module, *, chunk_tokens: int = LOGPROB_CHUNK_TOKENS) -> DeferredUnembedding | None:
-    """Change the model in place, so that the last pipeline stage returns hidden states. None on other stages."""
+    """Change the model in place, so that the last pipeline stage returns hidden states.
+
+    On other stages, return None.
+    """
     for path, module in model.named_modules():
         owner, _, name = path.rpartition(".")
         if name == OUTPUT_LAYER and module is not None:
@@ -104,10 +107,10 @@ def defer_unembedding(model: nn.Module, *, chunk_tokens: int = LOGPROB_CHUNK_TOK
 
 
 def target_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return float32 of the targets' shape, differentiable, and equal on all tensor ranks.
+    """Return float32 logprobs in the targets' shape, differentiable, and equal on all tensor ranks.
 
-    `logits` are this rank's part, `[B, S, V/TP]`; entries of a padded vocabulary are -inf. `targets` `[B, S]` or `[B,
-    S, K]` are ids of the whole vocabulary. Each rank's gradient is that of its part.
+    `logits` `[B, S, V/TP]` are this rank's part; entries of a padded vocabulary are -inf. `targets` `[B, S]` or `[B, S,
+    K]` are ids of the whole vocabulary. The gradient on each rank is the gradient of its part.
     """
     columns = targets if targets.ndim == logits.ndim else targets.unsqueeze(-1)
     logits = logits.float()
@@ -127,7 +130,7 @@ def _log_total(logits: Tensor) -> Tensor:
 
 
 def _target_logits(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return each target's logit, from the rank that has it."""
+    """Return the logit of each target, which one of the tensor ranks has."""
     width = logits.shape[-1]
     own = targets - parallel_state.get_tensor_model_parallel_rank() * width
     is_here = (own >= 0) & (own < width)

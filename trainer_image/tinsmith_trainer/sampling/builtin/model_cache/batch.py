@@ -1,4 +1,4 @@
-"""Sequences that are drawn with a model's own cache; each sequence has its own states.
+"""Sequences that are drawn with a model's own cache. Each sequence has its own states.
 
 A step computes several sequences of one adapter together if they are equally long and their states can be combined, for
 example samples of one prompt. Other sequences are computed one by one. In deterministic mode all sequences are computed
@@ -45,7 +45,7 @@ class CacheBatch:
         return Counter(sample.run.job.tenant for sample in self._states)
 
     def cost(self, rows: int) -> float:
-        """Return the cost of a step of this many rows, each in its own forward."""
+        """Return the cost of a step of this many rows, each of which has its own forward."""
         longest = max((sample.position for sample in self._states), default=0) + 1
         return rows * self._forward.cost.of(1, longest)
 
@@ -53,14 +53,20 @@ class CacheBatch:
         return sum(self._plan.filled_bytes(sample) for sample in self._states)
 
     def put(self, sample: Sample) -> None:
-        """Give a sample a row with a copy of its states. The original states are shared by the samples of a prompt."""
+        """Give a sample a row with a copy of its states.
+
+        The samples of a prompt share the original states, so these must not change.
+        """
         assert not isinstance(sample.kv, torch.Tensor)
         with torch.inference_mode():
             self._states[sample] = None if sample.kv is None else sample.kv.to(self._forward.device).clone()
         sample.kv = None
 
     def park(self, sample: Sample) -> None:
-        """Take a sample out of its row. Its states move to the host's memory, from which the sample later continues."""
+        """Take a sample out of its row.
+
+        Its states move to the host's memory, and the sample continues with them later.
+        """
         states = self._states.pop(sample)
         # The states are copied, because rows of one forward share a block of memory.
         sample.kv = None if states is None else states.clone().to("cpu")
@@ -83,8 +89,8 @@ class CacheBatch:
     def _groups(self, samples: list[Sample]) -> Iterator[list[Sample]]:
         """Yield groups of one length and adapter, or single samples if they must be computed alone.
 
-        A group has one adapter, because some layers compute all tokens of a row anew in each step, for example latent
-        attention.
+        A group has one adapter: some layers, for example latent attention, compute all tokens of a row again in each
+        step.
         """
         if not self._in_rows:
             yield from ([sample] for sample in samples)

@@ -1,7 +1,7 @@
-"""The choice of the memory of sequences for a model, and the forwards and batches that follow from it.
+"""The choice of the memory of sequences for a model, and of its forwards and batches.
 
 If all layers keep keys and values in one shape, the sampler stores them in its own tensors, whose rows may have any
-length. Otherwise it uses the model's own cache. A trial decides when the model is loaded.
+length. Otherwise, it uses the model's own cache. A trial when the model is loaded decides this.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def choose_forward(torch_model: TorchModel) -> SamplerForward:
 
 
 def _by_cache(torch_model: TorchModel, trial: Trial) -> CacheForward:
-    """Return a forward with the model's own cache. Raises ServerError."""
+    """Return a forward with the model's own cache. Raises ServerError if the trial fails."""
     try:
         return CacheForward(torch_model, trial)
     except ServerError:
@@ -75,7 +75,7 @@ def _by_cache(torch_model: TorchModel, trial: Trial) -> CacheForward:
 
 
 def _of_the_model(error: Exception) -> str:
-    """Describe an error of the model. Errors of memory or of the device are raised."""
+    """Describe an error that the model itself causes. Raise errors of memory or of the device again."""
     if is_out_of_memory(error):
         raise error
     end_if_device_is_lost(error)
@@ -98,7 +98,7 @@ def open_batch(key: BatchKey, plan: BatchPlan, forward: SamplerForward) -> AnyBa
 
 @torch.inference_mode()
 def _in_parts(forward: ForwardPass, ids: torch.Tensor) -> torch.Tensor:
-    """Return the logits of blocks and steps with the sampler's own keys and values."""
+    """Return the logits of blocks and steps, computed with the sampler's own keys and values."""
     kv = forward.geometry.allocate(1, TOKENS)
 
     def compute(part: torch.Tensor, start: int) -> torch.Tensor:

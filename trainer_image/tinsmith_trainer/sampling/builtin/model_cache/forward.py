@@ -4,8 +4,8 @@ The model makes its cache and its masks itself, so sequences cannot be padded. A
 sequence, or one token from each of several sequences whose states can be combined.
 
 When a model is loaded, a trial checks that its cache gives the same logits as one forward over all tokens.
-Architectures have many kinds of layers, and their cache code can fail silently. The tolerance is a part of the error
-that the model makes when it forgets all earlier tokens. So the tolerance does not depend on the model's scale.
+Architectures have many kinds of layers, and their cache code can fail silently. The tolerance is a fraction of the
+error that the model makes when it forgets all earlier tokens. So the tolerance does not depend on the model's scale.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tinsmith_trainer.torch_model.lora import Route, routed
 log = structlog.get_logger(__name__)
 
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""The names that models give to a cache in their arguments and outputs."""
+"""The names that models use for a cache in their arguments and outputs."""
 
 
 CURE = "Train it with --no-sampling, or sample it by another server."
 
 
 def refusal_of(model: Any) -> str:
-    """Return the beginning of the refusal's message."""
+    """Return the beginning of the message that refuses the model."""
     return f"The built-in sampler cannot run {type(model).__name__}:"
 
 
@@ -44,8 +44,8 @@ class CacheForward:
     """Forwards of the model.
 
     The constructor raises ServerError if the logits with the cache differ from those without it. `in_blocks`: prompts
-    may be computed block by block; otherwise in one forward. `in_rows`: several sequences may share a step; otherwise
-    each sequence has its own forward.
+    may be computed block by block. Otherwise, a prompt takes one forward. `in_rows`: several sequences may share a
+    step. Otherwise, each sequence has its own forward.
     """
 
     def __init__(self, torch_model: TorchModel, trial: Trial | None = None) -> None:
@@ -67,17 +67,17 @@ class CacheForward:
 
     @property
     def memory(self) -> str:
-        """A description of the kind of memory."""
+        """A description of how the memory of sequences is organized."""
         return "own cache, by blocks" if self.in_blocks else "own cache, prompts at once"
 
     @torch.inference_mode()
     def extend(
         self, states: SequenceStates | None, ids: Tensor, route: Route, *, all_logits: bool
     ) -> tuple[Tensor, SequenceStates]:
-        """Compute `ids` `[rows, length]` after `states`. None starts new sequences.
+        """Compute `ids` `[rows, length]` after `states`. If `states` is None, new sequences begin.
 
-        Do not use `states` after the call. Return logits `[rows, length, vocab]`, or only the last position's `[rows,
-        1, vocab]`, in float32.
+        Do not use `states` after the call, because the call may change it. Return logits `[rows, length, vocab]`, or
+        only the last position's `[rows, 1, vocab]`, in float32.
         """
         rows, length = ids.shape
         before = 0 if states is None else states.tokens
@@ -105,7 +105,7 @@ class CacheForward:
         return logits[:, 0], [after] if len(states) == 1 else after.split()
 
     def _find_parts(self) -> bool:
-        """Return whether prompts can be computed in blocks. Raises ServerError."""
+        """Return whether prompts can be computed in blocks. Raises ServerError if the logits with the cache differ."""
         apart = []
         for parts in (PARTS, AT_ONCE):
             found = self._in_parts(self._trial.ids, parts)
@@ -128,7 +128,7 @@ class CacheForward:
         return in_parts(compute, ids, parts)
 
     def _measure(self) -> StateGeometry:
-        """Measure the memory of sequences at two lengths."""
+        """Measure how much memory sequences of two lengths take."""
         ids = self._trial.ids
         few, more = (self.extend(None, ids[:, :tokens], {}, all_logits=False)[1] for tokens in (8, 16))
         per_token = max(0, more.nbytes - few.nbytes) // (more.tokens - few.tokens)
@@ -155,8 +155,10 @@ PARTS = (16, 14, 7, 1, 1, 1)
 """The lengths of consecutive blocks and steps."""
 AT_ONCE = (37, 1, 1, 1)
 TOLERANCE, TOLERANCE_IN_HALVES = 1e-4, 0.1
-"""Limits, as parts of the error of a model that forgets. Rounding in float32 and bfloat16 stays below; a layer that
-forgets exceeds them."""
+"""The limits on the difference, as fractions of the error of a model that forgets.
+
+Rounding in float32 and bfloat16 stays below these limits, and a layer that forgets exceeds them.
+"""
 
 
 class Trial:

@@ -1,8 +1,8 @@
-"""A prompt that is computed into a model's own cache, block by block or in one forward.
+"""Prefill for a model's own cache: a prompt is computed block by block, or in one forward.
 
-A prompt is computed in one forward if the model's layers cannot continue from states. Prompts are not padded. A state
-includes all of its tokens, so the cache keeps states at only two positions of a prompt: at the end, for equal prompts,
-and after the last whole block, for longer prompts.
+It takes one forward if the model's layers cannot continue from states. Prompts are not padded. A state always includes
+all earlier tokens of the prompt. So states are kept at only two positions: at the end, for equal prompts, and after the
+last whole block, for longer prompts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CachePrefill:
 
     @property
     def goes_alone(self) -> bool:
-        """Return whether this prompt shares no forward with others."""
+        """Return whether this prompt shares no forward with other prompts."""
         return True
 
     @property
@@ -43,7 +43,7 @@ class CachePrefill:
 
     @property
     def left(self) -> int:
-        """Return the number of tokens that are still to be computed."""
+        """Return the number of tokens that are not computed yet."""
         return len(self._tokens) - self.start
 
     @property
@@ -73,7 +73,7 @@ class CachePrefill:
         return end - start
 
     def _take_known(self) -> None:
-        """Use known states. Positions with scores must still be computed."""
+        """Continue from known states. Positions with scores must still be computed."""
         first_scored = self.run.first_scored
         usable = [key for key, end in self._blocks if first_scored is None or end < first_scored]
         if (found := self._prefixes.find_last(usable)) is not None:

@@ -1,8 +1,10 @@
-"""The contents of a transformers cache for sequences: copied, moved, combined as rows of one forward, and split.
+"""The contents of a transformers cache for sequences.
+
+They can be copied, moved, split, and combined as rows of one forward.
 
 Caches have many kinds of states: keys and values, windows of them, convolutions, recurrent states, compressed or
-indexed keys. In each kind, the first dimension of every tensor is the row. So a cache is treated as a tree of tensors,
-and the trial of a loaded model checks that this works.
+indexed keys. In each kind, the first dimension of every tensor is the row. So a cache is treated as a tree of tensors.
+The trial of a loaded model checks that this works.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ if hasattr(cache_utils, "DummyLayer"):  # transformers up to 5.20, which all GPU
 
 
 class UnlikeStates(Exception):
-    """States that cannot be rows of one forward."""
+    """An error for states that cannot be rows of one forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateGeometry:
-    """The memory of a sequence: some bytes per token, and a fixed part."""
+    """The memory of a sequence: a number of bytes per token, and a fixed number of bytes."""
 
     bytes_per_token: int
     bytes_per_row: int
@@ -44,7 +46,10 @@ class StateGeometry:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStates:
-    """A cache of `rows` sequences with `tokens` each. Later forwards change the cache, and may change its tensors."""
+    """A cache of `rows` sequences with `tokens` each.
+
+    Later forwards change the cache, and may also change its tensors.
+    """
 
     cache: Any
     tokens: int
@@ -59,7 +64,7 @@ class SequenceStates:
         return SequenceStates(_mapped(self.cache, Tensor.clone), self.tokens, self.rows)
 
     def to(self, device: torch.device | str) -> SequenceStates:
-        """Return the states on a device. States that are already on the device are not copied."""
+        """Return the states on a device. States that are already on this device are not copied."""
         return SequenceStates(_mapped(self.cache, lambda tensor: tensor.to(device)), self.tokens, self.rows)
 
     def split(self) -> list[SequenceStates]:
@@ -75,7 +80,7 @@ def together(states: Sequence[SequenceStates]) -> SequenceStates:
 
 
 def _row(row: int, rows: int, tensor: Tensor) -> Tensor:
-    """Return one row. A layer without any input yet may have a tensor without rows."""
+    """Return one row. A layer that has had no input may have a tensor without rows."""
     return tensor[row : row + 1] if len(tensor) == rows else tensor
 
 
@@ -87,9 +92,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply the change to all tensors of rows.
+    """Apply the change to all tensors that have rows.
 
-    A tensor without dimensions is a number for all rows, and stays unchanged.
+    A tensor without dimensions is one number for all rows, and stays unchanged.
     """
     if isinstance(value, Tensor):
         return change(value) if value.ndim else value
@@ -111,7 +116,7 @@ def _joined(values: Sequence[Any]) -> Any:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """Return the parts of a value by name; an empty result if the value holds no tensors."""
+    """Return the parts of a value by name. The result is empty if the value holds no tensors."""
     if isinstance(value, HOLDERS):
         return dict(vars(value))
     if isinstance(value, dict):
