@@ -195,16 +195,16 @@ def main() -> None:
     parser.add_argument("--checkpoint-root", required=True)
     parser.add_argument("--database-url")
     parser.add_argument("--sampler", help="socket of a process that samples in the worker's place")
-    given = parser.parse_args()
+    options = parser.parse_args()
     settings = Settings(
-        data=given.data,
-        database_url=given.database_url,
+        data=options.data,
+        database_url=options.database_url,
         api_key=SecretStr(API_KEY),
-        checkpoint_root=given.checkpoint_root,
+        checkpoint_root=options.checkpoint_root,
     )
     configure_logs("warning", "json")
     listener = listen("127.0.0.1", 0)
-    app = create_app(settings, OneWorkerFleet(given.socket, given.sampler))
+    app = create_app(settings, OneWorkerFleet(options.socket, options.sampler))
     config = uvicorn.Config(
         app,
         log_config=None,

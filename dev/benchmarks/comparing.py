@@ -77,9 +77,13 @@ def parse_options(description: str, *, with_models: bool = True) -> Options:
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="measurements of each side")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch, on each side")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    given = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": str(given.threads), "TINKER_TELEMETRY": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    arguments = parser.parse_args()
+    os.environ |= {
+        "OMP_NUM_THREADS": str(arguments.threads),
+        "TINKER_TELEMETRY": "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     transformers_logging.disable_progress_bar()
-    model = getattr(given, "model", "all")
+    model = getattr(arguments, "model", "all")
     workloads = list(WORKLOADS.values()) if model == "all" else [WORKLOADS[model]]
-    return Options(workloads, given.blocks, given.threads, given.json)
+    return Options(workloads, arguments.blocks, arguments.threads, arguments.json)

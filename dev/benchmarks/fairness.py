@@ -47,7 +47,7 @@ class Measured:
     scenario: str
     unit: str
     alone: list[float] = field(default_factory=list)
-    beside_the_flood: list[float] = field(default_factory=list)
+    during_flood: list[float] = field(default_factory=list)
     rate_alone: list[float] = field(default_factory=list)
     rate_while_the_other_is_idle: list[float] = field(default_factory=list)
     rate_when_busy: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Measured:
     @property
     def times_alone(self) -> float:
         """The latency at the 95th percentile, as a multiple of the latency alone."""
-        return p95(self.beside_the_flood) / p95(self.alone)
+        return p95(self.during_flood) / p95(self.alone)
 
     @property
     def idle_share(self) -> float:
@@ -82,7 +82,7 @@ def measure(name: str, blocks: int, requests: int, scratch: Path) -> Measured:
                 measured.rate_while_the_other_is_idle.append(rate(flood))
                 measured.alone += [request() for _ in range(requests)]
                 with flood.running():
-                    measured.beside_the_flood += [request() for _ in range(requests)]
+                    measured.during_flood += [request() for _ in range(requests)]
                     measured.rate_when_busy.append(flood.rate())
     return measured
 
@@ -102,7 +102,7 @@ def draw(results: Sequence[Measured]) -> Table:
         table.add_row(
             one.scenario,
             f"{p95(one.alone) * 1e3:.0f} ms",
-            f"{p95(one.beside_the_flood) * 1e3:.0f} ms",
+            f"{p95(one.during_flood) * 1e3:.0f} ms",
             f"[{'green' if one.times_alone <= MOST_TIMES_ALONE else 'red'}]{one.times_alone:.2f}",
             f"{MOST_TIMES_ALONE:.1f}",
             f"[{'green' if one.idle_share >= LEAST_SHARE else 'red'}]{one.idle_share:.2f}",
@@ -121,13 +121,17 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    given = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": str(given.threads), "TINKER_TELEMETRY": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    options = parser.parse_args()
+    os.environ |= {
+        "OMP_NUM_THREADS": str(options.threads),
+        "TINKER_TELEMETRY": "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     results = []
-    for name in SCENARIOS if given.scenario == "all" else [given.scenario]:
+    for name in SCENARIOS if options.scenario == "all" else [options.scenario]:
         with tempfile.TemporaryDirectory() as scratch:
-            results.append(measure(name, given.blocks, given.requests, Path(scratch)))
-    if given.json:
+            results.append(measure(name, options.blocks, options.requests, Path(scratch)))
+    if options.json:
         print(json.dumps([one.as_json() for one in results], indent=2))
     else:
         Console(width=140).print(draw(results))

@@ -247,39 +247,39 @@ def _sample(sampler: BuiltinSampler, prompts: np.ndarray, max_tokens: int) -> No
             raise outcome.error
 
 
-def measure(given: argparse.Namespace) -> Report:
-    device_name, dtype = choose_device(given.device, given.dtype)
+def measure(options: argparse.Namespace) -> Report:
+    device_name, dtype = choose_device(options.device, options.dtype)
     device = torch.device(device_name)
     rate = measured_rate(device, dtype)
-    vocab_size = int(SHAPES[given.model]["vocab_size"])
-    rows = np.random.default_rng(0).integers(0, vocab_size, (given.rows, given.tokens + 1))
-    steps = Steps(rows, given.steps, device, rate)
-    needed = flops_per_token(new_model(given.model, torch.device("meta"), dtype))
-    bare = steps.measured(lambda: bare_step(new_model(given.model, device, dtype), rows), needed)
+    vocab_size = int(SHAPES[options.model]["vocab_size"])
+    rows = np.random.default_rng(0).integers(0, vocab_size, (options.rows, options.tokens + 1))
+    steps = Steps(rows, options.steps, device, rate)
+    needed = flops_per_token(new_model(options.model, torch.device("meta"), dtype))
+    bare = steps.measured(lambda: bare_step(new_model(options.model, device, dtype), rows), needed)
     free_memory(device)
-    loaded = torch_model(given.model, new_model(given.model, device, dtype))
-    plan = plan_memory(loaded, given.token_budget, given.recompute)
+    loaded = torch_model(options.model, new_model(options.model, device, dtype))
+    plan = plan_memory(loaded, options.token_budget, options.recompute)
     settings = PeftEngineSettings(
         token_budget=plan.token_budget,
         recompute_above_tokens=plan.recompute_above_tokens,
-        lora_products=given.lora_products,
-        loss_kernel=given.loss_kernel,
+        lora_products=options.lora_products,
+        loss_kernel=options.loss_kernel,
     )
     engine = build_peft_engine(loaded, settings)
     tinsmith = steps.measured(lambda: engine_step(engine, rows), needed)
-    samples = sampled_per_second(loaded, engine, rows[:, : given.prompt_tokens], given.sampled_tokens)
+    samples = sampled_per_second(loaded, engine, rows[:, : options.prompt_tokens], options.sampled_tokens)
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     return Report(
-        model=given.model,
+        model=options.model,
         device=machine,
         dtype=str(dtype).removeprefix("torch."),
-        rows=given.rows,
-        tokens=given.tokens,
+        rows=options.rows,
+        tokens=options.tokens,
         tera_flops_per_second=rate / 1e12,
         bare=bare,
         engine=tinsmith,
         samples_per_second=samples,
-        sampled_tokens_per_second=samples * given.sampled_tokens,
+        sampled_tokens_per_second=samples * options.sampled_tokens,
     )
 
 
@@ -320,10 +320,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    given = parse()
+    options = parse()
     configure_logs("console", "error")  # standard output is only for the figures
-    report = measure(given)
-    if given.json:
+    report = measure(options)
+    if options.json:
         print(json.dumps(asdict(report), indent=2))
     else:
         Console().print(draw(report))

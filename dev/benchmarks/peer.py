@@ -120,11 +120,11 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, nargs="+", choices=GOALS, default=list(GOALS), help="at once")
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         model = make_tiny_model(Path(scratch) / "model", shape=SHAPE)
-        results = compare(model, given.adapters, given.turns, Path(scratch))
-    if given.json:
+        results = compare(model, options.adapters, options.turns, Path(scratch))
+    if options.json:
         print(json.dumps([asdict(one) | {"ratio": one.ratio} for one in results], indent=2))
     else:
         Console().print(draw(results))

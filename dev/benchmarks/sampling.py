@@ -45,7 +45,7 @@ class SamplingRate:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSize:
     """The parameters of each request."""
 
     samples: int = 1
@@ -60,18 +60,18 @@ class SamplerAlone:
         sampler: BuiltinSampler,
         vocab_size: int,
         adapters: Sequence[str],
-        asked: Asked,
+        size: RequestSize,
     ) -> None:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._adapters = adapters
-        self._asked = asked
+        self._size = size
         self._params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, stop_tokens=())
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
         """Sample new prompts each time, like `ServedSamples`."""
-        samples, tokens = self._asked.samples, self._asked.prompt_tokens
+        samples, tokens = self._size.samples, self._size.prompt_tokens
         prompts = token_rows(count // samples, tokens, self._vocab_size, seed=next(self._seeds))
         answers = _Answers(len(prompts), samples)
         started = time.perf_counter()
@@ -141,8 +141,8 @@ class Bench:
         for seed, key in enumerate(ADAPTERS):
             sampler.load_adapter(key, random_adapter(model, seed))
         vocab_size = self.workload.shape.vocab_size
-        one = SamplerAlone(sampler, vocab_size, ADAPTERS[:1], Asked())
-        eight = SamplerAlone(sampler, vocab_size, ADAPTERS, Asked())
+        one = SamplerAlone(sampler, vocab_size, ADAPTERS[:1], RequestSize())
+        eight = SamplerAlone(sampler, vocab_size, ADAPTERS, RequestSize())
         try:
             return [
                 self._beside("together", "64 requests, the sampler alone", one, 64, goal=1.0),

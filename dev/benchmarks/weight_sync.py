@@ -181,7 +181,7 @@ def spent(call: Callable[[], object], processor_seconds: Callable[[], float]) ->
 def measure_step(running: Programs, blocks: int, name: str) -> Comparison:
     step(running.other)
     pairs = [
-        (seconds_of(lambda: step(running.other)), beside_syncs(running, lambda: step(running.other)))
+        (seconds_of(lambda: step(running.other)), during_syncs(running, lambda: step(running.other)))
         for _ in range(blocks)
     ]
     return compared(f"another model's step during syncs to {name}", "without", pairs, 1 / 0.9)
@@ -194,7 +194,7 @@ def step(client: tinker.TrainingClient) -> None:
         future.result()
 
 
-def beside_syncs(running: Programs, measured: Callable[[], None]) -> float:
+def during_syncs(running: Programs, measured: Callable[[], None]) -> float:
     stop = threading.Event()
 
     def sync_until_stopped() -> None:

@@ -63,9 +63,9 @@ def pinned(source: Source) -> dict[str, Any]:
     return section
 
 
-def check_source(source: Source, path: str, wanted: Mapping[str, str]) -> Path:
+def check_source(source: Source, path: str, pin: Mapping[str, str]) -> Path:
     """Return the checkout, whose commit must be `wanted`. Raises SourceMissing."""
-    clone = f"git clone {wanted['repository']} && git checkout {wanted['commit']}"
+    clone = f"git clone {pin['repository']} && git checkout {pin['commit']}"
     if not path:
         raise SourceMissing(f"{source.variable} is not given: the path of a checkout made by `{clone}`.")
     checkout = Path(path).expanduser().resolve()
@@ -73,9 +73,9 @@ def check_source(source: Source, path: str, wanted: Mapping[str, str]) -> Path:
         ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     found = asked.stdout.strip()
-    if asked.returncode or found != wanted["commit"]:
+    if asked.returncode or found != pin["commit"]:
         what = f"is at {found}" if not asked.returncode else "is no checkout of git's"
-        raise SourceMissing(f"{source.variable}={path} {what}, and the tests are for {wanted['commit']}: `{clone}`.")
+        raise SourceMissing(f"{source.variable}={path} {what}, and the tests are for {pin['commit']}: `{clone}`.")
     return checkout
 
 
@@ -99,10 +99,10 @@ def run_tests(backend: Backend, arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=f"Runs the tests of {backend.title} itself on this machine's CPU.")
     for source in backend.sources:
         parser.add_argument(source.flag, dest=source.variable, default="", help=f"a checkout of {source.section}")
-    given, for_pytest = parser.parse_known_args(arguments)
+    options, for_pytest = parser.parse_known_args(arguments)
     try:
         checkouts = [
-            check_source(source, getattr(given, source.variable), pinned(source)) / source.imports
+            check_source(source, getattr(options, source.variable), pinned(source)) / source.imports
             for source in backend.sources
         ]
     except SourceMissing as missing:

@@ -19,7 +19,7 @@ from testcluster.tar_files import extract_files
 
 LOCK = Path(__file__).parents[1] / "requirements" / "dev.txt"
 PACKAGE = "tinker-cookbook"
-WANTED = ("tests", "pyproject.toml")
+EXTRACTED = ("tests", "pyproject.toml")
 
 
 def sources_directory(lock: Path = LOCK) -> Path:
@@ -54,12 +54,12 @@ def download_command(uv: str, requirement: Path, into: str) -> list[str]:
 def unpack(archive: Path, directory: Path) -> None:
     """Unpack the wanted files of a source distribution, without its top-level folder."""
     with tarfile.open(archive) as packed:
-        extract_files(packed, directory, _wanted_name)
+        extract_files(packed, directory, _name_to_extract)
 
 
-def _wanted_name(member: str) -> str | None:
+def _name_to_extract(member: str) -> str | None:
     name = member.partition("/")[2]
-    return name if any(name == wanted or name.startswith(f"{wanted}/") for wanted in WANTED) else None
+    return name if any(name == extracted or name.startswith(f"{extracted}/") for extracted in EXTRACTED) else None
 
 
 def main(_arguments: Sequence[str]) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 import yaml
 from images.sources import LOCAL_REGISTRY
-from testcluster.cluster import Cluster, given, recorded
+from testcluster.cluster import Cluster, configured_cluster, recorded
 from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import LoadedImage, repository
 from testcluster.lifecycle import bring_up, bring_up_by_kind
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def find_cluster() -> Cluster:
     """Return the given cluster, or else create one. Raises ClusterError."""
-    cluster = given()
+    cluster = configured_cluster()
     if cluster is None:
         return recorded(bring_up(NAME, "node"))
     # Report missing requirements now, not after minutes of building.

@@ -139,18 +139,18 @@ def _run(step: Step, packages: Sequence[str]) -> tuple[int | None, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
-def _text(said: bytes | str | None) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said or ""
+def _text(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run every step, even after a failure. Return 1 if a step failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheels", type=Path, required=True, help="a folder of wheels, as `make gpu-wheels` makes it")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     started = time.monotonic()
     try:
-        with gpu_run.packages_of(given.wheels) as packages:
+        with gpu_run.packages_of(options.wheels) as packages:
             gpu_run.require_packages()
             print(line("installation of wheels", time.monotonic() - started, "all packages found"), flush=True)
             outcomes = [run_step(step, packages) for step in STEPS]

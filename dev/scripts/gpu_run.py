@@ -210,7 +210,7 @@ def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[s
     """
     program = [sys.executable, "dev/benchmarks/gpu_step.py", "--model", model, "--json"]
     try:
-        told = subprocess.run(
+        completed = subprocess.run(
             program,
             cwd=ROOT,
             env={**os.environ, **path_of_children(packages)},
@@ -221,7 +221,7 @@ def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[s
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         print(f"the benchmark of {model} was not measured: {error}", file=sys.stderr)
         return None
-    report: dict[str, Any] = json.loads(told.stdout)
+    report: dict[str, Any] = json.loads(completed.stdout)
     return report
 
 
@@ -284,39 +284,39 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", choices=BENCHMARK_SECONDS, default="0.6B", help="of the benchmark")
     parser.add_argument("--commit", default="", help="where the tree is no checkout")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels, as `make gpu-wheels` makes it")
-    parser.add_argument("--out", type=Path, help="a folder for gpu-runs.toml; unless told, the one in docs/ is written")
+    parser.add_argument("--out", type=Path, help="the folder for gpu-runs.toml (default: docs)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parse(arguments)
+    options = parse(arguments)
     started = time.monotonic()
     try:
-        with packages_of(given.wheels) as packages:
-            return _run(given, packages, started)
+        with packages_of(options.wheels) as packages:
+            return _run(options, packages, started)
     except CannotRun as error:
         print(f"gpu-run: {error}", file=sys.stderr)
         return NOTHING_RUN
 
 
-def _run(given: argparse.Namespace, packages: Sequence[str], started: float) -> int:
+def _run(options: argparse.Namespace, packages: Sequence[str], started: float) -> int:
     """Run tests and benchmark within the time, and return the exit status. Raises CannotRun."""
     run = {
         "device": device_name(),
-        "commit": given.commit or commit_of(ROOT, *WRITTEN),
+        "commit": options.commit or commit_of(ROOT, *WRITTEN),
         "date": str(datetime.date.today()),
     }
-    record = Record(run, given.out / gpu_reference.RUNS.name if given.out else gpu_reference.RUNS)
+    record = Record(run, options.out / gpu_reference.RUNS.name if options.out else gpu_reference.RUNS)
     record.write()
     print(f"{run['device']}, {', '.join(f'{name} {version(name)}' for name in TOLD)}", flush=True)
-    kept = BENCHMARK_SECONDS[given.model] + END_SECONDS
-    run_tests(TESTS, "gpu", given.seconds - kept - (time.monotonic() - started), packages, record)
-    report = run_benchmark(given.model, max(given.seconds - (time.monotonic() - started), END_SECONDS), packages)
+    kept = BENCHMARK_SECONDS[options.model] + END_SECONDS
+    run_tests(TESTS, "gpu", options.seconds - kept - (time.monotonic() - started), packages, record)
+    report = run_benchmark(options.model, max(options.seconds - (time.monotonic() - started), END_SECONDS), packages)
     record.reports = [report] if report else []
     record.write()
     counts = Counter(result.outcome for result in record.results)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "no test ran"
-    print(f"{run['device']}: {told} in {time.monotonic() - started:.0f} s, written to {record.file}")
+    summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "no test ran"
+    print(f"{run['device']}: {summary} in {time.monotonic() - started:.0f} s, written to {record.file}")
     return FAILED if counts["failed"] or not record.results or report is None else 0
 
 

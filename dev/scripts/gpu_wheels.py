@@ -62,7 +62,7 @@ def tree_bytes(tree: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def told(wheels: Sequence[Path], tree: int, commit: str) -> str:
+def instructions(wheels: Sequence[Path], tree: int, commit: str) -> str:
     """Return the instructions to print.
 
     Raises CannotRun if the tree and the wheels exceed the limit of the transfer.
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     try:
         commit = commit_of(ROOT)
-        print(told(download(FOLDER), tree_bytes(ROOT), commit))
+        print(instructions(download(FOLDER), tree_bytes(ROOT), commit))
     except CannotRun as error:
         print(f"gpu-wheels: {error}", file=sys.stderr)
         return 1

@@ -54,7 +54,7 @@ class Sizes:
 
         The first number is for attention, the second for the feed-forward layers.
         """
-        widths = [given + out for given, out in self.projections()]
+        widths = [inputs + outputs for inputs, outputs in self.projections()]
         return sum(widths[:4]), sum(widths[4:])
 
     def kept_values(self, recompute: RankRecompute) -> int:
@@ -66,11 +66,11 @@ class Sizes:
     @property
     def parameters(self) -> int:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * sum(given * out for given, out in self.projections()) + embeddings
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.projections()) + embeddings
 
     def adapter_parameters(self, rank: int) -> int:
         """Return the parameters of an adapter slot: all linear layers and the unembedding, at the highest rank."""
-        layer = sum(given + out for given, out in self.projections())
+        layer = sum(inputs + outputs for inputs, outputs in self.projections())
         return rank * (self.layers * layer + self.hidden + self.vocab)
 
 
@@ -170,5 +170,5 @@ def recompute_rows() -> Iterator[tuple[str, ...]]:
         if layout is not None:
             choices = get_args(RankRecompute)
             used = [layout.gpu_bytes(sizes, RANKS[0], TOKENS[0], recompute) / GIB for recompute in choices]
-            told = [f"{gib:.0f}" if gib <= ROOM * GPU_GIB else f"{gib:.0f}, too many" for gib in used]
-            yield sizes.name, str(layout.gpus), *told
+            cells = [f"{gib:.0f}" if gib <= ROOM * GPU_GIB else f"{gib:.0f}, too many" for gib in used]
+            yield sizes.name, str(layout.gpus), *cells

@@ -106,14 +106,14 @@ def _version_of(python: str) -> str:
     return _output(python, "-c", "import sys; print(sys.version)")
 
 
-def is_made(environment: Path) -> bool:
+def is_complete(environment: Path) -> bool:
     return (environment / COMPLETE).is_file()
 
 
 def make_environment(environment: Path, install: Callable[[Path], None]) -> None:
     """Make the environment unless it exists. Only one process makes it. An unfinished environment is made again."""
     with locked(environment.with_suffix(".lock")):
-        if not is_made(environment):
+        if not is_complete(environment):
             shutil.rmtree(environment, ignore_errors=True)
             install(environment)
         (environment / COMPLETE).touch()

@@ -13,16 +13,16 @@ SERVER, WORKER = "API server", "worker"
 
 @dataclass(frozen=True, slots=True)
 class ParserMemory:
-    """The limit of a parser: `times` the number of bytes that it reads, plus `beside_mib`."""
+    """The limit of a parser: `times` the number of bytes that it reads, plus `base_mib`."""
 
     where: str
     what: str
     bytes_at_most: str
     times: int
-    beside_mib: int
+    base_mib: int
 
     def most_bytes(self, read_bytes: int) -> int:
-        return self.times * read_bytes + self.beside_mib * MIB
+        return self.times * read_bytes + self.base_mib * MIB
 
 
 PARSERS = {

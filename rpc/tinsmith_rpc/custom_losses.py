@@ -249,10 +249,10 @@ class _Reader:
 
     def _output(self, node: Mapping[str, Any]) -> tuple[Ref, Mapping[str, Ref]]:
         args = node.get("args")
-        given = self._argument("output", args[0]) if isinstance(args, list) and len(args) == 1 else None
-        if not isinstance(given, tuple | list) or len(given) != 2:
+        output = self._argument("output", args[0]) if isinstance(args, list) and len(args) == 1 else None
+        if not isinstance(output, tuple | list) or len(output) != 2:
             raise CustomLossInvalid("the output must be the loss and a dict of metrics")
-        loss, metrics = given
+        loss, metrics = output
         if not isinstance(loss, Ref) or not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
             raise CustomLossInvalid(f"the output must be a tensor and a dict of {MAX_METRICS} metrics at most")
         for key, value in metrics.items():

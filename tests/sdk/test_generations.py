@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from package_environment import is_made
+from package_environment import is_complete
 from sdk_environments import environment_directory
 from sdk_generations import TESTED
 from support.requirements import InstalledBy, require
@@ -97,7 +97,7 @@ def run(server: ServedInstallation) -> Iterator[Mapping[str, Future[Life]]]:
     versions = list(dict.fromkeys((NEWEST, *VERSIONS)))
     for version in versions:
         lack = f"tinker {version} is not installed in an environment of its own"
-        require(is_made(environment_directory(version)), lack, InstalledBy.SDK_ENVIRONMENTS)
+        require(is_complete(environment_directory(version)), lack, InstalledBy.SDK_ENVIRONMENTS)
     with lives(versions, server, MODEL) as run:
         yield run
 

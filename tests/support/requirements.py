@@ -39,10 +39,10 @@ def require_environment(name: str) -> Path:
     Only the environments that `make package-environments` installs can be asked for.
     """
     # Here, since the worker's tests also run in its image, which has no scripts.
-    from package_environment import FOR_TESTS, KNOWN, environment_directory, is_made
+    from package_environment import FOR_TESTS, KNOWN, environment_directory, is_complete
 
     packages = KNOWN[name]
     assert packages in FOR_TESTS, f"`make package-environments` does not install {name}: add it to FOR_TESTS"
     environment = environment_directory(packages)
-    require(is_made(environment), f"{packages.title} is not installed", InstalledBy.PACKAGE_ENVIRONMENTS)
+    require(is_complete(environment), f"{packages.title} is not installed", InstalledBy.PACKAGE_ENVIRONMENTS)
     return environment

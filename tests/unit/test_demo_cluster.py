@@ -30,7 +30,7 @@ def out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def given_cluster(tmp_path: Path) -> Cluster:
+def existing_cluster(tmp_path: Path) -> Cluster:
     program = tmp_path / "kubectl"
     program.write_text(KUBECTL)
     program.chmod(0o755)
@@ -51,30 +51,30 @@ def test_elsewhere_another_build_makes_new_pods() -> None:
 
 
 def test_a_given_cluster_is_used_by_a_kubeconfig_of_the_demos_own(
-    given_cluster: Cluster, out: Path, monkeypatch: pytest.MonkeyPatch
+    existing_cluster: Cluster, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sets a namespace there."""
-    monkeypatch.setattr(demo_cluster, "given", lambda: given_cluster)
+    monkeypatch.setattr(demo_cluster, "configured_cluster", lambda: existing_cluster)
     monkeypatch.setenv(COMMAND_VARIABLE, "kind load image-archive {archive} --name dev")
     found = find_cluster()
-    assert found == replace(given_cluster, kubeconfig=out / "kubeconfig")
+    assert found == replace(existing_cluster, kubeconfig=out / "kubeconfig")
     assert found.kubeconfig.read_text() == "kind: Config\n"
     assert found.kubeconfig.stat().st_mode & 0o077 == 0, "it may hold a key"
 
 
 def test_a_given_cluster_without_a_way_for_images_is_refused_before_they_are_built(
-    given_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    existing_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_cluster, "given", lambda: given_cluster)
+    monkeypatch.setattr(demo_cluster, "configured_cluster", lambda: existing_cluster)
     monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     with pytest.raises(ClusterError, match=COMMAND_VARIABLE):
         find_cluster()
 
 
-def test_the_server_is_reached_by_the_ingress_or_else_by_a_port_of_this_machine(given_cluster: Cluster) -> None:
-    with way_in(Shell(replace(given_cluster, ingress_address="10.0.0.1"))) as url:
+def test_the_server_is_reached_by_the_ingress_or_else_by_a_port_of_this_machine(existing_cluster: Cluster) -> None:
+    with way_in(Shell(replace(existing_cluster, ingress_address="10.0.0.1"))) as url:
         assert url == "http://10.0.0.1"
-    with way_in(Shell(given_cluster)) as url:
+    with way_in(Shell(existing_cluster)) as url:
         assert url.startswith("http://127.0.0.1:")
 
 
@@ -88,6 +88,6 @@ def test_what_kind_lacks_is_the_last_line(
     assert capsys.readouterr().err.splitlines()[-1].startswith("make demo-kind: kind is not installed: ")
 
 
-def test_cleaning_up_leaves_a_cluster_that_was_given(given_cluster: Cluster) -> None:
-    assert clean_up(replace(given_cluster, name="demo")) == "make cluster-down NAME=demo"
-    assert "helm uninstall tinsmith" in clean_up(given_cluster)
+def test_cleaning_up_leaves_a_cluster_that_was_given(existing_cluster: Cluster) -> None:
+    assert clean_up(replace(existing_cluster, name="demo")) == "make cluster-down NAME=demo"
+    assert "helm uninstall tinsmith" in clean_up(existing_cluster)

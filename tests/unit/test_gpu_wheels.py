@@ -26,4 +26,4 @@ def test_more_than_may_travel_is_an_error_that_says_what_to_take_away(tmp_path: 
     wheel = tmp_path / "a.whl"
     wheel.write_bytes(bytes(gpu_wheels.MIB))
     with pytest.raises(CannotRun, match="64 MiB that may travel: take a package"):
-        gpu_wheels.told([wheel], gpu_wheels.MOST_BYTES, "0123abc")
+        gpu_wheels.instructions([wheel], gpu_wheels.MOST_BYTES, "0123abc")

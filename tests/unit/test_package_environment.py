@@ -47,7 +47,7 @@ def test_an_unfinished_environment_is_created_again(cache: Path) -> None:
     (cache / "a" / "lib").mkdir(parents=True)
     make_environment(cache / "a", install)
     assert install.found == [False]
-    assert package_environment.is_made(cache / "a")
+    assert package_environment.is_complete(cache / "a")
 
 
 def test_the_plugin_is_made_for_the_version_that_is_installed() -> None:

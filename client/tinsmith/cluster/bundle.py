@@ -160,7 +160,7 @@ OWNER_ALONE = 0o600
 
 HEAD = f"""# A report of Tinsmith
 
-Made {{made:%Y-%m-%dT%H:%M:%SZ}} by `kubectl tinsmith report`.
+Made {{created_at:%Y-%m-%dT%H:%M:%SZ}} by `kubectl tinsmith report`.
 
 `{REMOVED}` replaces the values of variables, fields and options that are named like a password, a key or a token;
 users and passwords in addresses; API keys, tokens in headers and private keys; and these values wherever else they
@@ -179,8 +179,8 @@ class Bundle:
     They stay in memory until `write`, because the last file may reveal a secret in the first.
     """
 
-    def __init__(self, made: datetime) -> None:
-        self._made = made
+    def __init__(self, created_at: datetime) -> None:
+        self._created_at = created_at
         self._objects: dict[str, Any] = {}
         self._texts: dict[str, str] = {}
         self._left_out: list[tuple[str, str]] = []
@@ -219,10 +219,10 @@ class Bundle:
 
     def _append(self, archive: tarfile.TarFile, path: str, content: bytes) -> None:
         entry = tarfile.TarInfo(path)
-        entry.size, entry.mode, entry.mtime = len(content), OWNER_ALONE, int(self._made.timestamp())
+        entry.size, entry.mode, entry.mtime = len(content), OWNER_ALONE, int(self._created_at.timestamp())
         archive.addfile(entry, io.BytesIO(content))
 
     def _index(self, contents: dict[str, str]) -> str:
         listed = "\n".join(f"- `{path}`, {len(content.encode())} bytes" for path, content in sorted(contents.items()))
         missing = "\n".join(f"- {part}: {why}" for part, why in self._left_out) or "Nothing that was looked for."
-        return f"{HEAD.format(made=self._made)}\n## Files\n\n{listed}\n\n## Left out\n\n{missing}\n"
+        return f"{HEAD.format(created_at=self._created_at)}\n## Files\n\n{listed}\n\n## Left out\n\n{missing}\n"

@@ -85,7 +85,7 @@ def restart(family: Family, at: datetime) -> Request:
 
     def outcome(now: Family) -> str | None:
         """Check the status and the pods, because the status may lag behind."""
-        all_new = not (before & now.pod_uids) and sum(map(is_ready, now.pods)) >= _wanted_pods(now)
+        all_new = not (before & now.pod_uids) and sum(map(is_ready, now.pods)) >= _desired_pods(now)
         return _ready_again(now) if all_new else None
 
     return Request(_annotated(RESTART_REQUEST, written(at)), f"Requested the restart of {family.title}", outcome)
@@ -162,7 +162,7 @@ def _answered(family: Family, kind: str) -> str | None:
     return str(answered) if answered is not None else None
 
 
-def _wanted_pods(family: Family) -> int:
+def _desired_pods(family: Family) -> int:
     return int(family.owner["spec"].get("replicas", 1)) if family.kind is Kind.POOL else 1
 
 

@@ -64,7 +64,7 @@ def promote(
     """
     unchecked = expected is Expected.ANYTHING
     body = {"model_path": path} | ({} if unchecked else {"expected_path": expected})
-    return _promotion(_asked(service, "PUT", _address(name), body))
+    return _promotion(_send(service, "PUT", _address(name), body))
 
 
 def rollback(name: str, *, service: Service | None = None) -> Promotion:
@@ -75,22 +75,22 @@ def rollback(name: str, *, service: Service | None = None) -> Promotion:
     """
     newest, *_ = promotion_history(name, service=service)
     expected = {"expected_number": newest.number}
-    return _promotion(_asked(service, "POST", f"{_address(name)}/rollback", options={"params": expected}))
+    return _promotion(_send(service, "POST", f"{_address(name)}/rollback", options={"params": expected}))
 
 
 def promotions(*, service: Service | None = None) -> list[Promotion]:
     """Return the current promotion of each of your names, sorted by name. Raises NotOffered."""
-    return [_promotion(listed) for listed in _asked(service, "GET", PROMOTIONS)["promotions"]]
+    return [_promotion(listed) for listed in _send(service, "GET", PROMOTIONS)["promotions"]]
 
 
 def promotion_history(name: str, *, service: Service | None = None) -> list[Promotion]:
     """Return the promotions of a name, newest first. Raises the errors of `promote`."""
-    return [_promotion(listed) for listed in _asked(service, "GET", _address(name))["promotions"]]
+    return [_promotion(listed) for listed in _send(service, "GET", _address(name))["promotions"]]
 
 
 def remove_promotion(name: str, *, service: Service | None = None) -> None:
     """Remove the name, not the sampler. Raises the errors of `promote`."""
-    _asked(service, "DELETE", _address(name))
+    _send(service, "DELETE", _address(name))
 
 
 def sampler_of_run(directory: Path) -> str:
@@ -123,19 +123,19 @@ def _promotion(answer: Mapping[str, Any]) -> Promotion:
     return Promotion(answer["name"], answer["model_path"], time, answer["number"], answer["is_rollback"])
 
 
-def _asked(
+def _send(
     service: Service | None, method: str, address: str, body: Mapping[str, Any] | None = None, **more: Any
 ) -> Any:
     """Send a request through the SDK's HTTP layer; the SDK has no function for it."""
     holder = (service or tinker.RestClient()).holder
     content = more if body is None else {"body": body, **more}
 
-    async def ask() -> Any:
+    async def call() -> Any:
         with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
             send: Any = getattr(client, method.lower())
             return (await send(address, cast_to=httpx.Response, **content)).json()
 
-    request: Future[Any] = holder.run_coroutine_threadsafe(ask()).future()
+    request: Future[Any] = holder.run_coroutine_threadsafe(call()).future()
     try:
         return request.result()
     except tinker.APIStatusError as error:

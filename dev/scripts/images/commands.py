@@ -44,9 +44,9 @@ def succeeds(*command: str | Path, seconds: float = 60.0) -> bool:
     return True
 
 
-def _check(command: Sequence[str | Path], status: int, said: str) -> None:
+def _check(command: Sequence[str | Path], status: int, output: str) -> None:
     if status != 0:
-        tail = "\n".join(said.strip().splitlines()[-TAIL_LINES:])
+        tail = "\n".join(output.strip().splitlines()[-TAIL_LINES:])
         raise ImageError(f"{_readable(command)} failed with status {status}:\n{tail}")
 
 

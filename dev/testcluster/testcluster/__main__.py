@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from testcluster.cluster import Cluster, given, recorded
+from testcluster.cluster import Cluster, configured_cluster, recorded
 from testcluster.errors import ClusterError
 from testcluster.lifecycle import bring_down, bring_up
 from testcluster.places import Places
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _up(options: argparse.Namespace) -> None:
-    if options.tier == "node" and (cluster := given()) is not None:
+    if options.tier == "node" and (cluster := configured_cluster()) is not None:
         print(f"the cluster of {cluster.kubeconfig} is given, so none is started")
         return
     cluster = recorded(bring_up(options.name, options.tier, options.nodes))
@@ -90,7 +90,7 @@ def _kubeconfig(options: argparse.Namespace) -> None:
 
 
 def _load(options: argparse.Namespace) -> None:
-    cluster = given() or _running(options.name)
+    cluster = configured_cluster() or _running(options.name)
     for archive in options.archives or build_images().values():
         for image in cluster.load_image(archive):
             print(image.name if image.digest is None else f"{image.name} {image.pinned}")

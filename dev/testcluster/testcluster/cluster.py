@@ -158,7 +158,7 @@ def own_nodes(places: Places, count: int) -> list[Node]:
     return [] if network is None else [Node(places, network, number) for number in range(1, count + 1)]
 
 
-def given() -> Cluster | None:
+def configured_cluster() -> Cluster | None:
     """Return the cluster of KUBECONFIG, if its current context is the one that TINSMITH_TEST_CONTEXT names.
 
     The second variable confirms that tests may write to this cluster, because KUBECONFIG alone may name a cluster in

@@ -15,7 +15,7 @@ import pytest
 from support.kubernetes.fixtures import Cluster
 from support.kubernetes.hello import hello_pod
 from support.requirements import require
-from testcluster.cluster import CONTEXT_VARIABLE, given
+from testcluster.cluster import CONTEXT_VARIABLE, configured_cluster
 from testcluster.errors import ClusterError
 from testcluster.loading import COMMAND_VARIABLE
 from testcluster.programs.archives import write_archive
@@ -75,7 +75,7 @@ def test_a_pod_runs_an_image_that_a_named_command_brought_into_a_given_cluster(
     context = node_cluster.kubectl("config", "current-context").strip()
     monkeypatch.setenv(CONTEXT_VARIABLE, context)
     monkeypatch.setenv(COMMAND_VARIABLE, f"{containerd} --namespace=k8s.io images import - < {{archive}}")
-    cluster = given()
+    cluster = configured_cluster()
     assert cluster is not None
     assert cluster.nodes == node_cluster.nodes
     name = "tinsmith.local/tinsmith/test-hello:brought"

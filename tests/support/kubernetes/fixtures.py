@@ -19,7 +19,7 @@ import pytest
 from support.kubernetes.api_server import ApiServer, connected
 from support.requirements import require
 from testcluster import own
-from testcluster.cluster import CONTEXT_VARIABLE, Cluster, given, recorded
+from testcluster.cluster import CONTEXT_VARIABLE, Cluster, configured_cluster, recorded
 from testcluster.errors import ClusterError
 from testcluster.lifecycle import bring_down, missing
 from testcluster.places import Places
@@ -69,9 +69,9 @@ def api_cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def node_cluster() -> Iterator[Cluster]:
     """Start a cluster in which pods run."""
-    given_cluster = given()
-    if given_cluster is not None:
-        yield given_cluster
+    configured = configured_cluster()
+    if configured is not None:
+        yield configured
         return
     with cluster_of_a_run("node", nodes=1) as cluster:
         yield cluster

@@ -10,7 +10,7 @@ import pytest
 from testcluster import __main__ as command
 from testcluster import cluster as cluster_handle
 from testcluster import kind, lifecycle, own, record
-from testcluster.cluster import given
+from testcluster.cluster import configured_cluster
 from testcluster.errors import ClusterError
 from testcluster.lifecycle import bring_down, bring_up, missing
 from testcluster.places import Places
@@ -108,4 +108,4 @@ def kubectl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_kubeconfig_with_another_context_is_refused(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cluster_handle.CONTEXT_VARIABLE, "production")
     with pytest.raises(ClusterError, match="make them agree"):
-        given()
+        configured_cluster()

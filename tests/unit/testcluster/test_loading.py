@@ -14,7 +14,7 @@ from testcluster.programs.archives import write_archive
 from testcluster.project_images import ImagesNotBuilt
 
 IMAGE = "tinsmith.local/tinsmith/test-hello:1"
-GIVEN_CLUSTER = Cluster("", Path("/their/kubeconfig"), Path("kubectl"), ("only",))
+EXISTING_CLUSTER = Cluster("", Path("/their/kubeconfig"), Path("kubectl"), ("only",))
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_the_named_command_is_given_archive_and_image(
     archive: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(COMMAND_VARIABLE, "bring image-archive {archive} && bring --as {image}")
-    assert GIVEN_CLUSTER.load_image(archive) == [LoadedImage(IMAGE)]
+    assert EXISTING_CLUSTER.load_image(archive) == [LoadedImage(IMAGE)]
     assert calls.read_text().splitlines() == ["image-archive", str(archive), "--as", IMAGE]
 
 
@@ -68,7 +68,7 @@ def test_pods_ask_for_an_image_by_its_name_in_full(name: str, in_full: str) -> N
 def test_the_error_of_a_failed_command_has_its_output(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMAND_VARIABLE, "echo no nodes found for cluster dev: {archive} >&2; exit 1")
     with pytest.raises(ClusterError, match="no nodes found for cluster dev"):
-        GIVEN_CLUSTER.load_image(archive)
+        EXISTING_CLUSTER.load_image(archive)
 
 
 @pytest.mark.parametrize("line", [None, "", "kind load image-archive"])
@@ -87,7 +87,7 @@ def test_load_says_why_images_cannot_be_built(
     def build() -> dict[str, Path]:
         raise ImagesNotBuilt("start a docker daemon")
 
-    monkeypatch.setattr(command, "given", lambda: GIVEN_CLUSTER)
+    monkeypatch.setattr(command, "configured_cluster", lambda: EXISTING_CLUSTER)
     monkeypatch.setattr(command, "build_images", build)
     assert command.main(["load"]) == 1
     assert capsys.readouterr().err == "start a docker daemon\n"

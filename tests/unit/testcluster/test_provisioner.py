@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testcluster.kubernetes.provisioner import is_released, wanted_volume
+from testcluster.kubernetes.provisioner import is_released, requested_volume
 
 Document = dict[str, Any]
 DIRECTORY = Path("/volumes")
@@ -31,12 +31,12 @@ def volume(size: str = "1Gi", phase: str = "Bound", policy: str = "Delete") -> D
 
 
 def test_a_local_volume_waits_for_the_scheduler() -> None:
-    assert wanted_volume(claim("local"), DIRECTORY) is None
+    assert requested_volume(claim("local"), DIRECTORY) is None
 
 
 def test_claims_of_other_classes_or_with_a_volume_are_left_alone() -> None:
-    assert wanted_volume(claim("standard"), DIRECTORY) is None
-    assert wanted_volume(claim("shared", volumeName="pvc-u1"), DIRECTORY) is None
+    assert requested_volume(claim("standard"), DIRECTORY) is None
+    assert requested_volume(claim("shared", volumeName="pvc-u1"), DIRECTORY) is None
 
 
 @pytest.mark.parametrize(

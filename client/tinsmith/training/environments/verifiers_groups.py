@@ -164,7 +164,7 @@ class _Requests:
     """A stand-in for the cookbook's sampling client that passes its requests on, one at a time."""
 
     def __init__(self) -> None:
-        self._asked: asyncio.Queue[_Request] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Request] = asyncio.Queue()
         self._current: _Request | None = None
 
     async def sample_async(
@@ -173,7 +173,7 @@ class _Requests:
         """Sample like the SDK, but without logprobs: the training loop has its own."""
         stop: Any = sampling_params.stop
         request = _Request(prompt, [stop] if isinstance(stop, str) else list(stop or []))
-        await self._asked.put(request)
+        await self._queue.put(request)
         tokens = await request.answered
         return SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, logprobs=None)])
 
@@ -181,7 +181,7 @@ class _Requests:
     """The name of the method in tinker-cookbook 0.6."""
 
     async def next(self) -> _Request:
-        self._current = await self._asked.get()
+        self._current = await self._queue.get()
         return self._current
 
     def answer(self, tokens: list[int]) -> None:

@@ -67,18 +67,18 @@ Grade = Callable[[Example, Answer], float | Scores | Awaitable[float | Scores]]
 
 def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
     """Return the examples with ids. Raises EvaluationError for a repeated id, and for no examples."""
-    given = [
+    selected = [
         Example(example.prompt, example.answer, example.id or str(place), example.choices)
         for place, example in enumerate(examples)
     ]
-    if not given:
+    if not selected:
         raise EvaluationError("a task needs at least one example")
     seen: set[str] = set()
-    for example in given:
+    for example in selected:
         if example.id in seen:
             raise EvaluationError(f"two examples have the id {example.id}")
         seen.add(example.id)
-    return tuple(given)
+    return tuple(selected)
 
 
 def scores_of(graded: Any, example: str) -> dict[str, float]:

@@ -50,7 +50,9 @@ def run_log(
     if record is not None and config is not None:
         record.store.write_config(ml_log.dump_config(dict(config)))
     shown = [
-        _Guarded(backend, _made(backend, place, project, name, config or {}, total_steps), history.last_step())
+        _Guarded(
+            backend, _backend_logger(backend, place, project, name, config or {}, total_steps), history.last_step()
+        )
         for backend in to
         if backend != "jsonl"
     ]
@@ -221,7 +223,7 @@ def _check(to: Sequence[str]) -> None:
             raise BackendMissing(f"logging to {backend} needs a package that is not installed: pip install {package}")
 
 
-def _made(
+def _backend_logger(
     backend: Backend,
     directory: Path,
     project: str | None,
@@ -232,9 +234,9 @@ def _made(
     if backend == "console":
         return ConsoleLogger(total_steps)
     if backend == "tensorboard":
-        made = TensorBoardLogger(directory / "tensorboard")
-        made.log_hparams(dict(config))
-        return made
+        logger = TensorBoardLogger(directory / "tensorboard")
+        logger.log_hparams(dict(config))
+        return logger
     identity = RunIdentity.of(directory, project, name)
     if backend == "wandb":
         return wandb_logger(identity, config, directory)

@@ -151,9 +151,9 @@ SUMMARY = "summary.json"
 
 def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, str]) -> Config:
     """Return the settings of the file, overridden by flags. Raises BadConfig with a line for each mistake."""
-    given = {**({} if file is None else _read(file)), **flags}
+    fields = {**({} if file is None else _read(file)), **flags}
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(fields)
     except ValidationError as error:
         lines = [_sentence(kind, dict(mistake)) for mistake in error.errors()]
         raise BadConfig("\n".join(lines)) from error

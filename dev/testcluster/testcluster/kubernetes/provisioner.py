@@ -31,7 +31,7 @@ _WATCH_SECONDS = 300
 Document = dict[str, Any]
 
 
-def wanted_volume(claim: Document, directory: Path) -> Document | None:
+def requested_volume(claim: Document, directory: Path) -> Document | None:
     """Return the volume that the claim waits for; None if it is early or another provisioner's."""
     spec, metadata = claim["spec"], claim["metadata"]
     storage_class = spec.get("storageClassName")
@@ -72,10 +72,10 @@ def _only_on(node: str) -> Document:
     return {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}
 
 
-def wanted_capacity(claim: Document, volume: Document) -> str | None:
+def requested_capacity(claim: Document, volume: Document) -> str | None:
     """Return the size to which a bound volume must grow; None if the volume is large enough."""
-    asked: str = claim["spec"]["resources"]["requests"]["storage"]
-    return asked if _bytes(asked) > _bytes(volume["spec"]["capacity"]["storage"]) else None
+    requested: str = claim["spec"]["resources"]["requests"]["storage"]
+    return requested if _bytes(requested) > _bytes(volume["spec"]["capacity"]["storage"]) else None
 
 
 def _bytes(quantity: str) -> Decimal:
@@ -121,7 +121,7 @@ class Provisioner:
             bound = mine.get(claim["spec"].get("volumeName", ""))
             if bound is not None:
                 self._grow(claim, bound)
-            elif (volume := wanted_volume(claim, self._directory)) is not None:
+            elif (volume := requested_volume(claim, self._directory)) is not None:
                 self._create(volume)
         for volume in filter(is_released, mine.values()):
             self._delete(volume)
@@ -141,7 +141,7 @@ class Provisioner:
             _log(f"made {name}")
 
     def _grow(self, claim: Document, volume: Document) -> None:
-        capacity = wanted_capacity(claim, volume) or volume["spec"]["capacity"]["storage"]
+        capacity = requested_capacity(claim, volume) or volume["spec"]["capacity"]["storage"]
         if capacity != volume["spec"]["capacity"]["storage"]:
             self._api.patch_persistent_volume(volume["metadata"]["name"], {"spec": {"capacity": {"storage": capacity}}})
         is_bound = claim.get("status", {}).get("phase") == "Bound"
