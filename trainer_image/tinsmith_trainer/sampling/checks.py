@@ -1,4 +1,7 @@
-"""Checks of a job before it runs. The vendor's limits are mostly unknown, so this server has its own limits."""
+"""Checks of a job before it runs.
+
+Most limits of the vendor's service are unknown, so this server has its own limits.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,28 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that holds other tenants' journals
 MOST_LOGPROBS = 1 << 24
-"""The limit of an answer's logprobs, except those of the drawn tokens: 128 MiB with the token IDs. Workers keep answers
-for some time."""
+"""The limit on the number of logprobs in an answer, without those of drawn tokens: 128 MiB with the token IDs.
+
+Workers keep answers for some time.
+"""
 MOST_TOPK = 1024
-"""The limit per position. Token servers answer in text, and wider rows would take longer than the model."""
+"""The limit on the most likely tokens per position.
+
+Token servers answer in text, and wider rows would take longer than the model.
+"""
 MOST_ECHOED_TEXTS = 1 << 17
-"""The limit of texts in an echo: the prompt's tokens and the most likely alternatives, in all sequences. Each text
-takes 15 µs to decode and 75 bytes to keep, so this limit is two seconds and ten megabytes. The other limits would allow
-minutes and gigabytes."""
+"""The limit on the number of texts in an echo: the prompt's tokens and the most likely alternatives, in all sequences.
+
+Each text takes 15 µs to decode and 75 bytes of memory, so this limit is two seconds and ten megabytes. The other limits
+alone would allow minutes and gigabytes.
+"""
 
 
 def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = None) -> int:
     """Return the maximum number of tokens per sequence: `max_tokens`, limited by the context and by `longest`.
 
-    A prompt that fills the context may be scored without a draw. Raises UserError, with the reason, for a job that
-    cannot run.
+    A prompt that fills the context may be scored if no token is drawn. Raises UserError, with the reason, for a job
+    that cannot run.
     """
     _check_prompt(job, info)
     _check_params(job.params)
@@ -107,7 +117,10 @@ def _check_params(params: SamplingParams) -> None:
 
 
 def _check_stop_tokens(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse a stop token that can never be drawn. With such a stop each sequence would run to its full length."""
+    """Refuse a stop token that can never be drawn.
+
+    With such a stop token, each sequence would run to its full length.
+    """
     outside = [token for token in params.stop_tokens or () if not 0 <= token < vocab_size]
     if outside:
         raise UserError(

@@ -30,13 +30,13 @@ TOKEN_BYTES = np.dtype(np.int32).itemsize
 ASSET_BYTES = 2**20
 """The estimated size of an image that is not read yet."""
 CELL_BYTES = 8
-"""The bytes of a target token, and of an ID with its logprob."""
+"""The size of a target token, and of an ID with its logprob, in bytes."""
 TEXT_BYTES = 80
-"""The bytes of a token's text with its logprob, as a message."""
+"""The size of a message with a token's text and its logprob, in bytes."""
 
 
 def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
-    """Return the bytes that the job and its answer take in memory: prompt, images, target tokens, logprobs and echo."""
+    """Return the memory that the job and its answer take, in bytes: prompt, images, targets, logprobs and echo."""
     shape = request.target_prompt_logprobs.shape if request.HasField(TARGETS) else ()
     cells = math.prod(shape) if len(shape) == 2 else 0  # other shapes are refused later
     positions = len(request.prompt_tokens) // TOKEN_BYTES

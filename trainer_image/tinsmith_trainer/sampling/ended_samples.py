@@ -1,4 +1,7 @@
-"""Notices of ended samples by sampling client. A client with thousands of samples sends one request for all."""
+"""Notices to sampling clients that samples have ended.
+
+A client with thousands of samples sends one request for all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,26 @@ from dataclasses import dataclass
 from tinsmith_rpc import SAMPLES_OF_A_CLIENT
 
 MOST_REPORTED = 1000
-"""The most samples in one answer."""
+"""The largest number of samples in one answer."""
 
 MOST_LOST = 10_000
 """The number of lost samples that are remembered until their clients are informed."""
 
 ROUNDS_KEPT = 10_000
-"""The number of clients whose last round is remembered. Other clients get the round of their request, which follows the
-requester's clock."""
+"""The number of clients whose last round is remembered.
+
+Other clients get the round that their request names, which follows the clock of the server that asks.
+"""
 
 REPEAT_SECONDS = 60.0
-"""The time after which a notice is repeated if the result was not fetched: the client may not have received the
-notice."""
+"""The time after which a notice is repeated if the result was not fetched."""
 
 _REQUEST_ID = re.compile(r"(.+):asample:([0-9]{1,19})(?:@[0-9a-f]+)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleClient:
-    """A client of a sampling session. The first one has the number 0."""
+    """A client of a sampling session. The first client has the number 0."""
 
     sampling_session_id: str
     number: int
@@ -44,18 +48,19 @@ def client_of(request_id: str) -> SampleClient | None:
 
 @dataclass(slots=True)
 class _Notice:
-    """The round of a notice; 0 if it was never sent."""
+    """The round in which a notice was sent, or 0 if it was not sent yet."""
 
     round: int = 0
     at: float = 0.0
 
 
 class EndedSamples:
-    """The ended samples of all clients. Used on one event loop.
+    """The ended samples of all clients. Used on one event loop only.
 
-    A notice is sent in a round, and repeated until its client has seen that round or fetched the result. The rounds of
-    a client only increase, whichever server asks. If a later answer arrives before an earlier one, the client has not
-    seen the earlier answer's round. Each client has its own rounds, because each client has its own cursor.
+    A notice is sent in a round. It is repeated until its client has seen that round or has fetched the result. The
+    rounds of a client only increase, whichever server asks. If a later answer arrives before an earlier answer, the
+    client has not seen the round of the earlier answer. Each client has its own rounds because each client has its own
+    cursor.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +87,7 @@ class EndedSamples:
         self.note(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Note that the result was fetched, or that it is not kept longer."""
+        """Note that the result was fetched, or that it is no longer kept."""
         self._lost.pop(request_id, None)
         client = client_of(request_id)
         if client is not None and client in self._ended:
@@ -91,7 +96,7 @@ class EndedSamples:
                 del self._ended[client]
 
     async def any(self, client: SampleClient, seen: int, timeout_seconds: float) -> bool:
-        """Wait until there is a notice to send. Return whether there is one before the timeout."""
+        """Wait until there is a notice to send. Return whether a notice came before the timeout."""
         if self._unreported(client, seen):
             return True
         ended = asyncio.Event()
@@ -108,7 +113,7 @@ class EndedSamples:
                 self._waiting.pop(client, None)
 
     def report(self, client: SampleClient, seen: int, round: int) -> tuple[Sequence[str], int]:
-        """Report the samples that ended, in this round. Return the samples and the number of the round."""
+        """Report the ended samples in this round. Return the samples and the number of the round."""
         round = self._next_round(client, round)
         for request_id in self._seen_and_lost(client, seen):
             self.forget(request_id)

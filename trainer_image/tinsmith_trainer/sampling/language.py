@@ -1,4 +1,4 @@
-"""The language of a base model, as far as samples need it."""
+"""The parts of a base model's language that samples need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A new piece of a message: a text, or a whole call with a function's `name` and its `arguments` in JSON."""
+    """A new piece of a message: a text, or a complete call with a function's `name` and its `arguments` as JSON."""
 
     content: str = ""
     reasoning: str = ""
@@ -58,10 +58,13 @@ class Language(Protocol):
         """The tokens that have no text."""
 
     def render(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
-        """Return the tokens of the prompt. If the chat template refuses, raises UserError with its message."""
+        """Return the tokens of the prompt.
+
+        Raises UserError with the message of the chat template if the template refuses the conversation.
+        """
 
     def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
-        """Return a parser of answers to this prompt; None if the model's message format is unknown.
+        """Return a parser of answers to this prompt, or None if the model's message format is unknown.
 
         Raises ValueError for invalid tools, or for an invalid response template.
         """

@@ -1,4 +1,4 @@
-"""A base model's language, from the model's files: conversations to tokens, and answers to messages."""
+"""A base model's language, read from the model's files: conversations to tokens, and answers to messages."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from tinsmith_trainer.wire.unknown_fields import unknown_fields_of
 log = structlog.get_logger(__name__)
 
 RESPONSE_PARSER = "transformers.utils.chat_parsing"
-"""The parser's module. transformers before 5.13 lacks it; the images of SGLang, NeMo RL and Miles have such a
-version."""
+"""The module of the parser.
+
+It is missing before transformers 5.13, so images with SGLang, NeMo RL and Miles lack it.
+"""
 
 PREFIX_TOKENS = 4096
-"""The maximum number of tokens at a prompt's end that may contain the beginning of an answer."""
+"""The maximum number of tokens at a prompt's end that are searched for the beginning of an answer."""
 
 CHARACTERS_A_TOKEN = 32
-"""A number of characters per token above the average of any text. English has 4 or 5."""
+"""A number of characters per token that is above the average of any text. English has 4 or 5."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class ModelLanguage:
     def response_template(self) -> Mapping[str, Any] | None:
         """The format of an assistant's message for transformers.
 
-        The format comes from the model's files, or else from transformers' table of model types. It is None if both
-        lack it, or if this version of transformers cannot parse messages.
+        The format comes from the model's files. If they have none, it comes from transformers' table of model types. It
+        is None if both lack it, or if this version of transformers cannot parse messages.
         """
         if find_spec(RESPONSE_PARSER) is None:
             log.warning("transformers has no parser of answers: reasoning and tool calls stay in the content")
@@ -107,7 +109,8 @@ class ModelLanguage:
     def _rendered(self, messages: list[Any], options: dict[str, Any]) -> str:
         """Render the messages.
 
-        Templates differ in the arguments of a call: most expect an object, some, such as DeepSeek's, a text.
+        Templates differ in the form of a call's arguments: most expect an object, and some, such as DeepSeek's, expect
+        a text.
         """
         refusals: list[Exception] = []
         for form in (messages, _with_arguments_as_texts(messages)):
@@ -124,8 +127,8 @@ class ModelLanguage:
     def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the tokens of a text.
 
-        Raises UserError for a text that is far too long. Such a text is not tokenized, because this takes seconds for a
-        few MB.
+        Raises UserError for a text that is far too long. A text that is too long is not tokenized, because this takes
+        seconds for a few MB.
         """
         most = CHARACTERS_A_TOKEN * self.context_tokens
         if len(text) > most:
@@ -187,7 +190,7 @@ class MessageParser(TextParser):
     """
 
     def __init__(self, template: Mapping[str, Any], prefix: str, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Create a parser. `prefix` is the text of the prompt, which may have begun the message.
+        """Create a parser. `prefix` is the text of the prompt, which may already contain the beginning of the message.
 
         Raises ValueError for an invalid template.
         """
@@ -244,7 +247,7 @@ class MessageParser(TextParser):
 
 
 class _Edges:
-    """A filter that removes white space at both ends of a text. Inner white space is shown with the next piece."""
+    """A filter that removes white space at both ends of a text. Inner white space is returned with the next piece."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -261,14 +264,17 @@ class _Edges:
 
 
 def _text(field: str, text: str) -> Delta:
-    """Return the text of a field. Fields that no API dialect has are left out."""
+    """Return the text of a field. Fields that exist in no API dialect are left out."""
     if field in REASONING_FIELDS:
         return Delta(reasoning=text)
     return Delta(content=text) if field == "content" else Delta()
 
 
 def _arguments(value: Any) -> Any:
-    """Return the object that some models write as a JSON string, like OpenAI's API. Return other values unchanged."""
+    """Return the arguments as an object. Some models write it as a JSON string, as OpenAI's API does.
+
+    Other values are returned unchanged.
+    """
     try:
         content = json.loads(value) if isinstance(value, str) else None
     except ValueError:
@@ -277,7 +283,10 @@ def _arguments(value: Any) -> Any:
 
 
 def _calls(value: Any) -> list[Delta]:
-    """Return the calls, or none if one of them is invalid. Templates do not change a JSON object of the model."""
+    """Return the calls, or no calls if one of them is invalid.
+
+    Templates do not change a JSON object that the model wrote.
+    """
     deltas = []
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function") if isinstance(call, dict) else None

@@ -1,7 +1,7 @@
-"""The text of samples during their draw: the growth of each sequence, in pieces.
+"""The text of samples while they are drawn. Each sequence grows in pieces.
 
-A sampler passes tokens one by one, or all at the end; only the number of pieces differs. If the prompt is echoed, all
-pieces come at the end, when the prompt's logprobs are known.
+A sampler passes tokens one by one, or all tokens at the end. Only the number of pieces differs. If the prompt is
+echoed, all pieces come at the end, when the prompt's logprobs are known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tinsmith_trainer.sampling.token_text import IncrementalText, Tokens, TokenT
 
 
 class Reading:
-    """The text of one sample. Used on one event loop, apart from `begin`."""
+    """The text of one sample. Used on one event loop only, except for `begin`."""
 
     def __init__(self) -> None:
         self.tokens = 0  # drawn by all sequences together
@@ -39,8 +39,8 @@ class Reading:
     def begin(self, language: Language, job: SampleJob, request: worker_pb2.Reading) -> None:
         """Prepare the text before the first draw. Thread-safe.
 
-        Raises ValueError for invalid tools or an invalid template, and for an echo with logprobs if the prompt's
-        logprobs are not requested.
+        Raises ValueError for invalid tools or an invalid template, and for an echo with logprobs if the request does
+        not ask for the prompt's logprobs.
         """
         if request.echo and request.logprobs and not job.prompt_logprobs:
             raise ValueError("an echo with logprobs needs prompt_logprobs")
@@ -62,23 +62,23 @@ class Reading:
     async def finish(self, outcome: SampleOutcome) -> None:
         """Add the values that are known only at the end. A failed sample has no more text.
 
-        The function runs in a thread: the 131,072 texts of an echo take two seconds, which would block the event loop.
+        This runs in a thread, because the 131,072 texts of an echo take two seconds and would block the event loop.
         """
         for index, pieces in await asyncio.to_thread(self._unsaid, outcome):
             self._add(index, pieces)
         self.tokens = sum(sequence.tokens for sequence in self._sequences)
 
     def ended(self) -> None:
-        """Wake all readers, which then look for the reason."""
+        """Wake all readers, which then read the reason for the end."""
         self._grown.set()
 
     @property
     def nbytes(self) -> int:
-        """The bytes that no reader has fetched yet."""
+        """The size of the pieces that no reader has fetched yet, in bytes."""
         return sum(piece.ByteSize() for piece in self._pieces)
 
     def behind(self, seen: int) -> Items[worker_pb2.TextPiece]:
-        """Return the pieces after the first `seen`, and forget earlier pieces."""
+        """Return the pieces after the first `seen` pieces, and forget earlier pieces."""
         del self._pieces[: max(0, seen - self._forgotten)]
         self._forgotten = max(self._forgotten, seen)
         return tuple(self._pieces)
@@ -123,7 +123,7 @@ class Reading:
 
 
 class PromptEcho:
-    """The prompt as the beginning of an answer."""
+    """The prompt, shown at the beginning of an answer."""
 
     def __init__(self, language: Language, prompt: Items[int], logprobs: bool) -> None:
         self._language = language
@@ -131,7 +131,10 @@ class PromptEcho:
         self._logprobs = logprobs
 
     def piece(self, outcome: SampleOutcome) -> worker_pb2.TextPiece:
-        """Return the prompt's text without an incomplete last character, which the drawn text may complete."""
+        """Return the prompt's text.
+
+        An incomplete last character is left out, because the drawn text may complete it.
+        """
         if not self._logprobs:
             _, rest = last_characters(self._prompt, self._language.tokenizer)
             whole = self._prompt[: len(self._prompt) - len(rest)]
@@ -171,7 +174,7 @@ class SequenceReading:
 
     Stop strings are searched in the text that the sampler uses, which includes the texts of special tokens. These texts
     are then removed for readers of plain text. With `echoed`, the prompt is shown first, and the token that ends the
-    sequence is among those with logprobs. Readers of a prompt's logprobs, such as lm-evaluation-harness, expect one
+    sequence also has a logprob in the answer. Readers of a prompt's logprobs, such as lm-evaluation-harness, expect one
     token after the prompt.
     """
 
@@ -223,7 +226,7 @@ def scored_text(texts: TokenTexts, drawn: DrawnToken) -> worker_pb2.TokenText:
 
 
 def drawn_tokens(tokens: Items[int], logprobs: Items[float], top: TopkLogprobs | None) -> list[DrawnToken]:
-    """Return the tokens in the form of tokens that came one by one."""
+    """Return the tokens in the form in which single tokens arrive."""
     rows = [
         None if top is None else TopkLogprobs(top.token_ids[i : i + 1], top.logprobs[i : i + 1])
         for i in range(len(tokens))

@@ -34,24 +34,30 @@ from tinsmith_trainer.sampling.tenant_shares import KeptResults, SharedQuota
 log = structlog.get_logger(__name__)
 
 STORAGE_PAUSE_SECONDS = 2.0
-"""The time for which a sample is kept if its adapter cannot be read. Its client submits the sample again at once."""
+"""The time for which a sample is kept if its adapter cannot be read yet.
+
+After this time, its client submits the sample again.
+"""
 
 SPANS_KEPT = 10_000
-"""The number of ended samples in the timeline, which take some megabytes."""
+"""The number of ended samples in the timeline. They take some megabytes."""
 
 UNFETCHED_SECONDS = 60.0
-"""The maximum time for which a drain waits until results are fetched. A live client asks every 25 s."""
+"""The maximum time for which a drain waits until results are fetched. A running client asks every 25 s."""
 
 
 class TooManySamples(Exception):
-    """A refusal. The client should wait for a second and send the same request again."""
+    """An error for a sample that is refused because too many samples wait.
+
+    The client should wait for a second and send the same request again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of all tenants together. A single tenant may use half of the limits for waiting samples.
+    """The limits of all tenants together. A single tenant may use half of these limits for its waiting samples.
 
-    `waiting_bytes` limits the bytes of prompts, answers and target tokens. A sparse tensor of a few bytes may contain
+    `waiting_bytes` limits the size of prompts, answers and target tokens. A sparse tensor of a few bytes may contain
     many target tokens.
     """
 
@@ -62,8 +68,10 @@ class QueueLimits:
 
 
 State = Literal["running", "ended", "fetched", "forgotten", "dropped"]
-"""`ended`: the result is not fetched yet. `fetched`: the result is kept for a client that asks again. `forgotten`: the
-result is gone. `dropped`: there is no result, and the client submits the request again."""
+"""`ended`: the result is not fetched yet. `fetched`: the result is kept, because a client may ask again.
+
+`forgotten`: the result is gone. `dropped`: there is no result, and the client must submit the request again.
+"""
 
 
 @dataclass(slots=True)
@@ -84,7 +92,10 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The new text of a sample. `result` is None while the sample runs. `tokens` counts the tokens drawn so far."""
+    """The new text of a sample, as a reader gets it. `result` is None while the sample runs.
+
+    `tokens` counts the tokens drawn so far.
+    """
 
     pieces: Sequence[worker_pb2.TextPiece]
     tokens: int
@@ -148,7 +159,10 @@ class Samples:
             self.adapters.prepare(adapter)
 
     async def wait(self, request_id: str, timeout_seconds: float) -> bytes | Failure | None:
-        """Return the result; None if there is none before the timeout. Raises KeyError for unknown or lost samples."""
+        """Return the result, or None if there is no result before the timeout.
+
+        Raises KeyError for unknown or lost samples.
+        """
         sample = self._samples[request_id]
         if not sample.finished.is_set():  # with a timeout of 0, wait_for would not check the event at all
             try:
@@ -163,7 +177,7 @@ class Samples:
         return sample.result
 
     async def ended(self, request: worker_pb2.AwaitSamplesRequest) -> worker_pb2.AwaitSamplesReply:
-        """Return one client's ended samples, in the form of `EndedSamples`."""
+        """Return the ended samples of one client, with the rounds of `EndedSamples`."""
         client = SampleClient(request.sampling_session_id, request.client)
         lost = [one for one in request.expected if one not in self._samples]
         is_any = bool(lost) or await self._ended.any(client, request.seen, request.timeout_seconds)
@@ -174,7 +188,7 @@ class Samples:
         return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended, round=round)
 
     async def read(self, request_id: str, seen: int, timeout_seconds: float) -> Read:
-        """Return the pieces after the first `seen`, as soon as there are new pieces.
+        """Return the pieces after the first `seen` pieces, as soon as there are new pieces.
 
         Raises KeyError for unknown or lost samples, and for samples without a text.
         """
@@ -198,11 +212,11 @@ class Samples:
             self.sampler.cancel(request_id)
 
     def stop_taking(self) -> None:
-        """Refuse new samples from now on. Accepted samples continue, and clients can fetch them."""
+        """Refuse new samples. Accepted samples continue, and clients can fetch them."""
         self._draining = True
 
     async def drained(self) -> None:
-        """Wait until all samples are done and fetched, or until the time for fetching is over."""
+        """Wait until all samples are done and fetched, or until the time for fetching ends."""
         await self._drain_tracker.complete()
 
     @property
@@ -272,7 +286,7 @@ class Samples:
             self._run(self._end_in_words(reading, request, with_token_behind(request, outcome)))
 
     async def _end_in_words(self, reading: Reading, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
-        """Finish the text. If this fails, the sample fails, so that its quota is released in any case."""
+        """Finish the text of the sample. If this fails, the sample fails. In any case its quota is released."""
         try:
             await reading.finish(outcome)
         except Exception as error:
@@ -291,7 +305,7 @@ class Samples:
         self._finish(sample, _as_result(outcome, request))
 
     def timeline(self, session_id: str) -> list[worker_pb2.Span]:
-        """Return the newest ended samples of one session."""
+        """Return the newest ended samples of the session."""
         return [span for span in self._timeline if span.owner.startswith(f"{session_id}:")]
 
     def _note(self, request: worker_pb2.SampleRequest, sample: _Sample, outcome: SampleOutcome) -> None:
@@ -332,12 +346,15 @@ class Samples:
             self._enter(sample, "fetched")
 
     def _forget_old(self) -> None:
-        """Forget results that are too old or too large. A call that waits for such a result keeps its record."""
+        """Forget results that are too old or too large.
+
+        A call that waits for such a result keeps its own reference to the record.
+        """
         for request_id in self._kept.forget(time.monotonic()):
             self._enter(self._samples[request_id], "forgotten")
 
     def _enter(self, sample: _Sample, state: State) -> None:
-        """Move the sample to its next state. Update all objects that depend on the states of samples."""
+        """Move the sample to another state. Update all objects that depend on the states of samples."""
         before, sample.state = sample.state, state
         if state == "ended":
             unseen_bytes = sample.reading.nbytes if sample.reading is not None else 0
@@ -375,7 +392,7 @@ class Samples:
 
 
 class DrainTracker:
-    """The number of samples for which a sampler that shuts down must keep running.
+    """A tracker of the samples for which a sampler that shuts down must keep running.
 
     Used on one event loop. The clock is that of the event loop unless another is given.
     """
@@ -391,7 +408,7 @@ class DrainTracker:
         self.running += 1
 
     def finished(self) -> None:
-        """Note that a sample has ended, and that its result is not fetched yet."""
+        """Note that a sample has ended. Its result is not fetched yet."""
         self.running -= 1
         self._unfetched += 1
         self._last_finish = self._clock()
@@ -408,7 +425,10 @@ class DrainTracker:
         self._changed.set()
 
     def remaining_seconds(self) -> float:
-        """Return how much longer the process is needed: 0 if no longer, infinite while a sample runs."""
+        """Return how many seconds the process is still needed.
+
+        The number is 0 if it is not needed, and infinite while a sample runs.
+        """
         if self.running:
             return math.inf
         if not self._unfetched:
@@ -416,7 +436,7 @@ class DrainTracker:
         return max(0.0, self._last_finish + UNFETCHED_SECONDS - self._clock())
 
     async def complete(self) -> None:
-        """Return when the process may exit. Wait also for samples that are submitted in the meantime."""
+        """Return when the process may exit. Samples that are submitted in the meantime are also awaited."""
         while (remaining := self.remaining_seconds()) > 0:
             self._changed.clear()
             try:

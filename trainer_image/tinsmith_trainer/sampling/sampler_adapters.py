@@ -1,9 +1,9 @@
 """The adapter versions in a sampler's memory, limited in number. A version is not evicted while a sample uses it.
 
-A version that is not in memory waits for room. Tenants with the fewest versions in use have priority, and a tenant's
+A version that is not in memory waits for room. The tenants with the fewest versions in use come first, and a tenant's
 versions load in the order of arrival. Unused versions are evicted, the least recently used first. If all versions are
-in use, the oldest ones admit no new samples until their samples are done. So programs with more versions than fit
-alternate, and each version waits for a limited time.
+in use, the oldest of them accept no new samples until their samples are done. So programs that use more versions than
+fit take turns, and each version waits for a limited time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ log = structlog.get_logger(__name__)
 
 RECENT_SAVE_BYTES = 1024**3
 MOST_PREPARING = 2
-"""The number of adapters that load before a sample uses them. More such adapters would delay adapters for which samples
-wait."""
+"""The number of adapters that load before a sample uses them.
+
+More of them would delay adapters for which samples already wait.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
     """The limits of a sampler's memory: the number of versions, the highest rank, and the bytes of unused versions.
 
-    Bytes are those of the tensors in the checkpoint.
+    The bytes are those of the tensors in the checkpoint.
     """
 
     max_loaded: int
@@ -45,7 +47,10 @@ class AdapterLimits:
 
 @dataclass(slots=True)
 class AdapterInUse:
-    """A version in memory, or one that is loading. Each user returns it once by `SamplerAdapters.give_back`."""
+    """A version that is in memory or loading, and has users.
+
+    Each user returns it once by `SamplerAdapters.give_back`.
+    """
 
     key: str
     loading: asyncio.Task[None]
@@ -79,11 +84,11 @@ class SamplerAdapters:
         return len(self._resident)
 
     def remember_saved(self, saved: SavedWeights) -> None:
-        """Keep weights that were just saved, so that they are not read from the root. Thread-safe."""
+        """Keep weights that were just saved, so that the sampler does not read them from the root. Thread-safe."""
         self._loop.call_soon_threadsafe(self._keep_recent, saved)
 
     async def take(self, reference: worker_pb2.AdapterRef, tenant: str) -> AdapterInUse:
-        """Return the version when it is in memory.
+        """Wait until the version is in memory, and return it.
 
         The version stays in memory until the tenant gives it back. Raises TrainerError.
         """
@@ -101,9 +106,9 @@ class SamplerAdapters:
         return adapter
 
     def prepare(self, reference: worker_pb2.AdapterRef) -> None:
-        """Load an adapter before its samples arrive, if there is unused room that no sample waits for.
+        """Load an adapter before its samples arrive, if there is unused room and no sample waits for this room.
 
-        The adapter is the first to be evicted until a sample has used it. So a client that announces many adapters
+        Until a sample has used this adapter, it is the first to be evicted. So a client that announces many adapters
         takes only one slot.
         """
         key = reference.manifest_digest
@@ -116,7 +121,10 @@ class SamplerAdapters:
         self._resident[key].loading.add_done_callback(lambda _: self._preparing.discard(key))
 
     async def read_assets(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """Put the data of images into the request that are files on the checkpoint root. Raises TrainerError."""
+        """Read the images that are files on the checkpoint root, and put their data into the request.
+
+        Raises TrainerError.
+        """
         if len(request.images) > MAX_IMAGES:
             raise UserError(f"The prompt has {len(request.images)} images; {MAX_IMAGES} are the most.")
         read: dict[str, bytes] = {}
@@ -136,7 +144,10 @@ class SamplerAdapters:
         self._admit()
 
     def _drop_beyond_limit(self) -> None:
-        """Evict unused versions. Each RL step creates a version, so unused versions would otherwise fill the device."""
+        """Evict unused versions.
+
+        Each RL step creates a version, so unused versions would otherwise fill the device's memory.
+        """
         if self._limits.max_idle_bytes is None:
             return
         idle = [adapter for adapter in self._resident.values() if not adapter.users]
@@ -163,7 +174,7 @@ class SamplerAdapters:
             self._let_in(key)
 
     def _in_order(self) -> list[str]:
-        """Order the awaited versions: each tenant's oldest first, and tenants with few versions in use first."""
+        """Order the awaited versions: each tenant's oldest version first, and tenants with few used versions first."""
         before = Counter(tenant for one in self._resident.values() for tenant, count in one.tenants.items() if count)
         ranks = {}
         for key, waiters in self._waiting.items():
@@ -189,7 +200,7 @@ class SamplerAdapters:
         return self._drop_longest_unused()
 
     def _drop_longest_unused(self) -> bool:
-        """Evict the least recently used of the unused versions. Return False if all are in use."""
+        """Evict the least recently used of the unused versions. Return False if all versions are in use."""
         idle = next((adapter.key for adapter in self._resident.values() if not adapter.users), None)
         if idle is None:
             return False

@@ -14,9 +14,9 @@ from tinsmith_trainer.sampling.token_text import IncrementalText, Tokens
 class StopRule:
     """The stops of a job.
 
-    Given IDs replace the model's end-of-sequence IDs. Given strings are added to the end-of-sequence IDs: renderers of
-    base models stop at the next speaker's name and also accept an end of sequence, and a game that stops at a bracket
-    cannot parse an answer that continues after its end. Empty lists leave no stop.
+    Stop IDs of a request replace the model's end-of-sequence IDs. Stop strings are added to the end-of-sequence IDs.
+    Renderers of base models stop at the next speaker's name, and also accept an end of sequence. A game that stops at a
+    bracket cannot parse an answer that continues after its end. With empty lists, there are no stops.
     """
 
     token_ids: frozenset[int]
@@ -33,7 +33,7 @@ class StopRule:
 
 
 class StopWatch:
-    """A check of one sequence's drawn tokens for its stops, token by token."""
+    """A check of one sequence: it looks for a stop at each drawn token."""
 
     def __init__(self, rule: StopRule, tokenizer: Any, prompt: Tokens) -> None:
         self._token_ids = rule.token_ids
@@ -43,7 +43,7 @@ class StopWatch:
         self._tail = ""
 
     def sees_end(self, token: int) -> bool:
-        """Check the next token. Return whether it is a stop ID or completes a stop string."""
+        """Check the next token. Return whether the token is a stop ID or completes a stop string."""
         if token in self._token_ids:
             return True
         if not self._strings:
@@ -56,7 +56,7 @@ class StopWatch:
 class StopCut:
     """A text that is cut at its first stop string, without its hidden parts.
 
-    A possible beginning of a stop string is held back.
+    The end of the text is held back while it may be the beginning of a stop string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:

@@ -1,7 +1,9 @@
-"""Saves that are streamed from the memory of the worker that made them, instead of being read from the checkpoint root.
+"""Saves that a worker streams from its memory to a sampler.
 
-Streaming only saves time. After any failure the same weights are read from the root, and the failure is counted by its
-reason.
+The sampler then does not read them from the checkpoint root.
+
+Streaming only saves time. After any failure, the sampler reads the same weights from the root and counts the failure by
+its reason.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 MOST_BYTES = 4 * 1024**3
 FIRST_PART_SECONDS = 2.0
 SLOWEST_BYTES_PER_SECOND = 100e6
-"""The speed of a checkpoint root on a network volume. A stream that is slower saves no time."""
+"""The speed of a checkpoint root on a network volume, in bytes per second. A stream that is slower saves no time."""
 AVOIDED_SECONDS = 30.0
-"""The time for which a worker that could not be reached is not asked again. Without it each load would wait for this
-worker."""
+"""The time for which a sampler does not ask a worker again after it could not reach it.
+
+Without this pause, each load would wait for this worker.
+"""
 
 Reason = Literal["unreachable", "slow", "not_kept", "busy", "refused", "damaged", "failed"]
 Connect = Callable[[worker_pb2.SaveSource], grpc.Channel]
@@ -54,7 +58,10 @@ class _Parts(Iterator[worker_pb2.SavePart], Protocol):
 
 
 class StreamFailed(Exception):
-    """A failed stream. The weights are then read from the root. `reason` is for a counter, `str(error)` for the log."""
+    """A failed stream. The weights are then read from the root.
+
+    `reason` is for a counter, and `str(error)` is for the log.
+    """
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -112,7 +119,7 @@ class StreamedSaves:
 
 
 def patience(size_bytes: int) -> float:
-    """Return the time limit of a stream of that size, in seconds."""
+    """Return the time limit for a stream of this size, in seconds."""
     return FIRST_PART_SECONDS + max(0, size_bytes) / SLOWEST_BYTES_PER_SECOND
 
 

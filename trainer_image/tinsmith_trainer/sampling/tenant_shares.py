@@ -1,8 +1,8 @@
-"""Fair shares of tenants in a sampler: the order of turns, and the quota of each tenant. Pure.
+"""Fair shares of tenants in a sampler: the order of turns, and the quota of each tenant. The functions are pure.
 
-The order follows from a deficit. Each tenant's use is counted in costs, and the tenant with the lowest count is next.
-The caller chooses the unit of the costs. A tenant that returns has a small credit: a small request can run at once, but
-it does not delay other tenants noticeably.
+The order follows from a deficit: each tenant's use is counted in costs, and the tenant with the lowest count is next.
+The caller chooses the unit of the costs. A tenant that returns has a small credit. A small request of this tenant can
+run at once, but does not delay other tenants noticeably.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 class FairQueue:
     """The tenants in the order of their turns.
 
-    `credit` is the maximum by which a returning tenant's count may be below the others. No tenant's count is lower by
-    more than twice the credit. A tenant that could not use its turns does not get all of them later.
+    `credit` is the largest amount by which a returning tenant's count may be below the counts of the others. No
+    tenant's count is lower by more than twice the credit. A tenant that could not use its turns does not get all of
+    them later.
     """
 
     def __init__(self, credit: float) -> None:
@@ -48,11 +49,14 @@ class FairQueue:
             self._used[other] = max(self._used[other], behind)
 
     def order(self) -> list[str]:
-        """Return all present tenants in the order of their turns. Among equals, the tenant that came first is first."""
+        """Return all present tenants in the order of their turns.
+
+        Of tenants with equal counts, the tenant that came first is first.
+        """
         return sorted(self._present, key=self._used.__getitem__)
 
     def lead(self, ahead: str, behind: str) -> float:
-        """Return how much more one present tenant has used than another."""
+        """Return how much more one present tenant has used than another tenant."""
         return self._used[ahead] - self._used[behind]
 
     def _raise_level(self) -> None:
@@ -64,16 +68,16 @@ class FairQueue:
         self._level = max(self._level, lowest)
 
     def _forget_absent(self) -> None:
-        """Forget absent tenants whose count is that of a new tenant."""
+        """Forget absent tenants whose count is equal to the count of a new tenant."""
         horizon = self._level - self.credit
         self._used = {name: used for name, used in self._used.items() if name in self._present or used > horizon}
 
 
 class SharedQuota:
-    """A quota of which a tenant may hold as much as is free.
+    """A quota in which each tenant may hold as much as is free.
 
-    So a single tenant may hold half, and one more tenant always finds room: if n tenants hold their maximum, each has
-    one part of n + 1 parts, and the last part is free.
+    So a single tenant may hold half, and another tenant always finds room. If n tenants hold their maximum, each of
+    them has one of n + 1 equal parts, and the last part is free.
     """
 
     def __init__(self, size: int) -> None:
@@ -86,7 +90,10 @@ class SharedQuota:
         return len(self._held)
 
     def fits(self, tenant: str, amount: int) -> bool:
-        """Return whether the tenant may hold this much more. An amount above the whole quota fits if it is alone."""
+        """Return whether the tenant may hold this amount in addition.
+
+        An amount above the whole quota fits if no tenant holds anything.
+        """
         return not self._total or self._held[tenant] + amount <= self._size - self._total
 
     def take(self, tenant: str, amount: int) -> None:
@@ -108,7 +115,10 @@ class _Kept:
 
 
 class KeptResults:
-    """Results that may be fetched. If they are too large, the tenant with the most bytes loses its oldest result."""
+    """Results that may be fetched.
+
+    If the results are too large, the tenant with the most bytes loses its oldest result.
+    """
 
     def __init__(self, most_bytes: int, seconds: float) -> None:
         self._most_bytes = most_bytes
@@ -126,7 +136,7 @@ class KeptResults:
         self._bytes[tenant] += nbytes
 
     def forget(self, now: float) -> list[str]:
-        """Return the results that are too old or too large."""
+        """Return the results that are now too old or too large."""
         request_ids = []
         while self._kept and next(iter(self._kept.values())).since < now - self._seconds:
             request_ids.append(self._remove(next(iter(self._kept))))

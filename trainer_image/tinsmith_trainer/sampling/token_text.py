@@ -1,4 +1,4 @@
-"""The text of tokens after other tokens: of a growing sequence, and of a single token.
+"""The text of tokens that follow other tokens: the text of a growing sequence, and the text of a single token.
 
 Some decoders, such as SentencePiece in Llama 2 and WordPiece, remove a space from their first token. So drawn tokens
 are decoded after the last tokens of their prompt. Samplers search stop strings in this text, and readers see this text.
@@ -19,18 +19,18 @@ INCOMPLETE = "\ufffd"
 LONGEST_WAIT_TOKENS = 64  # limits repeated decoding of tokens that never make a whole character
 LONGEST_CHARACTER_TOKENS = 8  # a character has at most four bytes
 ANCHOR = "a"
-"""A text whose token is put before a token that is decoded alone."""
+"""A text whose token is put before a single token that is decoded."""
 
 
 class IncrementalText:
     """The text of a growing sequence after a prompt, in pieces.
 
-    A token may hold a part of a character, and the text of a token depends on the token before it. So a piece is the
+    A token may hold only a part of a character, and its text depends on the token before it. So a piece is the
     difference between two decodings of the last few tokens. No piece is returned while the text ends within a
     character.
 
-    The pieces include a character that the prompt begins and the sequence ends. With `echoed` the pieces also include
-    the bytes of an incomplete character, because the echo of the prompt was shown without them.
+    If the prompt begins a character and the sequence ends it, the pieces include this character. With `echoed`, the
+    pieces also include the bytes of an incomplete character, because the echo of the prompt is shown without them.
     """
 
     def __init__(self, tokenizer: Any, prompt: Tokens = (), *, echoed: bool = False) -> None:
@@ -42,7 +42,7 @@ class IncrementalText:
         self._shown: list[int] = []  # the pending tokens whose text belongs to the prompt
 
     def push(self, token: int) -> str:
-        """Return the text that this token completes, which may be empty."""
+        """Return the text that this token completes. It may be empty."""
         if self._prompt is not None:  # not earlier, because samplers check a prompt before they draw
             self._context, self._pending = last_characters(self._prompt, self._tokenizer)
             self._shown = [] if self._echoed else list(self._pending)
@@ -56,7 +56,7 @@ class IncrementalText:
         return grown
 
     def rest(self) -> str:
-        """Return the text of tokens that never made a whole character, and forget them."""
+        """Return the text of tokens that did not complete a character, and forget these tokens."""
         grown = self._grown(self._decode(self._context + self._pending))
         self._pending, self._shown = [], []
         return grown
@@ -74,7 +74,7 @@ class IncrementalText:
 
 
 class TokenTexts:
-    """The text of each token of a vocabulary after another token."""
+    """The text of each token of a vocabulary when it follows another token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -99,7 +99,7 @@ class TokenTexts:
 
 
 def last_characters(prompt: Tokens, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the last tokens that make whole characters, and the tokens of an incomplete character after them."""
+    """Return the last tokens that form whole characters, and the tokens of an incomplete character after them."""
     tokens = [int(token) for token in prompt[-2 * LONGEST_CHARACTER_TOKENS :]]
     for open_tokens in range(min(len(tokens), LONGEST_CHARACTER_TOKENS)):
         end = len(tokens) - open_tokens

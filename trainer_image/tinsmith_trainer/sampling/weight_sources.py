@@ -1,4 +1,4 @@
-"""The sources of an adapter's weights for a sampler: the nearest source that has them, or the checkpoint root."""
+"""The sources of an adapter's weights for a sampler. The sampler uses the nearest source that has them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 log = structlog.get_logger(__name__)
 
 Way = Literal["own", "shared", "stream", "root"]
-"""`own`: saved by this process. `shared`: mapped from a worker on this machine. `stream`: from the memory of another
-machine's worker. `root`: read from the checkpoint root."""
+"""`own`: this process saved them. `shared`: they are mapped from a worker on this machine.
+
+`stream`: they come from the memory of a worker on another machine. `root`: they are read from the checkpoint root.
+"""
 
 
 class WeightSources:
-    """The sources of weights and images. Calls block, so callers use threads."""
+    """The sources from which a sampler reads weights and images. Calls block, so callers use threads."""
 
     def __init__(
         self,
@@ -35,7 +37,10 @@ class WeightSources:
         saves_socket: Path | None = None,
         streams: StreamedSaves | None = None,
     ) -> None:
-        """Create the sources. `saves_socket` is the socket of the worker on this machine, which is asked first."""
+        """Create the sources. `saves_socket` is the socket of the worker on this machine.
+
+        The sampler asks this worker first.
+        """
         self.checkpoints = checkpoints
         self._base = base
         self._saves_socket = saves_socket
@@ -57,11 +62,11 @@ class WeightSources:
         return state
 
     def note_own(self) -> None:
-        """Count an adapter that this process saved and still had in memory."""
+        """Count an adapter that this process saved and still has in memory."""
         self._count(self._taken, "own")
 
     def taken(self) -> Mapping[str, int]:
-        """Return the number of adapters by source."""
+        """Return the number of adapters from each source."""
         with self._lock:
             return dict(self._taken)
 

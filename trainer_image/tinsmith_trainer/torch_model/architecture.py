@@ -1,6 +1,7 @@
 """The transformers class of a configuration, a model of this class without weights, and the transform of its logits.
 
-For some whole models, such as Qwen3.5 and Llama 4, transformers loads only the text model, with its own configuration.
+For some models with several modalities, such as Qwen3.5 and Llama 4, transformers loads only the text model, with its
+own configuration.
 """
 
 from __future__ import annotations
@@ -14,27 +15,30 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 
 def auto_class(config: Any) -> Any:
-    """Return transformers' class for a model; a class with a vision tower only if no text class exists."""
+    """Return transformers' class for a model.
+
+    A class with a vision tower is returned only if there is no text class.
+    """
     is_text = type(config) in AutoModelForCausalLM._model_mapping
     sees = type(config) in AutoModelForImageTextToText._model_mapping
     return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
 
 
 def architecture_of(config: Any) -> Any:
-    """Return the model's class, or None if no causal language model has this configuration."""
+    """Return the model's class, or None if the configuration belongs to no causal language model."""
     return auto_class(config)._model_mapping.get(type(config), None)
 
 
 def loads_text_alone(config: Any) -> bool:
-    """Return whether transformers loads only the text model of a whole model."""
+    """Return whether transformers loads only the text model of a model with several modalities."""
     return bool(architecture_of(config).config_class is config.sub_configs.get("text_config"))
 
 
 def loaded_config(config: Any) -> Any:
     """Return the configuration with which AutoModel loads the architecture.
 
-    AutoModel itself needs a directory with weights, and in transformers 5.6 it makes no text model from a whole model's
-    configuration.
+    AutoModel itself needs a directory with weights. In transformers 5.6, it makes no text model from the configuration
+    of the whole model.
     """
     if not loads_text_alone(config):
         return config
@@ -45,13 +49,13 @@ def loaded_config(config: Any) -> Any:
 
 
 def skeleton(config: Any, **options: Any) -> Any:
-    """Return a model without weights, which takes no memory."""
+    """Return a model without weights. It takes no memory."""
     with torch.device("meta"):
         return architecture_of(config)._from_config(loaded_config(config), **options)
 
 
 def outside_of_text(config: Any) -> set[str]:
-    """Return the names of the towers and projectors of a whole model."""
+    """Return the names of the towers and projectors of a whole model, which are not part of the text model."""
     with torch.device("meta"):
         whole = AutoModelForImageTextToText.from_config(config)
     text = config.sub_configs["text_config"]
@@ -61,23 +65,26 @@ def outside_of_text(config: Any) -> set[str]:
 FACTORS = ("logit_scale", "lm_head_multiplier")
 DIVISORS = ("logits_scaling",)
 CAPS = ("final_logit_softcapping",)
-"""The names that transformers' configurations use."""
+"""The names of the soft cap in transformers' configurations."""
 MULTIPLIED_DESPITE_THE_NAME = ("hyperclovax",)
-"""Model types whose `logits_scaling` is a factor. In Granite, from which the name comes, it is a divisor."""
+"""Model types whose `logits_scaling` is a factor. In Granite, where the name comes from, it is a divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
     """A factor and an optional soft cap on logits.
 
-    `z` becomes `scale * z`, and with a cap `cap * tanh(scale * z / cap)`.
+    `z` becomes `scale * z`, or with a cap `cap * tanh(scale * z / cap)`.
     """
 
     scale: float = 1.0
     cap: float | None = None
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return logits of the same shape and dtype; `logits` itself if nothing changes. `logits` is never modified."""
+        """Return logits of the same shape and dtype. If nothing changes, return `logits` itself.
+
+        `logits` is never modified.
+        """
         scaled = logits if self.scale == 1.0 else logits * self.scale
         return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
 

@@ -1,13 +1,13 @@
 """Replaceable attention inside transformers' models, and causal attention for packed sequences on the CPU.
 
-Transformers' models look up their attention in a table of functions. The entry `sdpa` of that table is replaced here:
-it calls transformers' own function, or the one that `use_attention` sets for the current thread.
+Transformers' models find their attention in a table of functions. This module replaces the entry `sdpa` of that table.
+The new entry calls transformers' own function, or the function that `use_attention` sets for the current thread.
 
 PyTorch's CPU kernel computes all scores of a sequence of up to 512 keys, although causal attention needs half of them.
-It takes sequences of one length at a time, and computes small products for each head. `blocked_attention` splits the
-queries into blocks, and a block sees no keys after its own end. Heads that share keys are rows of one product, and
+It takes only sequences of one length at a time, and computes small products for each head. `blocked_attention` splits
+the queries into blocks. A block reads no keys after its own end. Heads that share keys are rows of one product, and
 short sequences of similar length are padded to one batch. Lengths and blocks follow from a sequence's own length, and
-each product of a batch is computed separately, so a sequence has the same bits in every batch. Measured on one thread
+each product of a batch is computed separately. So a sequence has the same bits in every batch. Measured on one thread
 of an AMD EPYC of family 25, forward and backward, in microseconds per token and layer of 4 heads of 64: 18 against 29
 for 500 tokens, 10 against 14 for 200, 8 against 12 for 128, 5 against 16 for 16.
 """
@@ -31,7 +31,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from typing_extensions import override
 
 Attention = Callable[..., tuple[Tensor, None]]
-"""The type of an attention function: module, query, key and value `[rows, heads, length, d]`, mask or None, options.
+"""The type of an attention function.
+
+Its arguments are the module, query, key and value `[rows, heads, length, d]`, a mask or None, and options.
 
 It returns `[rows, length, heads, d]`.
 """
@@ -66,11 +68,14 @@ ALL_ATTENTION_FUNCTIONS.register("sdpa", _attention)
 
 
 BLOCK_QUERIES = 64
-"""The minimum number of queries in a block. Of 32, 64, 96, 128 and 192 it is the fastest for nearly all lengths."""
+"""The minimum number of queries in a block.
+
+Of 32, 64, 96, 128 and 192, this number is the fastest for nearly all lengths.
+"""
 
 
 def padded_block_length(length: int) -> int:
-    """Return the padded length of a sequence: up to 64 tokens, the next multiple of 16."""
+    """Return the padded length of a sequence of up to 64 tokens: the next multiple of 16."""
     return -(-length // 16) * 16 if length <= 64 else length
 
 
@@ -91,12 +96,15 @@ class _Batch:
         return all(length == self.filled for length in self.lengths)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield the begin and end of each block. A remainder that is too short for a block belongs to the last one."""
+        """Yield the begin and end of each block.
+
+        If the remainder is too short for a block, it belongs to the last block.
+        """
         ends = [*range(BLOCK_QUERIES, self.filled - BLOCK_QUERIES + 1, BLOCK_QUERIES), self.filled]
         return itertools.pairwise([0, *ends])
 
     def of(self, states: Tensor) -> Tensor:
-        """Return `[sequences, filled, heads, d]` of `[tokens, heads, d]`, with zeros after each sequence."""
+        """Return the sequences in `[tokens, heads, d]` as `[sequences, filled, heads, d]`, each followed by zeros."""
         own = states[self.rows]
         if self.is_even:
             return torch.unflatten(own, 0, (-1, self.filled))
@@ -104,13 +112,16 @@ class _Batch:
         return functional.pad(longest, (0, 0, 0, 0, 0, self.filled - longest.shape[1]))
 
     def place_of(self, states: Tensor) -> Tensor:
-        """Return memory for the input of `put`: a view of `states` if no padding has to be cut off, else new memory."""
+        """Return memory for the input of `put`.
+
+        It is a view of `states` if there is no padding to cut off, otherwise new memory.
+        """
         if self.is_even:
             return torch.unflatten(states[self.rows], 0, (-1, self.filled))
         return states.new_empty((len(self.lengths), self.filled, *states.shape[1:]))
 
     def put(self, states: Tensor, own: Tensor) -> None:
-        """Write the padded sequences `own` to their rows of `states`. The inverse of `of`."""
+        """Write the padded sequences `own` to their rows of `states`. This is the inverse of `of`."""
         if self.is_even:
             return
         parts = torch.split(states[self.rows], list(self.lengths))
@@ -129,8 +140,8 @@ def _batches(lengths: Sequence[int]) -> Iterator[_Batch]:
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
     """Return `[tokens, heads, d_value]` for query `[tokens, heads, d]`, key and value.
 
-    Key and value have as many heads as the query, or a divisor of that number. `lengths` are those of the consecutive
-    sequences. Tokens after the last sequence attend to nothing, and their result is zero.
+    Key and value have as many heads as the query, or a divisor of that number. `lengths` are the lengths of the
+    consecutive sequences. Tokens after the last sequence attend to nothing, and their result is zero.
     """
     attended: Tensor = _BlockedAttention.apply(query, key, value, list(_batches(lengths)), scale)
     return attended
@@ -184,7 +195,7 @@ def _write_gradients(
     """Write the gradients of a batch's queries, keys and values.
 
     `states` are queries, keys, values and the gradient of the result, each `[sequences, filled, heads, d]`. The last
-    block comes first, because it is the one that sees all keys.
+    block is computed first, because only this block reads all keys.
     """
     key_heads = states[1].shape[2]
     queries, grads, of_queries = (_by_shared_keys(one, key_heads) for one in (states[0], states[3], places[0]))
@@ -204,7 +215,7 @@ def _write_gradients(
 
 
 def _added(sums: Tensor | None, of_first: Tensor) -> Tensor:
-    """Add to the sums of the first tokens. Without sums yet, `of_first` covers all tokens and becomes the sums."""
+    """Add values to the sums of the first tokens. Without sums, `of_first` covers all tokens and becomes the sums."""
     if sums is None:
         return of_first
     sums[:, : of_first.shape[1]].add_(of_first)
@@ -223,7 +234,10 @@ def _weights(queries: Tensor, keys: Tensor, block: int) -> Tensor:
 
 @functools.cache
 def _later_keys(block: int) -> Tensor:
-    """Return the mask of keys after each query of a block. The cache holds fewer than 2 * BLOCK_QUERIES sizes."""
+    """Return the mask of the keys that come after each query of a block.
+
+    The cache holds fewer than 2 * BLOCK_QUERIES sizes.
+    """
     return torch.ones((block, block), dtype=torch.bool).triu_(1)
 
 

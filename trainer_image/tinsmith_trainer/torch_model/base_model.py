@@ -1,4 +1,4 @@
-"""The base model in the form that every layer knows, without a framework: its properties, images, and files."""
+"""The base model as every layer knows it, without a framework: its properties, its images and its files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Quantization = Literal["8bit", "4bit"]
 class Image:
     """An encoded image of a datum or prompt, in front of text token `before_token`.
 
-    `format` is "png" or "jpeg" if the image can be read. `expected_tokens` is the sender's count of its tokens, if
-    given.
+    `format` is "png" or "jpeg" if the image can be read. `expected_tokens` is the number of tokens that the sender
+    expects for it, or None.
     """
 
     before_token: int
@@ -27,11 +27,13 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class BaseModelInfo:
-    """The base weights that an engine has loaded. `revision` is a digest of the files that determine them.
+    """The base weights that an engine has loaded, and their properties.
+
+    `revision` is a digest of the files that determine the weights.
 
     `quantization` is `8bit` or `4bit`; empty means full width. `stored_as` is the quantized format of the files, such
-    as `mxfp4`, which is unpacked when it is read; empty means dense files. `directory` holds the files; empty means
-    that `path` is the directory. Otherwise `path` may be the name of a hub repository.
+    as `mxfp4`, which is unpacked when it is read; empty means dense files. `directory` holds the files. If it is empty,
+    `path` is the directory. Otherwise, `path` may be the name of a hub repository.
     """
 
     path: str
@@ -45,13 +47,13 @@ class BaseModelInfo:
 
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
-"""Copies of the weights for other frameworks, which can double a download."""
+"""Copies of the weights for other frameworks. They can double the size of a download."""
 
 TOKEN_CURE = "Set HF_TOKEN (in a TrainingSession: hub.tokenSecretRef) to the token of an account that may read it"
 
 
 def model_directory(source: str, revision: str | None = None) -> Path:
-    """Return an existing directory, or the hub's snapshot of a repository, which is downloaded if it is not cached.
+    """Return an existing directory, or the snapshot of a hub repository, which is downloaded if it is not cached.
 
     Raises ModelNotFound, which says whether the name, the revision, the token or the network is the cause.
     """
@@ -96,7 +98,7 @@ def _blame(repository: str, revision: str | None, error: Exception) -> str:
 
 
 def _blame_answer(repository: str, revision: str | None, error: Exception) -> str:
-    """Explain an error in the hub's answer."""
+    """Explain an error that the hub answered."""
     from huggingface_hub import errors
 
     match error:

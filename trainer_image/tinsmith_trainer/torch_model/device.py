@@ -1,4 +1,4 @@
-"""The compute device of a process: its choice, its lock, its memory between forwards, and the faults that lose it."""
+"""The compute device of a process: its choice, lock, memory between forwards, and faults that make it unusable."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = structlog.get_logger(__name__)
 def end_if_device_is_lost(error: Exception) -> None:
     """End the process after a device fault in the sampler. Call this while the error is handled.
 
-    The engine's current call is not counted as the cause. A process that fails every sample at once looks idle, so
-    clients' samples would all be routed to it. A new process takes over, and the pending work is submitted again.
+    The engine's current call is not counted as the cause. A process that fails every sample immediately looks idle, so
+    all samples of clients would be routed to it. A new process takes over, and the pending work is submitted again.
     """
     if is_device_fault(error):
         log.exception("the device is lost to this process")
@@ -33,8 +33,8 @@ def end_if_device_is_lost(error: Exception) -> None:
 def needs_device() -> Iterator[None]:
     """End the process if an engine's call fails with a device fault.
 
-    Without its device the process would fail every acknowledged operation, one after another. The next process runs
-    these operations. The call counts as the cause, so a call that breaks the device each time is given up after some
+    Without its device, the process would fail all acknowledged operations, one after another. The next process runs
+    these operations. The call counts as the cause. So if a call breaks the device each time, it is given up after some
     attempts.
     """
     try:
@@ -63,11 +63,11 @@ FLOAT32_BYTES = 4
 
 
 class WarmMemory:
-    """Float32 memory on the CPU that one forward passes on to the next.
+    """Float32 memory on the CPU that one forward passes to the next forward.
 
-    The first access to new memory can cost more than the computation in it. Measured on virtual machines: 0.5 to 2 GB/s
-    at the first access, 15 GB/s later. Only the largest amount that was ever taken at once is accessed, not the whole
-    byte budget.
+    The first access to new memory can cost more than the computation that uses it. Measured on virtual machines: 0.5 to
+    2 GB/s at the first access, 15 GB/s later. Only the largest amount that was ever taken at once is accessed, not the
+    whole budget of bytes.
     """
 
     def __init__(self) -> None:
@@ -75,13 +75,13 @@ class WarmMemory:
         self._taken = 0
 
     def begin(self, byte_budget: int) -> None:
-        """Start over: all memory that was taken before may be overwritten."""
+        """Start again: all memory that was taken before may be overwritten."""
         self._taken = 0
         if len(self._floats) != byte_budget // FLOAT32_BYTES:
             self._floats = torch.empty(byte_budget // FLOAT32_BYTES)
 
     def take(self, floats: int) -> Tensor | None:
-        """Return this many floats, with undefined content, or None if the budget has no room for them."""
+        """Return this many floats with undefined content, or None if the budget is too small."""
         if self._taken + floats > len(self._floats):
             return None
         self._taken += floats
@@ -89,10 +89,10 @@ class WarmMemory:
 
 
 class DeviceLock:
-    """A fair lock: `with lock.held(): …` waits for all threads that asked before.
+    """A fair lock. `with lock.held(): …` waits for all threads that asked before.
 
-    The engine and the sampler share the device. Each holds the lock for one microbatch or decode step, so that neither
-    starves. With a plain lock, the thread that released it would usually win again.
+    The engine and the sampler share the device. Each of them holds the lock for one microbatch or decode step, so that
+    the other does not wait too long. With an ordinary lock, the thread that released it would usually get it again.
     """
 
     def __init__(self) -> None:
@@ -137,8 +137,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def choose_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
     """Return the device and dtype for `--device` and `--dtype` on this machine.
 
-    By default a GPU uses bfloat16, for which it has its fastest units, and the CPU float32, in which engines are
-    bit-exact. Raises ServerError if a GPU is required and there is none.
+    By default, a GPU uses bfloat16, for which it has its fastest units. The CPU uses float32, in which engines are
+    bit-exact. Raises ServerError if a GPU is required and the machine has none.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ServerError(

@@ -18,7 +18,10 @@ from typing_extensions import override
 from tinsmith_trainer.torch_model.products import linear_product, product_by_parts
 
 PRODUCT_TOKENS = 16
-"""The tokens of a product. If 1,024 tokens use 8 of 128 experts, each expert gets 64; if 32 decoded tokens do, 2."""
+"""The number of tokens of a product.
+
+If 1,024 tokens use 8 of 128 experts each, an expert gets 64 tokens; for 32 decoded tokens, it gets 2.
+"""
 ALIGNED_BYTES = 16
 
 
@@ -26,9 +29,9 @@ ALIGNED_BYTES = 16
 class Assignment:
     """The experts of each token, and the order of all rows sorted by expert.
 
-    A row is a token at one of its k experts. `chosen` `[tokens, k]` are those experts. `order[i]` is the row, counted
-    token by token, that is the i-th of the rows sorted by expert; `inverse` is the inverse permutation. `counts[e]` is
-    the number of rows of expert e.
+    A row is a token at one of its k experts. `chosen` `[tokens, k]` are the experts of each token. Rows are counted
+    token by token. `order[i]` is the row at place i of the sorted rows; `inverse` is the inverse permutation.
+    `counts[e]` is the number of rows of expert e.
     """
 
     chosen: Tensor
@@ -83,9 +86,9 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class FrozenWeight:
-    """The quantized weight of all experts. It is unpacked for each product and not kept.
+    """The quantized weight of all experts. It is unpacked for each product, and the unpacked weight is not kept.
 
-    `quantized` is a QuantizedWeight in the layout of its module.
+    `quantized` is a QuantizedWeight in the layout that its module uses.
     """
 
     quantized: Any
@@ -128,7 +131,7 @@ def _sum_of_choices(x: Tensor) -> Tensor:
 
 
 class _Permuted(torch.autograd.Function):
-    """`x[order]`, with a permutation as its backward. The backward of an index would accumulate."""
+    """`x[order]`. Its backward is a permutation, too. The backward of an index operation would accumulate."""
 
     @staticmethod
     @override
@@ -192,7 +195,7 @@ HAS_GROUPED_PRODUCTS = hasattr(functional, "grouped_mm")
 
 
 def takes_all_at_once(x: Tensor) -> bool:
-    """Return whether one grouped product covers all experts, which is faster on a GPU."""
+    """Return whether one grouped product covers all experts. This is faster on a GPU."""
     return HAS_GROUPED_PRODUCTS and x.device.type != "cpu"
 
 
@@ -223,14 +226,14 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor) ->
 
 
 def _own_gradient(grad: Tensor, rows: Tensor) -> Tensor:
-    """Multiply with the smaller dimension first: in the other order MKL takes several times as long for a low rank."""
+    """Multiply with the smaller dimension first. In the other order, MKL takes several times as long for a low rank."""
     if grad.shape[1] <= rows.shape[1]:
         return linear_product(grad.T, rows.T)
     return linear_product(rows.T, grad.T).T
 
 
 def _aligned(x: Tensor, *dimensions: int) -> Tensor:
-    """Pad dimensions with zeros to multiples of 16 bytes, which `grouped_mm` requires of strides."""
+    """Pad dimensions with zeros to multiples of 16 bytes. `grouped_mm` requires this of strides."""
     floats = ALIGNED_BYTES // x.itemsize
     for dimension in dimensions:
         if missing := -x.shape[dimension] % floats:

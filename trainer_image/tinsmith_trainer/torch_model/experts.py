@@ -1,12 +1,13 @@
-"""Adapters for the experts of a mixture, whose projections transformers keeps as one parameter for all experts.
+"""Adapters for the experts of a mixture. In transformers, a projection of all experts is one parameter.
 
-Each expert has its own adapter, except for one factor that all experts of a layer share: the factor at the model's
-hidden size. This is A of the projections that read the hidden state, and B of the projection that writes it. Tinker
+Each expert has its own adapter, except for one factor that all experts of a layer share. It is the factor at the
+model's hidden size: A of the projections that read the hidden state, and B of the projection that writes it. Tinker
 trains these adapters, and its archives contain them as `experts.w1` (gate, or the only up projection), `experts.w3`
 (up) and `experts.w2` (down); see `get_lora_param_count` and `weights` of tinker_cookbook. A router is never trained.
 
-Transformers' models look up their experts in a table of functions; `tinsmith` is our entry. On the CPU each product
-takes a fixed number of one expert's tokens, so that a token's bits do not depend on the routing of other tokens.
+Transformers' models find the function for experts in a table of functions. This module adds the entry `tinsmith`. On
+the CPU each product takes a fixed number of one expert's tokens, so that a token's bits do not depend on the routing of
+other tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ EXPERTS_NAME = "experts"
 
 @dataclass(frozen=True, slots=True)
 class ExpertProjection:
-    """A projection of all experts of a layer. `is_down`: it writes the hidden state."""
+    """A projection of all experts of a layer. `is_down`: the projection writes the hidden state."""
 
     key: str
     experts: int
@@ -54,7 +55,7 @@ def expert_projections(model: nn.Module) -> dict[str, ExpertProjection]:
 
 
 def adapt_experts(model: nn.Module) -> dict[str, ExpertProjection]:
-    """Install our function for every layer's experts, and return their projections."""
+    """Install Tinsmith's function for the experts of every layer, and return their projections."""
     for name, module in model.named_modules():
         if is_adaptable(module):
             module.config._experts_implementation = IMPLEMENTATION
@@ -63,14 +64,14 @@ def adapt_experts(model: nn.Module) -> dict[str, ExpertProjection]:
 
 
 def is_adaptable(module: nn.Module) -> bool:
-    """Return whether a module holds a layer's experts in the form that transformers' table of functions uses."""
+    """Return whether a module holds a layer's experts in the form that transformers' table of functions requires."""
     weights = {*dict(module.named_parameters(recurse=False)), *getattr(module, "quantized_weights", ())}
     has_up = "gate_up_proj" in weights or "up_proj" in weights
     return hasattr(module, "is_transposed") and has_up and "down_proj" in weights
 
 
 def unadaptable_experts(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of modules that hold experts in another form: parameters of three dimensions."""
+    """Return the names of modules that hold experts in another form with parameters of three dimensions."""
     return tuple(
         name
         for name, module in model.named_modules()
@@ -135,9 +136,9 @@ def _weight(module: Any, name: str) -> Tensor | FrozenWeight:
 
 
 def _activated(module: Any, up: Tensor) -> Tensor:
-    """Apply the activation in parts, each computed by one thread.
+    """Apply the activation in parts. One thread computes each part.
 
-    Otherwise the ends of each thread's share would have other bits (rows.py).
+    Otherwise, the elements at the end of each thread's share would have other bits (see rows.py).
     """
     activation = module._apply_gate if module.has_gate else module.act_fn
     if up.device.type != "cpu" or torch.get_num_threads() <= THREADS_WITHOUT_TAILS:
@@ -148,7 +149,7 @@ def _activated(module: Any, up: Tensor) -> Tensor:
 
 
 Delta = tuple[Tensor, Tensor]
-"""Rows `[some, d]`, and their positions among all rows."""
+"""A delta: rows `[some, d]`, and their positions among all rows."""
 
 
 def _added(rows: Tensor, deltas: list[Delta]) -> Tensor:
@@ -162,7 +163,7 @@ def _added(rows: Tensor, deltas: list[Delta]) -> Tensor:
 
 
 def _up_deltas(module: Any, hidden_states: Tensor, sent: Assignment) -> list[Delta]:
-    """Return the deltas of the input to the activation, in the layout of the base's own product."""
+    """Return the deltas for the input of the activation, in the layout of the base model's own product."""
     deltas = []
     for start, end, owns in _spans(module, (GATE, UP) if module.has_gate else (GATE,), len(hidden_states)):
         own, places = sent.part(start, end)
@@ -172,13 +173,13 @@ def _up_deltas(module: Any, hidden_states: Tensor, sent: Assignment) -> list[Del
 
 
 def _up_delta(x: Tensor, adapter: OwnDelta, sent: Assignment) -> Tensor:
-    """Compute one adapter's delta. A is shared by all experts, so each token is multiplied with it once."""
+    """Compute one adapter's delta. All experts share A, so each token is multiplied with it once."""
     down = by_all(x, adapter.lora_A) * adapter.scale
     return by_expert(sent.to_experts(down), adapter.lora_B, sent.counts)
 
 
 def _joined(parts: list[Tensor], *, dim: int, is_concatenated: bool) -> Tensor:
-    """Join gate and up into one tensor, twice as long in a dimension: concatenated or interleaved."""
+    """Join gate and up, concatenated or interleaved, into one tensor that is twice as long in a dimension."""
     if is_concatenated or len(parts) == 1:
         return torch.cat(parts, dim)
     return torch.stack(parts, dim + 1).flatten(dim, dim + 1)
@@ -194,6 +195,9 @@ def _down_deltas(module: Any, inner: Tensor, sent: Assignment) -> list[Delta]:
 
 
 def _spans(module: Any, parts: Sequence[str], tokens: int) -> Iterator[tuple[int, int, tuple[OwnDelta, ...]]]:
-    """Yield the token range and deltas of each routed adapter, which has deltas for all parts or for none."""
+    """Yield the token range and the deltas of each routed adapter.
+
+    An adapter has deltas for all parts or for no part.
+    """
     for spans in zip(*(spans_of(f"{module.tinsmith_key}.{part}", tokens) for part in parts), strict=True):
         yield spans[0].start, spans[0].end, tuple(span.own for span in spans)

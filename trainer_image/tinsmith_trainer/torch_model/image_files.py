@@ -1,4 +1,4 @@
-"""Decoding of images: accepted formats, size limits, and the errors for everything else.
+"""Decoding of images: accepted formats, size limits, and errors for all other images.
 
 A header of a few bytes may claim gigabytes of pixels. So the size is read first, and pixels are decoded only within the
 limits.
@@ -18,16 +18,16 @@ from tinsmith_trainer.torch_model.base_model import Image
 FORMATS = ("png", "jpeg")
 MAX_IMAGE_BYTES = 16 * 2**20
 MAX_IMAGE_PIXELS = 16 * 2**20
-"""Width times height. Decoded this is 48 MiB, and a processor uses about ten times as much."""
+"""The limit on width times height. Decoded, this is 48 MiB. A processor uses about ten times as much."""
 MAX_IMAGE_SIDE = 16_384
 MAX_IMAGES = 64
 MAX_PIXELS_TOGETHER = 64 * 2**20
-"""The limit for all images of a datum or prompt, which are in memory at the same time."""
+"""The limit on the pixels of all images in a datum or prompt, which are in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """A size in pixels."""
+    """The width and height of an image in pixels."""
 
     height: int
     width: int
@@ -38,7 +38,10 @@ class ImageSize:
 
 
 def read_sizes(what: str, images: Sequence[Image]) -> list[ImageSize]:
-    """Read the image sizes of `what`, a datum or prompt, from their headers. Raises UserError beyond the limits."""
+    """Read the image sizes of `what`, a datum or prompt, from their headers.
+
+    Raises UserError for sizes beyond the limits.
+    """
     if len(images) > MAX_IMAGES:
         raise UserError(f"{what} has {len(images)} images; the limit is {MAX_IMAGES}.")
     sizes = [_read_size(f"{what}, image {index}", image) for index, image in enumerate(images)]

@@ -1,4 +1,7 @@
-"""Loading of a base model from a directory or the hub: weights, tokenizer and identity. Errors name the file."""
+"""Loading of a base model from a directory or the hub: weights, tokenizer and identity.
+
+Error messages name the file.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,15 @@ SMALLEST_VOCABULARY = 16
 
 
 LoraLayer = StackedLoraLinear | ExpertProjection
-"""A layer for which an adapter may have a part: a linear layer, or one projection of all experts of a layer."""
+"""A layer that an adapter may change: a linear layer, or one projection of all experts in a layer."""
 
 
 @dataclass(slots=True)
 class TorchModel:
-    """Frozen base weights with LoRA layers in place, the tokenizer, and the lock of the device.
+    """Frozen base weights with LoRA layers, the tokenizer, and the lock of the device.
 
-    `layers` are those that an adapter may cover; `frozen_layers` the names of the others. Generation ends by default at
-    any of `eos_token_ids`.
+    `layers` are the layers that an adapter may change; `frozen_layers` are the names of the other layers. By default,
+    generation ends at any of `eos_token_ids`.
     """
 
     model: PreTrainedModel
@@ -52,32 +55,32 @@ class TorchModel:
     device: torch.device
     frozen_layers: tuple[str, ...] = ()
     frozen_experts: tuple[str, ...] = ()
-    """Names of layers whose experts have a form that no adapter covers."""
+    """The names of layers whose experts have a form that no adapter supports."""
     logit_transform: LogitTransform = LogitTransform()
     """The transform of the output projection's logits."""
     vision: Vision | None = None
-    """The image inputs; None for a model that takes text only."""
+    """The image inputs, or None for a model that takes only text."""
     device_lock: DeviceLock = field(default_factory=DeviceLock)
     memory: WarmMemory = field(default_factory=WarmMemory)
     """Memory for the holder of the device lock, until its backward ends."""
 
     @property
     def decoder(self) -> Any:
-        """The layers, without the output projection."""
+        """The model's layers without the output projection."""
         found = self.model.get_decoder()
         # For a text model with a multimodal model's names, transformers returns the whole model.
         return getattr(found, "model", found) if found is self.model else found
 
     @property
     def unembed(self) -> StackedLoraLinear:
-        """The output projection. Raises KeyError for a model without one."""
+        """The output projection. Raises KeyError if the model has none."""
         layer = self.layers[UNEMBED_NAME]
         assert isinstance(layer, StackedLoraLinear)
         return layer
 
 
 def explain_non_finite(torch_model: TorchModel) -> str:
-    """Explain why a model computes numbers that are not finite, and what to do."""
+    """Explain why a model computes numbers that are not finite, and what the user can do."""
     weights = torch_model.model.named_parameters()
     named = next((name for name, weight in weights if not weight.isfinite().all()), None)
     path, dtype = torch_model.info.path, str(torch_model.model.dtype).removeprefix("torch.")
@@ -100,11 +103,12 @@ def load_torch_model(
     device: str = "cpu",
     quantization: Quantization | None = None,
 ) -> TorchModel:
-    """Load a model directory, or a revision of a hub repository that is cached or reachable.
+    """Load a model from a directory, or from a revision of a hub repository that is cached or reachable.
 
-    Weights that the checkpoint itself stores quantized are unpacked first, and quantized again if that is requested.
+    Weights that are stored quantized in the checkpoint are unpacked first, and quantized again if `quantization`
+    requests it.
 
-    Raises ModelNotFound, or ModelDirectoryInvalid with the file or the tensors at fault.
+    Raises ModelNotFound, or ModelDirectoryInvalid with the file or the tensors that are invalid.
     """
     disable_progress_bar()
     disable_default_handler()  # use our log format instead
@@ -164,8 +168,8 @@ def is_of_text(model: PreTrainedModel, name: str) -> bool:
 def attention_for(config: Any) -> str:
     """Return the attention implementation of an architecture.
 
-    It is PyTorch's kernel, or plain products if the kernel does not cover the architecture: with sinks or capped
-    scores.
+    It is PyTorch's kernel. For an architecture that the kernel does not support (with sinks or capped scores), it is
+    plain products.
     """
     architecture = auto_class(config)._model_mapping.get(type(config), None)
     if architecture is None or architecture._supports_sdpa:
@@ -189,7 +193,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def describe_model(source: str, directory: Path, config: Any) -> BaseModelInfo:
-    """Return the facts of a model that are known without its weights in memory."""
+    """Return the facts about a model that need no weights in memory."""
     text_config = config.get_text_config()
     return BaseModelInfo(
         path=source,
@@ -213,7 +217,7 @@ def files_digest(directory: Path) -> str:
 
 
 def end_of_sequence(generation: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Return all token ids at which generation ends by default. `generation` is a GenerationConfig or None."""
+    """Return all token IDs at which generation ends by default. `generation` is a GenerationConfig or None."""
     declared = getattr(generation, "eos_token_id", None)
     ids = declared if isinstance(declared, list) else [declared]
     return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))

@@ -1,12 +1,13 @@
-"""LoRA over a shared base model: each linear layer adds the deltas of the routed adapters.
+"""LoRA over a shared base model. Each linear layer adds the deltas of the adapters that a route names.
 
-Rows of a batch are sorted by adapter into `g` equal groups. A route says what each module adds to these groups:
+Rows of a batch are sorted by adapter into `g` equal groups. A route maps each module to the deltas that it adds to
+these groups:
 
     y = x W^T + scale_g * (x A_g^T) B_g^T
 
-x is `[rows, length, d_in]`, with rows divisible by g. There are two ways. Stacked: one product covers all groups, which
-is faster for many small ones. Apart: each group has its own products, including the base's, so that its bits are those
-that it has alone.
+x is `[rows, length, d_in]`, and g divides the number of rows. There are two kinds of products. Stacked: one product
+covers all groups. This is faster for many small groups. Apart: each group has its own products, including the products
+of the base. So its bits are the same as if the group were alone.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from tinsmith_trainer.torch_model.products import (
 ATTENTION_PARENTS = ("self_attn", "attention", "attn", "linear_attn", "mamba")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
 MIXER_PARENT = "mixer"
-"""A layer that is attention, a state space or an MLP; the names of its projections tell which."""
+"""The name of a layer that is attention, a state space or an MLP. The names of its projections show which."""
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
-"""Layers that select the experts of a token, its weight, or the decay of a state.
+"""The names of layers that compute the experts of a token, its weight, or the decay of a state.
 
-Tinker has no adapters for these layers: `get_lora_param_count` of tinker_cookbook does not count them."""
+Tinker has no adapters for these layers: `get_lora_param_count` of tinker_cookbook does not count them.
+"""
 UNTRAINED_PARENT = "indexer"
 """The module that selects the tokens of sparse attention. No gradient passes through a selection."""
 UNEMBED_NAME = "lm_head"
@@ -48,7 +50,7 @@ UNEMBED_NAME = "lm_head"
 class StackedDelta:
     """A stack of one module's adapters: A `[g, rank, d_in]`, B `[g, d_out, rank]`, scale `[g, 1, 1]`.
 
-    Adapters of a lower rank may be padded with zeros, which add nothing and receive a gradient of exactly zero.
+    Adapters of a lower rank may be padded with zeros. The zeros add nothing, and their gradient is exactly zero.
     """
 
     lora_A: Tensor  # noqa: N815
@@ -75,7 +77,7 @@ class OwnDelta:
 
 @dataclass(frozen=True, slots=True)
 class OwnSpan:
-    """Tokens `start` to `end` of a forward, and their delta."""
+    """Tokens `start` to `end` of a forward, and the delta for them."""
 
     start: int
     end: int
@@ -91,11 +93,11 @@ class OwnSpan:
 
 @dataclass(frozen=True, slots=True)
 class DeltasApart:
-    """A module's adapters, of any rank, each with its own products. A group of None leaves the module unchanged.
+    """The adapters of a module, of any rank. Each has its own products. A group of None leaves the module unchanged.
 
-    `tokens` are the lengths of the consecutive groups of the input. `product_tokens` is the size of one product, so
-    that all products have one shape and a token's bits do not depend on the other tokens. None: one product for all
-    tokens.
+    `tokens` are the lengths of the consecutive groups of the input. `product_tokens` is the size of one product. All
+    products then have one shape, and a token's bits do not depend on the other tokens. If it is None, one product
+    covers all tokens.
     """
 
     groups: tuple[OwnDelta | None, ...]
@@ -103,7 +105,7 @@ class DeltasApart:
     product_tokens: int | None
 
     def batches(self, x: Tensor) -> Sequence[_LongGroup | _ShortGroups]:
-        """Return all groups that have a delta, for x `[tokens, ...]`. Short groups of one rank share a batch."""
+        """Return all groups that have a delta, for x `[tokens, ...]`. Short groups with the same rank share a batch."""
         # An expert's layer receives only the tokens that are routed to it. In this case there is one group.
         one = self.groups[0] if len(self.groups) == 1 else None
         spans = list(self.spans()) if one is None else [OwnSpan(0, len(x), one)]
@@ -120,7 +122,7 @@ class DeltasApart:
         ]
 
     def _is_short(self, span: OwnSpan, x: Tensor) -> bool:
-        """Return whether a batched product has the same bits as a longer group's products, from the same library."""
+        """Return whether a batched product has the same bits as the library's separate products of a longer group."""
         part, own = self.product_tokens or 0, span.own
         if own.lora_A.dtype != x.dtype or span.tokens > part:
             return False
@@ -136,7 +138,7 @@ class DeltasApart:
 
 
 class OwnProduct(Protocol):
-    """A product that is routed to a module where no gradient is needed."""
+    """A product for a module on a route that needs no gradient."""
 
     def __call__(self, x: Tensor, base: nn.Linear) -> Tensor:
         """Return the module's output `[rows, ..., d_out]` from its input and the frozen layer."""
@@ -165,13 +167,13 @@ def routed(route: Route) -> Iterator[None]:
 
 
 def is_routed_apart() -> bool:
-    """Return whether the rows of this thread's forward have bits that do not depend on the other rows."""
+    """Return whether this thread's forward computes rows whose bits do not depend on other rows."""
     route: Route = getattr(_current, "route", None) or {}
     return isinstance(next(iter(route.values()), None), DeltasApart)
 
 
 def spans_of(key: str, tokens: int) -> Sequence[OwnSpan]:
-    """Return the spans of a layer's experts, which compute all tokens of a forward together."""
+    """Return the spans of a layer's experts. The experts compute all tokens of a forward together."""
     route: Route = getattr(_current, "route", None) or {}
     delta = route.get(key)
     if delta is None:
@@ -181,7 +183,10 @@ def spans_of(key: str, tokens: int) -> Sequence[OwnSpan]:
 
 
 class StackedLoraLinear(nn.Module):
-    """A frozen linear layer plus the routed adapters' deltas. `key` is the module's name in the model."""
+    """A frozen linear layer that adds the deltas of the adapters on the route.
+
+    `key` is the module's name in the model.
+    """
 
     def __init__(self, base: nn.Linear, key: str) -> None:
         super().__init__()
@@ -220,7 +225,7 @@ class StackedLoraLinear(nn.Module):
 
 
 def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta | DeltasApart | OwnProduct) -> Tensor:
-    """Compute the frozen layer plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
+    """Return the output of the frozen layer plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
     if isinstance(delta, DeltasApart):
         return _apart(x, base, delta)
     if not isinstance(delta, StackedDelta):
@@ -243,7 +248,10 @@ def _apart(x: Tensor, base: nn.Linear, delta: DeltasApart) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _LongGroup:
-    """The products of one group of any length, part by part. `places`: its index among the groups with a delta."""
+    """The products of one group of any length, part by part.
+
+    `places`: the index of the group among the groups with a delta.
+    """
 
     places: Sequence[int]
     span: OwnSpan
@@ -268,7 +276,7 @@ class _LongGroup:
     def own_gradients(self, grad: Tensor, x: Tensor, down: Tensor, grad_down: Tensor) -> Iterator[Sequence[Tensor]]:
         """Yield the gradients of A and B.
 
-        The dimension with few rows comes first: in the other order MKL takes five times as long for a rank of 8.
+        The dimension with few rows comes first. In the other order, MKL takes five times as long for a rank of 8.
         """
         dtype = self.span.own.lora_A.dtype
         grad_A = linear_product(grad_down.T, self.span.of(x).to(dtype).T)
@@ -277,10 +285,10 @@ class _LongGroup:
 
 @dataclass(frozen=True, slots=True)
 class _ShortGroups:
-    """Batched products of groups of one rank, each of at most `part` tokens and padded to that.
+    """Batched products of groups of one rank. Each group has at most `part` tokens, and is padded to this number.
 
-    Each product of a batch is computed separately, so its bits are those of a batch of one. Eight adapters of 16 tokens
-    take as long in a batch as two of them in sequence: the calls cost more than their arithmetic.
+    Each product of a batch is computed separately, so its bits do not depend on the other groups. Eight adapters of 16
+    tokens in a batch take as long as two of them in sequence, because the calls cost more than the arithmetic.
     """
 
     places: Sequence[int]
@@ -324,11 +332,11 @@ class _ShortGroups:
 
 
 class _LoraLinearApart(torch.autograd.Function):
-    """The layer including its frozen base, so that each product adds to the previous one in place.
+    """A layer and its frozen base in one function, so that each product adds to the previous result in place.
 
     One product over all rows would have another shape in another batch, and BLAS may then sum in another order. So each
-    product takes a part of one size. The gradients of A and B are sums over a group, with one product each: a group's
-    rows belong to one call, whatever else is in the forward.
+    product takes a part of one size. The gradients of A and B are sums over a group, with one product each. The rows of
+    a group belong to one call, whatever else the forward contains.
     """
 
     @staticmethod
@@ -360,7 +368,7 @@ class _LoraLinearApart(torch.autograd.Function):
 
 
 def module_family(name: str) -> str | None:
-    """Return "attn", "mlp" or "unembed" for a linear layer that LoRA covers, else None."""
+    """Return "attn", "mlp" or "unembed" for a linear layer that LoRA covers, otherwise None."""
     parts = name.split(".")
     if parts[-1] == UNEMBED_NAME:
         return "unembed"
@@ -376,14 +384,17 @@ def module_family(name: str) -> str | None:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Return whether a linear layer computes as one. Some subclasses split their weight into groups."""
+    """Return whether a linear layer computes its output as an ordinary linear layer does.
+
+    Some subclasses split their weight into groups.
+    """
     return type(module).forward is nn.Linear.forward
 
 
 def wrap_linears(model: nn.Module) -> dict[str, StackedLoraLinear]:
-    """Replace every linear layer, and return the wrappers by name, in model order.
+    """Replace every linear layer by a wrapper, and return the wrappers by name, in model order.
 
-    Layers that LoRA does not cover (`module_family` is None) are wrapped too, because they need separate products.
+    Layers that LoRA does not cover (`module_family` is None) are wrapped, too, because they need separate products.
     """
     found = {
         name: module

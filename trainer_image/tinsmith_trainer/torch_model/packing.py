@@ -1,4 +1,4 @@
-"""Packed forwards: sequences follow each other without padding, and each attends only to itself.
+"""Packed forwards: sequences follow each other without padding, and each sequence attends only to itself.
 
 The attention of a packed forward handles each sequence separately. All other layers of the model must work token by
 token, with explicit positions. `packs` tests this for each model.
@@ -23,19 +23,19 @@ log = structlog.get_logger(__name__)
 
 LONG_ROPE = "longrope"
 BY_LENGTH = ("dynamic", LONG_ROPE)
-"""Types of rotary embeddings whose angles depend on the longest row of a forward, including padding."""
+"""The types of rotary embeddings whose angles depend on the longest row of a forward, including its padding."""
 
 PROBE_LENGTHS = [5, 11, 11, BLOCK_QUERIES + 3]
 PROBE_PRODUCT_TOKENS = 16
 PROBE_TOLERANCE = 1e-4
 FILLED_TO_TOKENS = 16
-"""The multiple that a forward is padded to, so that all elements, and half of them, are whole vectors."""
+"""The number to a multiple of which a forward is padded. All elements, and half of them, are then whole vectors."""
 CACHE_LINE_FLOATS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Consecutive sequences of `lengths`, and a few padding tokens at the end."""
+    """Consecutive sequences with these `lengths`, and a few padding tokens at the end."""
 
     lengths: Sequence[int]
 
@@ -48,12 +48,12 @@ class Packing:
         return sum(self.lengths) + self.filling
 
     def filled(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenate parts `[some tokens, ...]` and add zeros at the end: `[1, tokens, ...]`."""
+        """Concatenate parts `[some tokens, ...]`, and add zeros at the end, to `[1, tokens, ...]`."""
         return torch.cat([*parts, parts[0].new_zeros((self.filling, *parts[0].shape[1:]))]).unsqueeze(0)
 
 
 def packed_hidden_states(decoder: nn.Module, tokens: Tensor, packing: Packing) -> Tensor:
-    """Return the last hidden states `[tokens, d]`, including padding, of int64 tokens without it, on the CPU."""
+    """Return the last hidden states `[tokens, d]` on the CPU, including padding. The int64 `tokens` have no padding."""
     # Models pass a mask of four dimensions to their attention unchanged, which saves building one.
     no_mask = torch.empty((1, 1, 1, 0))
     with use_attention(functools.partial(_attend_apart, packing)):
@@ -75,7 +75,7 @@ def _attend_apart(
     _mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each sequence."""
+    """Compute attention within each sequence separately."""
     is_causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal) or options.get("dropout"):
         raise ValueError("packed sequences attend causally and without dropout")
@@ -86,14 +86,17 @@ def _attend_apart(
 
 @dataclass(frozen=True, slots=True)
 class ChangingAngles:
-    """A rope type whose angles change with the length. `behind` is the longest sequence with fixed angles, if known."""
+    """A rope type whose angles change with the length.
+
+    `behind` is the length of the longest sequence with fixed angles, if it is known.
+    """
 
     rope_type: str
     behind: int | None
 
 
 def changing_angles(config: Any) -> ChangingAngles | None:
-    """Return how a model's angles change with a sequence's length, or None if they do not.
+    """Return how the angles of a model change with a sequence's length, or None if they do not change.
 
     `config` is a transformers configuration. Layers of several kinds may have their own parameters.
     """
@@ -116,8 +119,8 @@ def _rope_parameters(found: Any) -> Iterator[dict[str, Any]]:
 def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
     """Return whether packed sequences shorter than `longest` have exactly the bits of separate sequences.
 
-    A window of attention must be as long as the sequences, and angles must not depend on the longest one. Products need
-    rows that begin at cache lines, or BLAS may sum a row differently at another position.
+    A window of attention must be as long as the sequences, and the angles must not depend on the longest sequence.
+    Products need rows that begin at cache lines. Otherwise, BLAS may sum a row differently at another position.
     """
     text = config.get_text_config()
     windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]

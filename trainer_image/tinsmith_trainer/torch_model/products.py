@@ -1,9 +1,9 @@
-"""Matrix products with frozen weights, by the PyTorch library that is faster for the machine and the shape.
+"""Matrix products with frozen weights. For each machine and shape, the faster library of PyTorch computes them.
 
-On CPUs the choice is between MKL and oneDNN. MKL uses half the width of another maker's AVX-512: on an AMD EPYC of
-family 26 and one thread it reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a oneDNN call costs about 10 us
-more, which small products never regain. With AVX2 only, MKL is faster for all shapes: on an EPYC of family 25, 88
-GFLOP/s against 77. The choice, and so the bits, depend only on the machine and the shapes.
+On CPUs the choice is between MKL and oneDNN. On processors of other makers, MKL uses half the width of AVX-512. On an
+AMD EPYC of family 26 and one thread, MKL reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a oneDNN call
+costs about 10 us more, which is too much for small products. With AVX2 only, MKL is faster for all shapes: on an EPYC
+of family 25, 88 GFLOP/s against 77. The choice, and so the bits, depend only on the machine and the shapes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from torch.nn import functional
 WORTH_ONEDNN = 2_000_000
 """The number of multiplications above which oneDNN is faster.
 
-Measured on one thread: at 16 x 256 x 640 it takes 0.8 of MKL's time, at 16 x 256 x 256 1.2."""
+Measured on one thread: at 16 x 256 x 640, oneDNN takes 0.8 of MKL's time; at 16 x 256 x 256, it takes 1.2.
+"""
 
 THREADS_WITHOUT_TAILS = 2
-"""The number of threads that always get whole vectors: half of a row of whole vectors is whole vectors."""
+"""The number of threads for which shares are always whole vectors, because half of a row is whole vectors, too."""
 LEAST_PART_FLOATS = 32_768
-"""The minimum work that PyTorch gives a thread: at::internal::GRAIN_SIZE."""
+"""The minimum work that PyTorch gives to a thread: at::internal::GRAIN_SIZE."""
 
 IS_NARROW = torch.backends.cpu.get_cpu_capability() == "AVX2"
 HAS_ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -42,10 +43,10 @@ def uses_onednn(x: Tensor, weight: Tensor, rows: int) -> bool:
 
 
 def product_by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, part: int | None) -> Tensor:
-    """Return `linear_product`, computed for `part` rows at a time, or for all at once if `part` is None.
+    """Return `linear_product`, computed for `part` rows at a time. If `part` is None, compute all rows at once.
 
-    The last part is padded, so that every product has the same shape for any number of rows. A row's position in its
-    part does not change its bits: all rows of a product are summed in the same order (a test checks this).
+    The last part is padded, so that every product has the same shape, whatever the number of rows. A row's position in
+    its part does not change its bits: all rows of a product are summed in the same order (a test checks this).
     """
     if part is None:
         return linear_product(x, weight, bias)
@@ -70,7 +71,7 @@ def _onednn_by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, part: int) 
 def add_product_by_parts(out: Tensor, left: Tensor, right: Tensor, part: int | None) -> None:
     """Compute `out += left @ right` in parts, like `product_by_parts`.
 
-    Adapters are float32 for any dtype of `out`; the result is rounded once at the end.
+    Adapters are float32, whatever the dtype of `out`, and the result is rounded once at the end.
     """
     if out.dtype != left.dtype:
         out += product_by_parts(left, right.T, None, part)

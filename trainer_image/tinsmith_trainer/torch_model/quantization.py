@@ -1,9 +1,9 @@
-"""Frozen base weights in 8 or 4 bits, unpacked where they are used.
+"""Frozen base weights in 8 or 4 bits. They are unpacked where they are used.
 
-Only linear layers and experts that adapters cover are quantized, without the output projection. Adapters and all
-computation keep their full width. Weights are unpacked for each product and again for its gradient, and are not kept in
-between: memory is that of the codes and of one unpacked layer. A product has the bits that a model with the unpacked
-weights would have, so batching and replay change no bits.
+Only the linear layers and experts that adapters cover are quantized, and not the output projection. Adapters and all
+computation keep their full width. Weights are unpacked for each product, and again for its gradient, and are not kept
+in between. So they take the memory of the codes and of one unpacked layer. A product has the same bits as in a model
+with the unpacked weights, so quantization changes nothing about batching and replay.
 
 `4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) in blocks of 64 along a weight's elements, and `8bit` is
 symmetric by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
@@ -32,12 +32,12 @@ NF4 = (
 )
 LARGEST_INT8 = 127
 ROWS_AT_ONCE = 2**22
-"""Elements that are compared with all sixteen numbers at once."""
+"""The number of elements that are compared with all sixteen numbers at once."""
 EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class QuantizedWeight(nn.Module):
-    """A weight `[..., d_out, d_in]` as codes and scales. It has no parameters: nothing here is trained."""
+    """A weight `[..., d_out, d_in]`, stored as codes and scales. It has no parameters, because it is not trained."""
 
     codes: Tensor
     scales: Tensor
@@ -61,14 +61,14 @@ class QuantizedWeight(nn.Module):
 
 
 def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes of the weight's shape and scales `[..., d_out, 1]`, the largest magnitude of each row."""
+    """Return codes in the weight's shape, and scales `[..., d_out, 1]`: the largest magnitude of each row."""
     scales = weight.float().abs().amax(-1, keepdim=True)
     codes = torch.round(weight.float() * (LARGEST_INT8 / scales.clamp(min=torch.finfo(torch.float32).tiny)))
     return codes.to(torch.int8), scales
 
 
 def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two codes a byte, the first in the upper half, and scales `[blocks, 1]`.
+    """Return codes and scales `[blocks, 1]`. A byte holds two codes, the first in its upper half.
 
     A scale is the largest magnitude of its block.
     """
@@ -104,7 +104,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """A product that keeps no weight for its backward."""
+    """A product that keeps no unpacked weight for its backward."""
 
     @staticmethod
     @override
@@ -119,7 +119,7 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 def quantize(decoder: nn.Module, bits: Quantization) -> None:
-    """Replace weights with codes, layer by layer. This must happen before the layers are wrapped."""
+    """Replace weights by codes, layer by layer. Call this before the layers are wrapped."""
     linears = {
         name: module
         for name, module in decoder.named_modules()
@@ -134,7 +134,10 @@ def quantize(decoder: nn.Module, bits: Quantization) -> None:
 
 
 def _quantize_experts(module: nn.Module, bits: Quantization) -> None:
-    """Replace the weights of experts with properties. Properties need a class, so the module gets its own."""
+    """Replace the weights of experts by properties.
+
+    Properties belong to a class, so the module gets a class of its own.
+    """
     names = [name for name in EXPERT_WEIGHTS if name in module._parameters]
     held = nn.ModuleDict({name: QuantizedWeight(getattr(module, name), bits) for name in names})
     for name in names:

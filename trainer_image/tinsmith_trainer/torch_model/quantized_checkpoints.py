@@ -1,7 +1,7 @@
-"""Checkpoints whose files hold quantized weights: the supported formats and how they are read.
+"""Checkpoints whose files hold quantized weights: the supported formats, and how they are read.
 
 gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both are unpacked when they are read, to the dtype of
-the computation, so engine and sampler see ordinary weights. Other formats are refused.
+the computation. So engine and sampler use ordinary weights. Other formats are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def stored_format(config: Any) -> str:
 
 
 def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
-    """Return additional arguments for transformers' loading; none if the checkpoint is not quantized.
+    """Return additional arguments for loading with transformers. There are none if the checkpoint is not quantized.
 
     Raises ModelDirectoryInvalid for an unsupported format.
     """
@@ -41,10 +41,10 @@ def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
 
 
 def widen(model: Any, dtype: torch.dtype) -> None:
-    """Cast weights that were unpacked to a narrower dtype than the model computes in.
+    """Cast weights that were unpacked to a narrower dtype than the dtype in which the model computes.
 
-    transformers before 5.23 unpacks MXFP4 to bfloat16 for any requested dtype. That holds each value of MXFP4 exactly,
-    but the layer would compute in it: logits of a float32 model were 5e-3 off.
+    transformers before 5.23 unpacks MXFP4 to bfloat16, whatever dtype is requested. bfloat16 holds each value of MXFP4
+    exactly, but the layer would also compute in bfloat16: logits of a float32 model had an error of 5e-3.
     """
     for parameter in model.parameters():
         if parameter.is_floating_point() and torch.finfo(parameter.dtype).bits < torch.finfo(dtype).bits:
@@ -57,9 +57,9 @@ def _options(config: Any) -> dict[str, Any]:
 
 
 def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.dtype) -> Any:
-    """Return a model that `save_pretrained` writes dense, without traces of its quantized format.
+    """Return a model that `save_pretrained` writes with dense weights, without traces of its quantized format.
 
-    `architecture` is the transformers class to load it with.
+    `architecture` is the transformers class that loads the model.
     """
     options = dequantizing(directory, config)
     model = architecture.from_pretrained(directory, config=config, dtype=dtype, **options)
@@ -77,7 +77,7 @@ def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.d
 
 
 def _take_what_no_state_has(dense: Any, model: Any) -> None:
-    """Copy what no checkpoint holds: other buffers such as frequencies, the generation config, the mode."""
+    """Copy the parts that no checkpoint holds: other buffers such as frequencies, generation config and mode."""
     persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if name not in persistent:

@@ -1,10 +1,11 @@
-"""Checks and wrappers that keep each row of a forward independent of the other rows, to the last bit.
+"""Checks and wrappers that make the bits of each row of a forward independent of the other rows.
 
 Products (products.py) and experts (expert_products.py) are already independent. Other layers with parameters, such as a
-convolution over time, are not: models with such layers share no forwards. Three kinds of modules are wrapped: routers,
-which then take tokens in parts of one size; activations; and rotary embeddings. With more than two threads PyTorch
-divides the elements of all rows among the threads. If a share does not end on a whole vector, its end runs as scalar
-code, whose sigmoid, exp, tanh and cosine differ in the last bit (measured with 3, 4 and 8 threads).
+convolution over time, are not independent: models with such layers share no forwards. Three kinds of modules are
+wrapped: routers, which then take tokens in parts of one size; activations; and rotary embeddings. With more than two
+threads PyTorch divides the elements of all rows among the threads. If a thread's share does not end on a whole vector,
+scalar code computes its end. Sigmoid, exp, tanh and cosine of scalar code differ in the last bit (measured with 3, 4
+and 8 threads).
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WIT
 
 ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 ROUTER_NAMES = ("Router", "MoEV1Gate")
-"""Endings of the transformers classes that choose a token's experts."""
+"""The endings of the names of transformers' classes that choose a token's experts."""
 BY_TOKEN_ID = "HashRouter"
 ROUTED_TOKENS = 64
-"""Tokens of one call of a router. For any number of experts their scores are whole vectors."""
+"""The number of tokens in one call of a router.
+
+For any number of experts, the scores of these tokens are whole vectors.
+"""
 VECTOR_FLOATS = 64
-"""Floats of an unrolled vector loop on every CPU."""
+"""The number of floats in an unrolled vector loop, on every CPU."""
 ANGLES_TOKENS = 64
-"""A number of tokens that one thread computes, with up to 512 angles each."""
+"""A number of tokens that only one thread computes, with up to 512 angles each."""
 
 
 def whole_vector_pieces(elements: int) -> list[int]:
-    """Return sizes of pieces that PyTorch divides into whole vectors for any number of threads."""
+    """Return sizes of pieces. PyTorch divides such a piece into whole vectors for any number of threads."""
     threads = torch.get_num_threads()
     if threads <= THREADS_WITHOUT_TAILS:
         return [elements]
@@ -43,7 +47,7 @@ def whole_vector_pieces(elements: int) -> list[int]:
 
 
 def _evenly_cut(elements: int, threads: int) -> int:
-    """Return the largest number of elements whose shares are whole vectors."""
+    """Return the largest number of elements whose shares are all whole vectors."""
     for parts in range(min(threads, -(-elements // LEAST_PART_FLOATS)), 1, -1):
         even = elements - elements % (parts * VECTOR_FLOATS)
         if -(-even // LEAST_PART_FLOATS) >= parts:
@@ -52,7 +56,7 @@ def _evenly_cut(elements: int, threads: int) -> int:
 
 
 class InWholeVectors(nn.Module):
-    """An activation of x `[rows, ...]` whose elements have the same bits at every position."""
+    """An activation of x `[rows, ...]` that gives an element the same bits at every position."""
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()
@@ -74,7 +78,7 @@ class InWholeVectors(nn.Module):
 def wrap_activations(model: nn.Module) -> None:
     """Wrap activations, rotary embeddings and routers of a model on the CPU.
 
-    Other devices' kernels have no such remainders.
+    The kernels of other devices have no scalar remainders.
     """
     found = [(name, module) for name, module in model.named_modules() if _is_activation(module)]
     for name, module in found:
@@ -99,7 +103,10 @@ def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tenso
 
 
 def is_router(module: nn.Module) -> bool:
-    """Return whether a module routes by hidden states. A router by token ids is a layer of another kind."""
+    """Return whether a module chooses experts by hidden states.
+
+    A router that chooses by token IDs is a layer of another kind.
+    """
     name = type(module).__name__
     return name.endswith(ROUTER_NAMES) and not name.endswith(BY_TOKEN_ID)
 
@@ -107,7 +114,7 @@ def is_router(module: nn.Module) -> bool:
 def _routed_in_parts(router: Callable[..., Any], hidden_states: Tensor, *of_experts: Any) -> Any:
     """Route hidden states `[..., d]` in parts. The result is one or more tensors `[tokens, ...]`.
 
-    Results `of_experts` depend on experts and not on tokens, for example a bias for each expert.
+    Results `of_experts`, for example a bias for each expert, depend on experts and not on tokens.
     """
     if not is_routed_apart():
         return router(hidden_states, *of_experts)

@@ -1,7 +1,8 @@
-"""The check of a model directory: its files are those of one model, with exactly the architecture's weights.
+"""The check of a model directory. Its files must belong to one model, and have exactly the weights of its architecture.
 
-transformers gives random values to tensors that a checkpoint lacks, and only logs it. So the headers are first loaded
-as tensors without memory, and transformers' report is evaluated here. The loaders that follow read the same files.
+If a checkpoint lacks tensors, transformers gives them random values, and only logs this. So the headers are first
+loaded as tensors without memory, and this module evaluates transformers' report. After the check, the loaders read the
+same files.
 """
 
 from __future__ import annotations
@@ -43,20 +44,26 @@ log = structlog.get_logger(__name__)
 
 Stored = Mapping[str, StoredTensor]
 Lost = Mapping[str, tuple[str, str]]
-"""The shard and the index of each tensor that the index lists and the shard lacks."""
+"""The shard and the index of each tensor that the index lists but the shard lacks."""
 
 EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
 PREDICTION = re.compile(r"(^|\.)mtp(\.|_)")
-"""Layers that predict further tokens, which no engine here runs. transformers ignores them in most families."""
+"""The names of layers that predict further tokens.
+
+No engine here runs them. transformers ignores them in most model families.
+"""
 UNUSED = re.compile(r"(^|\.)((cos|sin)_cached|inv_freq|[kv]_scale|input_scale)$")
-"""Tables of rotary positions, scales of a KV cache, and scales of FP8 activations, which no model here uses."""
+"""Tensors that no model here uses: tables of rotary positions, scales of a KV cache, and scales of FP8 activations."""
 LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 
 
 @dataclass(slots=True)
 class Differences:
-    """Differences between files and architecture, by tensor name. `shapes` holds the stored and the expected shape."""
+    """Differences between the files and the architecture, by tensor name.
+
+    `shapes` holds the stored and the expected shape.
+    """
 
     missing: set[str] = field(default_factory=set)
     unexpected: set[str] = field(default_factory=set)
@@ -73,9 +80,11 @@ class Differences:
 
 
 def check_stored_weights(directory: Path, config: Any) -> None:
-    """Refuse files that do not hold exactly the architecture's weights. Raises ModelDirectoryInvalid with the tensors.
+    """Refuse files that do not hold exactly the architecture's weights.
 
-    A configuration that no causal language model has is left to the loader, which refuses it.
+    Raises ModelDirectoryInvalid with the names of the tensors.
+
+    If the configuration belongs to no causal language model, this check passes, and the loader refuses the model.
     """
     architecture = architecture_of(config)
     if architecture is None:
@@ -103,7 +112,7 @@ def _refuse(directory: Path, architecture: Any, found: Differences, lost: Lost) 
 
 
 def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
-    """Describe which shards lack which tensors: the missing ones, or all if the architecture uses other names."""
+    """Describe which shards lack which tensors: only missing tensors, or all if the architecture uses other names."""
     by_shard: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in lost.keys() & missing or lost:
         by_shard[lost[name]].append(name)
@@ -114,10 +123,10 @@ def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
 
 
 def _of_experts(stored: Stored, *, alike: bool) -> Differences:
-    """Find gaps in the numbers of experts, and experts whose shape differs from the others.
+    """Find gaps in the numbers of experts, and experts whose shape differs from the shape of the others.
 
-    Experts are stacked in the order of their numbers, so a gap would shift every later expert. `alike`: every part must
-    have the same number of experts. LongCat's experts without computation have only some parts.
+    Experts are stacked in the order of their numbers, so a gap would shift every later expert. With `alike`, every part
+    must have the same number of experts. LongCat's experts without computation have only some parts.
     """
     layers: dict[str, dict[str, dict[int, Sequence[int]]]] = defaultdict(lambda: defaultdict(dict))
     for name, tensor in stored.items():
@@ -148,7 +157,7 @@ def _missing_counterparts(stored: Stored, stored_as: str) -> set[str]:
 
 
 def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, lost: Lost) -> Differences:
-    """Have transformers rename, fuse and dequantize tensors without memory, and return what it reports."""
+    """Return what transformers reports. It renames, fuses and dequantizes tensors without memory."""
     disable_progress_bar()
     options = dequantizing(directory, config)
     logged: list[str] = []
@@ -184,7 +193,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
 
 @contextmanager
 def _captured_log(messages: list[str]) -> Iterator[None]:
-    """Collect transformers' table of differences instead of logging it: the error names the tensors."""
+    """Collect transformers' table of differences instead of logging it, because the error names the tensors."""
 
     def kept(record: logging.LogRecord) -> bool:
         messages.append(record.getMessage())
@@ -199,7 +208,7 @@ def _captured_log(messages: list[str]) -> Iterator[None]:
 
 
 def _only_predicts(name: str, config: Any) -> bool:
-    """Return whether a tensor belongs to a prediction layer, by its name or by its layer's number."""
+    """Return whether a tensor's name or layer number belongs to a layer that only predicts further tokens."""
     text = config.get_text_config()
     declared = getattr(text, "num_nextn_predict_layers", None) or 0
     match = LAYER.search(name)
@@ -208,10 +217,10 @@ def _only_predicts(name: str, config: Any) -> bool:
 
 
 def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
-    """Return the names of stored tensors that repeat the tensor they are tied to.
+    """Return the names of stored tensors that repeat a tensor to which they are tied.
 
-    Raises ModelDirectoryInvalid if config.json ties two tensors whose stored values differ: transformers would use
-    both, while Megatron and vLLM use one of them twice.
+    Raises ModelDirectoryInvalid if config.json ties two tensors whose stored values differ. transformers would use
+    both, while Megatron and vLLM would use one of them twice.
     """
     copies: set[str] = set()
     with _blaming(directory):
@@ -235,7 +244,7 @@ def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
 
 @contextmanager
 def _blaming(directory: Path) -> Iterator[None]:
-    """Turn an error of transformers into one of the directory's configuration."""
+    """Convert an error of transformers to an error about the directory's configuration."""
     try:
         yield
     except Exception as error:  # transformers raises ValueError, KeyError, TypeError, …
@@ -245,7 +254,7 @@ def _blaming(directory: Path) -> Iterator[None]:
 
 
 def _name_in(stored: Stored, parameter: str) -> str | None:
-    """Find a parameter by its module's last name where transformers and the files have different prefixes."""
+    """Find a parameter by the last name of its module, if transformers and the files use different prefixes."""
     if parameter in stored:
         return parameter
     ending = ".".join(parameter.split(".")[-2:])
@@ -257,9 +266,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def checked_config(directory: Path) -> Any:
-    """Return a directory's configuration, once its files hold exactly the weights that it describes.
+    """Return a directory's configuration, after checking that its files hold exactly the weights that it describes.
 
-    Raises ModelDirectoryInvalid, which names the file or the tensors.
+    Raises ModelDirectoryInvalid with the name of the file or of the tensors.
     """
     check_files(directory)
     try:
@@ -271,7 +280,7 @@ def checked_config(directory: Path) -> Any:
 
 
 def check_files(directory: Path) -> None:
-    """Refuse a directory that is not one model's. Raises ModelDirectoryInvalid."""
+    """Refuse a directory whose files do not belong to one model. Raises ModelDirectoryInvalid."""
     _check_no_adapter(directory)
     config = directory / "config.json"
     if not config.is_file():
@@ -287,7 +296,7 @@ def check_files(directory: Path) -> None:
 
 
 def _check_no_adapter(directory: Path) -> None:
-    """Refuse an adapter that transformers would add to every model that it loads from the directory."""
+    """Refuse a directory with an adapter, because transformers would add it to every model from this directory."""
     if (directory / ADAPTER_CONFIG).is_file():
         raise ModelDirectoryInvalid(
             f"{directory} holds a PEFT adapter ({ADAPTER_CONFIG}), which transformers would silently add to the "

@@ -1,7 +1,7 @@
-"""A generated model of a few hundred kilobytes with a tokenizer, for the demo, tests and benchmarks.
+"""A generated model of a few hundred kilobytes with a tokenizer, for the demo, for tests and for benchmarks.
 
-The weights are random, but the computation is that of a real model. The byte-level tokenizer has the special tokens of
-both the Qwen3 and the Llama 3 chat formats as single IDs, and the chat template of the family.
+The weights are random, but the computation is the same as in a real model. The byte-level tokenizer has the special
+tokens of both the Qwen3 and the Llama 3 chat formats as single IDs, and the chat template of the family.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHATML = """\
     {{- '<|im_start|>assistant\n' }}
     {{- '<think>\n\n</think>\n\n' if enable_thinking is false }}
 {%- endif %}"""
-"""Tool calls and thoughts in Qwen3's format, so that parsers for Qwen3 also read a tiny model's answers."""
+"""Tool calls and thoughts in Qwen3's format. So parsers for Qwen3 can read a tiny model's answers."""
 LLAMA3_CHAT = """\
 {{- bos_token }}
 {%- for message in messages %}
@@ -66,7 +66,7 @@ CHAT_TEMPLATES: dict[Family, str] = {"qwen3": CHATML, "qwen3-moe": CHATML, "llam
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
-    """The sizes of a tiny model; the default has about 0.2 million parameters."""
+    """The sizes of a tiny model. The default has about 0.2 million parameters."""
 
     hidden_size: int = 64
     intermediate_size: int = 128
@@ -77,7 +77,10 @@ class TinyShape:
     max_sequence_length: int = 4096
     tied_embeddings: bool = False
     experts: int = 8
-    """The experts of a mixture. Each token uses two of them, which are half as wide as a dense layer."""
+    """The number of experts of a mixture.
+
+    Each token uses two experts, and an expert is half as wide as a dense layer.
+    """
 
 
 def make_tiny_model(

@@ -1,8 +1,8 @@
-"""Image inputs of a vision model: the number of tokens of each image, and the inputs of its forward.
+"""The image inputs of a vision model: the number of tokens of each image, and the inputs of a forward with images.
 
 The processor of the model's directory creates the pixels, always with its Pillow and numpy variant, so that a GPU and a
-CPU worker get the same bits. An image is replaced by as many of the model's placeholder tokens as its vision tower
-makes features. Tokens that a chat format writes around an image are text, and part of the request.
+CPU worker get the same bits. Each image is replaced by placeholder tokens of the model, one for each feature that the
+vision tower makes. Tokens that a chat format writes around an image are text, and part of the request.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ log = structlog.get_logger(__name__)
 
 PROBE_SIZES = (ImageSize(40, 72), ImageSize(96, 56))
 TOKEN_TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
-"""The names that forwards use for the tensor that marks image tokens."""
+"""The names that models use for the tensor that marks image tokens."""
 IMAGE_TOKEN_TYPE = 1
 
 
 class VisionUnsupported(Exception):
-    """An error for a model that takes no images, or takes them in an unsupported way. The message gives the reason."""
+    """An error for a model that takes no images, or takes them in a way that is not supported.
+
+    The message gives the reason.
+    """
 
 
 class Vision:
@@ -52,7 +55,7 @@ class Vision:
         self._try()
 
     def placed(self, what: str, tokens: NDArray[np.int32], images: Sequence[Image]) -> NDArray[np.int32]:
-        """Return text tokens with the placeholders of the images among them. No pixels are decoded.
+        """Return text tokens with the placeholders of the images at their positions. No pixels are decoded.
 
         Raises UserError, which begins with `what`, for images that are refused or that do not have the expected number
         of tokens.
@@ -114,7 +117,7 @@ class Vision:
         return int(patches // self._processor.merge_size**2)
 
     def _fixed_number(self) -> int:
-        """Return the fixed number of tokens of any image, for a model that scales all images to one size."""
+        """Return the number of tokens that every image has, for a model that scales all images to one size."""
         shapes = {self._blank(size)["pixel_values"].shape for size in PROBE_SIZES}
         if len(shapes) > 1:
             raise VisionUnsupported("its processor does not report how many tokens it makes of an image")
@@ -136,7 +139,7 @@ class Vision:
 
 
 def vision_of(model: PreTrainedModel, directory: Path) -> Vision | None:
-    """Return the model's vision, or None for a text model and for unsupported images, which is logged."""
+    """Return the model's vision. Return None for a text model, and for unsupported images (this is logged)."""
     if getattr(model.config, "vision_config", None) is None:
         return None
     try:

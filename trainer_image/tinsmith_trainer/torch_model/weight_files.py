@@ -28,7 +28,7 @@ CANDIDATES = (
 """The files that transformers looks for, in its order."""
 INDEX = ".index.json"
 NAMED_WEIGHTS = "transformers_weights"
-"""The key of config.json that names another file than the candidates."""
+"""The key of config.json that names a file other than the candidates."""
 ROWS_AT_ONCE = 4096
 
 
@@ -63,7 +63,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def shard_of_each(index: Path) -> Mapping[str, str]:
-    """Return the shard's file name of each tensor that an index lists. Raises ModelDirectoryInvalid."""
+    """Return the file name of the shard of each tensor that an index lists. Raises ModelDirectoryInvalid."""
     try:
         found: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError) as error:
@@ -72,7 +72,7 @@ def shard_of_each(index: Path) -> Mapping[str, str]:
 
 
 def stored_tensors(directory: Path, config: Any) -> dict[str, StoredTensor]:
-    """Return the stored tensors by name. Raises ModelDirectoryInvalid for a name with two tensors."""
+    """Return the stored tensors by name. Raises ModelDirectoryInvalid if two tensors have one name."""
     stored: dict[str, StoredTensor] = {}
     for file in weight_files(directory, config):
         headers = _safetensors_headers(file) if file.suffix == ".safetensors" else _pickled_headers(file)
@@ -92,7 +92,7 @@ def _is_copy(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def lost_tensors(directory: Path, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[str, str]]:
-    """Return the tensors that an index lists and its shard lacks, each with the names of that shard and that index."""
+    """Return the tensors that an index lists but its shard lacks, each with the names of the shard and the index."""
     shards = {tensor.file for tensor in stored.values()}
     return {
         name: (shard, index.name)
@@ -103,7 +103,7 @@ def lost_tensors(directory: Path, stored: Mapping[str, StoredTensor]) -> dict[st
 
 
 def have_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
-    """Compare two tensors, which may have different types, some rows at a time."""
+    """Compare two tensors, which may have different types, a few rows at a time."""
     if one.header.shape != other.header.shape:
         return False
     if one.file.suffix != ".safetensors":
@@ -149,7 +149,7 @@ def _pickled_headers(file: Path) -> dict[str, Tensor]:
 
 
 def pickled(file: Path, device: str = "cpu") -> dict[str, Any]:
-    """Return the content that torch saved in a file. Read only the used parts if the format allows it."""
+    """Return the content of a file that torch saved. If the format allows it, only the parts that are used are read."""
     found: dict[str, Any] = torch.load(file, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(file))
     return found
 

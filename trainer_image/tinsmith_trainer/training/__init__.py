@@ -1,1 +1,1 @@
-"""Training: runs accepted operations on the engine and makes their results durable."""
+"""Training: it runs accepted operations on the engine, and makes their results durable."""

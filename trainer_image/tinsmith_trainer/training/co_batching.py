@@ -1,8 +1,8 @@
-"""Co-batching: one forward computes microbatches of several models in the turn of one of them.
+"""Co-batching: during the turn of one model, one forward computes microbatches of several models.
 
 One forward of many short rows takes less time than one forward for each model. The engine decides which microbatches
-fit together, and how many tokens have room. Each model pays for its own tokens, as in its own turn. Co-batching changes
-no bits.
+can share a forward, and how many tokens fit. Each model pays for its own tokens, as it does in its own turn.
+Co-batching changes no bits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from tinsmith_trainer.training.fair_shares import Pace
 from tinsmith_trainer.training.training_calls import TrainingCall, TrainingCalls
 
 BEGUN_EARLY_BYTES = 1024**2
-"""A larger body is read in its model's own turn, because reading it takes as long as a turn."""
+"""The size up to which a body is read before its model's own turn. Reading a larger body takes as long as a turn."""
 FREE_READING_SECONDS = 0.02
-"""The time in which an ordinary body is read. The sender of a slower body pays for the additional seconds of processor
-time. On a busy machine the wall clock would also count other programs."""
+"""The time in which an ordinary body is read.
+
+If a body takes longer, its sender pays for the additional seconds of processor time. The wall clock is not used,
+because on a busy machine it would also count other programs.
+"""
 
 MEASURED_FORWARDS = 5
 TRIED_AGAIN_AFTER_FORWARDS = 64
@@ -36,16 +39,17 @@ TRIED_AGAIN_AFTER_FORWARDS = 64
 
 @dataclass(slots=True)
 class ForwardTimes:
-    """The latest times of forwards of one size, alone and shared, in seconds per token."""
+    """The latest times of forwards of one size, in seconds per token, for one call alone and for shared forwards."""
 
     alone: list[float] = field(default_factory=list)
     shared: list[float] = field(default_factory=list)
     forwards: int = 0
 
     def sharing_pays(self) -> bool:
-        """Return whether to share the next forward. Call this once for each forward that could be shared.
+        """Return whether sharing the next forward is worth it. Call this once for each forward that could be shared.
 
-        Until both times are known, the two ways alternate. Later the slower way is tried again from time to time.
+        Until both times are known, shared and separate forwards alternate. Later the slower way is tried again from
+        time to time.
         """
         self.forwards += 1
         if min(len(self.alone), len(self.shared)) < MEASURED_FORWARDS:
@@ -60,7 +64,7 @@ class ForwardTimes:
 
 
 class CoBatcher:
-    """The computation of microbatches. Used by the engine's thread alone."""
+    """The computation of microbatches. Used by the engine's thread only."""
 
     def __init__(
         self,
@@ -80,7 +84,7 @@ class CoBatcher:
         self._candidates: Sequence[Ready] = ()
         self._times: dict[tuple[int, bool], ForwardTimes] = {}
         self.computed: dict[str, int] = {}
-        """Tokens computed in this turn, by model."""
+        """The number of tokens computed in this turn, by model."""
         self.read: dict[str, int] = {}
         """The cost of reading the bodies of this turn, in tokens, by model."""
 
@@ -129,7 +133,10 @@ class CoBatcher:
 
     @contextmanager
     def _dropping(self, others: Sequence[TrainingCall]) -> Iterator[None]:
-        """Drop the other calls after an error that the engine cannot assign to one call. These calls start again."""
+        """Drop the other calls after an error that the engine cannot assign to one call.
+
+        The dropped calls start again.
+        """
         try:
             yield
         except Exception:
@@ -138,7 +145,7 @@ class CoBatcher:
             raise
 
     def _sharing_candidates(self, first: TrainingCall) -> list[Ready]:
-        """Return the candidates with a training call, if the forward of `first` has room for any of them."""
+        """Return the candidates with a training call, if the forward of `first` has room for at least one of them."""
         if not self._may_share(first.entry) or not self._engine.cobatch_room(first.on_engine):
             return []
         return [
@@ -158,7 +165,7 @@ class CoBatcher:
         return is_call and not entry.is_finished and not self._attempts.is_suspect(entry.work)
 
     def _co_batched(self, first: TrainingCall, candidates: Sequence[Ready]) -> list[TrainingCall]:
-        """Return the calls that the engine computes together with `first`, as many as have room."""
+        """Return the calls that the engine computes together with `first`, as many as fit."""
         found: list[TrainingCall] = []
         room = self._engine.cobatch_room(first.on_engine)
         for queue, _, entry in candidates:

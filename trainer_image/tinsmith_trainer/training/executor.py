@@ -1,4 +1,4 @@
-"""The effect of each kind of operation on the engine, and the operation's result.
+"""The effect of each kind of operation on the engine, and the result of each operation.
 
 An executor does not write to the journal. The operation runner makes results durable.
 """
@@ -44,13 +44,13 @@ EPHEMERAL_AREA = "ephemeral"
 AREAS = (*PATH_KINDS.values(), EPHEMERAL_AREA)
 """The folders of the checkpoint root that workers write to."""
 IMPORT_DIGITS = 15
-"""The number of hexadecimal digits of a digest that make an ID: practically unique, and at most 64 bits."""
+"""The number of hexadecimal digits of a digest that form an ID: practically unique, and at most 64 bits."""
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedSave:
-    """The data for writing a checkpoint, independent of the engine."""
+    """The data from which a checkpoint is written. It does not depend on the engine any more."""
 
     operation: Operation
     request: worker_pb2.SaveWeights
@@ -63,11 +63,11 @@ class Executor:
     """The execution of operations on one engine. An operation that raises TrainerError leaves the adapter unchanged.
 
     A save copies the adapter, and any thread may write the copy. Any thread may read the checkpoint of a load. Other
-    operations are executed at once. Training calls are in `TrainingCalls`.
+    operations are executed immediately. Training calls are in `TrainingCalls`.
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot, shared: SharedSaves | None = None) -> None:
-        """Create an executor. `shared` keeps saves in memory for a sampler process on this machine."""
+        """Create an executor. `shared` keeps saves in memory for a sampler's process on this machine."""
         self._engine = engine
         self._checkpoints = checkpoints
         self._shared = shared
@@ -89,7 +89,7 @@ class Executor:
     def copy(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int, latest_save: int) -> CopiedSave:
         """Copy the adapter for a save, or for a release that saves first.
 
-        `latest_save` is the event of this model's latest save with the requested name; 0 if there is none.
+        `latest_save` is the event of this model's latest save with the requested name, or 0 if there is none.
         """
         if operation.kind == worker_pb2.SAVE_WEIGHTS:
             _check_name_is_free(operation.model_id, request, latest_save)
@@ -97,7 +97,7 @@ class Executor:
         return CopiedSave(operation, request, copied(operation.model_id), epoch)
 
     def write(self, save: CopiedSave) -> OperationResult:
-        """Write a copied save. It is durable on return. Thread-safe."""
+        """Write a copied save. The checkpoint is durable on return. Thread-safe."""
         operation, request, state = save.operation, save.request, save.state
         is_sampled = request.kind in SAMPLED_KINDS and save.releases is None
         written = self._write_shared(save) if is_sampled else self._write(save)
@@ -137,9 +137,9 @@ class Executor:
         )
 
     def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """Make a checkpoint of uploaded files, which are not trusted. Thread-safe; no adapter changes.
+        """Make a checkpoint from uploaded files, which are not trusted. Thread-safe; no adapter changes.
 
-        The name of the directory is a digest of the files, so other files make another checkpoint.
+        The name of the directory is a digest of the files, so different files make different checkpoints.
         """
         lora = request.lora
         check_rank("The upload", lora.rank, self._engine.capabilities().max_rank)
@@ -168,7 +168,7 @@ class Executor:
         )
 
     def read(self, request: worker_pb2.LoadWeights) -> LoadedCheckpoint:
-        """Return the checkpoint that a load gives to the engine. Thread-safe. Raises TrainerError."""
+        """Return the checkpoint for a load. Thread-safe. Raises TrainerError."""
         return self._checkpoints.read(request.directory, request.manifest_digest, self._base)
 
     def load(self, model_id: str, request: worker_pb2.LoadWeights, loaded: LoadedCheckpoint) -> OperationResult:
@@ -200,7 +200,7 @@ class Executor:
 
 
 def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights | None:
-    """Return the save that the operation requests, or None."""
+    """Return the save that the operation requests, or None if it requests none."""
     if operation.kind == worker_pb2.SAVE_WEIGHTS:
         return worker_pb2.SaveWeights.FromString(payload)
     if operation.kind != worker_pb2.RELEASE_MODEL:
@@ -210,7 +210,10 @@ def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights
 
 
 def release_reason(operation: Operation, payload: bytes) -> str | None:
-    """Return the message for operations after a release, empty if a session ended. Return None for other operations."""
+    """Return the message for operations after a release. It is empty if a session ended.
+
+    Return None for other operations.
+    """
     is_release = operation.kind == worker_pb2.RELEASE_MODEL
     return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else None
 
@@ -220,7 +223,7 @@ def _released(model_id: str, reason: str) -> worker_pb2.Event:
 
 
 def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_save: int) -> None:
-    """Refuse a name that is already used.
+    """Refuse a name that another save already uses.
 
     The server knows the saves up to `seen_event_id`. Later saves of this model are in this worker's journal.
     """
@@ -232,7 +235,10 @@ def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_s
 
 
 def _remedy_for_taken_name(request: worker_pb2.SaveWeights) -> str:
-    """Return the remedy for this kind of save. The SDK's save_weights_for_sampler has no `overwrite`."""
+    """Return the remedy for a name that is taken, which depends on the kind of save.
+
+    The SDK's save_weights_for_sampler has no `overwrite`.
+    """
     if request.kind == worker_pb2.TRAINING:
         return "Choose another name, delete it first, or save with overwrite=True."
     return "Choose another name, or delete it first."

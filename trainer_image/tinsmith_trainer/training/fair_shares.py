@@ -1,9 +1,11 @@
-"""Fair shares: tenants share the engine, and a tenant's models share the tenant's part. Pure.
+"""Fair shares: tenants share the engine equally, and a tenant's models share the tenant's part equally.
+
+The functions are pure.
 
 Shares are counted in tokens. The method is deficit round robin with turns of one microbatch: the next turn goes to the
-waiting tenant with the fewest tokens. So no waiting tenant falls behind another tenant by more than that tenant's
-latest turn, and a new tenant waits only for the current turn. Tokens are not counted against a tenant if no other
-tenant waits, and an idle tenant saves up no more than a small head start.
+waiting tenant with the fewest tokens. So a waiting tenant falls behind another tenant by at most the other tenant's
+latest turn, and a new tenant waits only for the current turn. If no other tenant waits, a tenant's tokens are not
+counted against it. An idle tenant saves up only a small head start.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 HEAD_START_TOKENS = 1280
-"""The head start of a new tenant: a full microbatch and the step after it. Without it another tenant's turn could come
-between a gradient and its step."""
+"""The head start of a new tenant: a full microbatch and the step after it.
+
+Without it, another tenant's turn could come between a gradient and the step that uses it.
+"""
 
 LEAST_TOKENS = 16
-"""The cost of the smallest turn, so that every turn has a cost: a row of the shortest padded length."""
+"""The cost of the smallest turn: a row of the shortest padded length. So every turn has a cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A model with an operation to run. A model of an unknown (empty) tenant has a share of its own."""
+    """A model with an operation to run. A model whose tenant is unknown (empty) has its own share."""
 
     tenant: str
     model_id: str
@@ -37,7 +41,7 @@ class Contender:
 
 @dataclass(slots=True)
 class Shares(Generic[Key]):
-    """Equal shares for all keys that wait."""
+    """Equal shares for all keys that wait for a turn."""
 
     _had: dict[Key, int] = field(default_factory=dict)  # tokens, counted from the same moment for all keys
     _since: dict[Key, int] = field(default_factory=dict)
@@ -48,7 +52,7 @@ class Shares(Generic[Key]):
     def next(self, waiting: Iterable[Key]) -> Key:
         """Return the key that has the next turn. At least one key must wait.
 
-        Among equals, the key that has waited longest is next.
+        Of keys with equal tokens, the key that has waited longest is next.
         """
         in_order = list(dict.fromkeys(waiting))
         self.admit(frozenset(in_order))
@@ -65,7 +69,7 @@ class Shares(Generic[Key]):
         return key in self._had
 
     def had(self, key: Key) -> int:
-        """Return the tokens used so far, for a comparison with other waiting keys."""
+        """Return the tokens that a key has used so far, for a comparison with other waiting keys."""
         return self._had[key]
 
     def admit(self, now: frozenset[Key]) -> None:
@@ -87,7 +91,7 @@ class Shares(Generic[Key]):
 class FairShares:
     """Turns of tenants, and of models within each tenant.
 
-    In one model's turn, the same forward may compute other models, too. Each model is charged for its own tokens.
+    The forward in one model's turn may also compute other models. Each model is charged for its own tokens.
     """
 
     def __init__(self) -> None:
@@ -106,10 +110,12 @@ class FairShares:
         return waiting[chosen][self._models[chosen].next(waiting[chosen])]
 
     def cobatch_candidates(self, chosen: Contender, contenders: Iterable[Contender]) -> list[Contender]:
-        """Return the other contenders that may share the turn's forward. Those with the fewest tokens are first.
+        """Return the other contenders that may share the turn's forward.
 
-        A contender that is far ahead of the chosen one is left out. Otherwise the small turns of the chosen model would
-        become as long as the large turns of the other model. Call this after `next` with the same contenders.
+        The contenders with the fewest tokens come first.
+
+        A contender that is far ahead of the chosen contender is left out. Otherwise, the small turns of the chosen
+        model would become as long as the large turns of the other. Call this after `next` with the same contenders.
         """
         others = [one for one in contenders if one != chosen and self._ahead(one, chosen) <= HEAD_START_TOKENS]
         return sorted(others, key=lambda one: self._ahead(one, chosen))
@@ -130,9 +136,9 @@ class FairShares:
 
 @dataclass(slots=True)
 class Pace:
-    """The speed of all microbatches so far, for the conversion of seconds to tokens.
+    """The speed of all microbatches so far, which converts seconds to tokens.
 
-    A step, a save or a load costs as many tokens as microbatches could have computed in its time. This time depends on
+    A step, a save or a load costs as many tokens as microbatches could compute in the same time. This time depends on
     ranks, disks and object stores, so a fixed price would be wrong for most systems.
     """
 
@@ -144,5 +150,5 @@ class Pace:
         self.seconds += seconds
 
     def worth(self, seconds: float) -> int:
-        """Return the tokens that the seconds are worth; 0 before the first microbatch."""
+        """Return how many tokens these seconds are worth. Before the first microbatch, return 0."""
         return round(max(seconds, 0.0) * self.tokens / self.seconds) if self.seconds else 0

@@ -1,7 +1,7 @@
 """Imports of adapters. Each import begins between two turns of the engine, and a separate thread reads it.
 
-The files are not trusted, so reading them may end the process. Each import is marked as in-flight work of its own. If
-the process ends, no operation is blamed for an import, and no import for an operation.
+The files are not trusted, so reading them may end the process. Each import is in-flight work with its own mark. So
+after the end of the process, no operation is blamed for an import, and no import is blamed for an operation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Import:
 class Imports:
     """The imports of a worker.
 
-    Used by the engine's thread, except for the reading and for `submit`. `submit` has one caller at a time.
+    Used by the engine's thread, except for `submit` and for the reads. `submit` has one caller at a time.
     """
 
     def __init__(self, executor: Executor, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
@@ -50,7 +50,7 @@ class Imports:
         self._latest: _Import | None = None
 
     def submit(self, request: worker_pb2.ImportAdapterRequest) -> Future[worker_pb2.ImportAdapterReply]:
-        """Submit an import after the previous import was answered.
+        """Submit an import. The previous import must have its answer.
 
         The reply fails with TrainerError or Draining.
         """
@@ -59,18 +59,21 @@ class Imports:
         return latest.reply
 
     def running_seconds(self) -> float:
-        """Return how long the current import has been read; 0 if there is no import. Thread-safe."""
+        """Return how long the current import has been read, or 0 if there is no import. Thread-safe."""
         latest = self._latest
         is_read = latest is not None and latest.begun_at > 0 and not latest.read.is_set()
         return time.monotonic() - latest.begun_at if latest is not None and is_read else 0.0
 
     def wait(self) -> None:
-        """Wait until no import is being read. If the process then ends, only one cause is possible."""
+        """Wait until no import is being read. If the process ends after that, there is only one possible cause."""
         if self._latest is not None and self._latest.begun_at:
             self._latest.read.wait()
 
     def end_all(self) -> None:
-        """Finish the current import at a stop. Refuse an import that has not begun. No turns follow."""
+        """Finish the current import during a stop. Refuse an import that has not begun.
+
+        After a stop, there are no more turns.
+        """
         self.wait()
         latest = self._latest
         if latest is not None and not latest.begun_at and not latest.reply.done():
@@ -79,8 +82,8 @@ class Imports:
     def _begin(self, latest: _Import) -> None:
         """Begin the import.
 
-        If a process has ended during this import, this thread reads it, and nothing else runs. If the process ends
-        again, the cause is then known.
+        If a process has ended during this import before, this thread reads it while nothing else runs. If the process
+        ends again, the import is known to be the cause.
         """
         if not latest.reply.set_running_or_notify_cancel():
             return

@@ -1,6 +1,6 @@
-"""Loads. Threads read and check the checkpoints before the engine uses them.
+"""Loads of checkpoints. Threads read and check a checkpoint before the engine uses it.
 
-A checkpoint root that is slow, or does not answer, delays only the models that load from it. A model needs no slot
+If a checkpoint root is slow or does not answer, only the models that load from it are delayed. A model needs no slot
 while its checkpoint is read.
 """
 
@@ -30,17 +30,23 @@ log = structlog.get_logger(__name__)
 
 LOADS = (worker_pb2.LOAD_MODEL, worker_pb2.LOAD_WEIGHTS)
 MOST_LOADS = 2
-"""The maximum number of concurrent loads. Each load has a thread, and holds a checkpoint with moments in memory. A
-tenant has at most one load."""
+"""The maximum number of concurrent loads. Each load has a thread, and keeps a checkpoint with moments in memory.
+
+A tenant has at most one load.
+"""
 READ_SECONDS = 300.0
-"""The maximum time of a read. A thread that waits for a storage cannot be ended, so it is abandoned."""
+"""The maximum time of a read. A thread that waits for a storage cannot be ended. After this time it is abandoned."""
 MOST_LEFT_BEHIND = 8
 KEPT_SECONDS = 30.0
-"""The time for which a checkpoint waits for its model's turn while other loads wait. After this time it is dropped, and
-later read again."""
+"""The time for which a loaded checkpoint waits for its model's turn while other loads wait.
+
+After this time it is dropped, and later read again.
+"""
 SUSPECT_WAIT_SECONDS = 30.0
-"""The maximum time for which a suspect waits for reads, counted from the beginning of the reads. So the wait is not
-repeated before each microbatch."""
+"""The maximum time for which a suspected operation waits for reads, counted from the beginning of the reads.
+
+So the operation does not wait as long again before each microbatch.
+"""
 
 Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
 
@@ -60,7 +66,7 @@ class _Load:
 
 
 class Loads:
-    """The loads in progress. Used by the engine's thread; only the reads run in other threads."""
+    """The loads in progress. Used by the engine's thread. Only the reads run in other threads."""
 
     def __init__(self, read: Read, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
         """Create the loads. `read` is thread-safe, and raises TrainerError."""
@@ -75,8 +81,8 @@ class Loads:
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
         """Return whether the operation is a load whose checkpoint must be read first.
 
-        If it is, the model is held during the read. If a process has ended during this load, the checkpoint is read
-        while the engine waits. If the process ends again, the cause is then known.
+        In that case the model is held during the read. If a process has ended during this load before, the checkpoint
+        is read while the engine waits. If the process ends again, the load is known to be the cause.
         """
         operation = entry.operation
         is_read = operation.kind in LOADS and not entry.is_finished and operation.rejection is None
@@ -93,7 +99,7 @@ class Loads:
         return True
 
     def outcome(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint] | None:
-        """Return, once, the checkpoint for this model's load; None if the operation is not a load.
+        """Return the checkpoint for this model's load, only once. Return None if the operation is not a load.
 
         Raises the error of the read.
         """
@@ -114,7 +120,9 @@ class Loads:
             load.read = Future()
 
     def wait(self) -> None:
-        """Wait until nothing is being read. If the process then ends, only the suspect can be the cause.
+        """Wait until no checkpoint is being read.
+
+        If the process ends after that, only the suspected operation can be the cause.
 
         The wait for a storage that does not answer is short, because such a storage does not end a process.
         """
@@ -139,7 +147,7 @@ class Loads:
         return len(self._loads) < MOST_LOADS and queue.owner not in owners
 
     def _is_unused(self, load: _Load) -> bool:
-        """Return whether the load's model had no turn for a long time. It waits for a slot, or is quarantined."""
+        """Return whether the load's model had no turn for a long time. It waits for a slot, or it is quarantined."""
         return time.monotonic() - load.waits_since >= KEPT_SECONDS
 
     def _is_stuck(self) -> bool:
@@ -189,7 +197,7 @@ class Loads:
             load.read = Future()  # the checkpoint came too late, and must not stay in memory
 
     def _read_alone(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
-        """Read the checkpoint in this turn. The engine waits for the read."""
+        """Read the checkpoint in this turn. The engine waits until the read ends."""
         if self._is_stuck():
             raise ServerError(
                 f"The checkpoint root does not answer: {MOST_LEFT_BEHIND} reads have hung for more than "

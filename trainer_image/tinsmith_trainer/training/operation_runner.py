@@ -1,8 +1,8 @@
 """The run of one operation, from its turn to its published result.
 
 When an operation has ended, one transaction writes its result, snapshot and events to the journal. The next turn runs
-while this transaction is synced. Clients see the result after it is on disk. After a crash the same operations run
-again from the newest snapshot, but only for their effect.
+while this transaction is synced. Clients see the result when it is on disk. After a crash, the same operations run
+again from the newest snapshot. Only their effect is used.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an operation. `result` is for the journal; None after a replay, whose result is already stored."""
+    """The end of an operation. `result` is for the journal.
+
+    It is None after a replay, because the journal has the result already.
+    """
 
     result: OperationResult | None
 
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """An operation that continues in a later turn of its model, or when its save is written."""
+    """An operation that has not ended: it continues in a later turn of its model, or when its save is written."""
 
 
 Outcome = Done | Yielded | Retry
@@ -69,7 +72,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The parts that run operations."""
+    """The objects that operations use."""
 
     engine: Engine
     executor: Executor
@@ -86,7 +89,7 @@ class Tools:
 
 
 class OperationRunner:
-    """The run of operations. Used by the engine's thread alone; the journal's thread publishes results.
+    """The run of operations. Used by the engine's thread only; the journal's thread publishes results.
 
     `on_result` is called once for each result, in the journal's thread, when the result is on disk.
     """
@@ -107,7 +110,7 @@ class OperationRunner:
         self._on_result = on_result
 
     def run(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
-        """Take one turn of the model's next operation."""
+        """Run one turn of the model's next operation."""
         try:
             if turn.missing:
                 queue.window_failure = missing_failure(turn.missing)
@@ -125,7 +128,7 @@ class OperationRunner:
                 raise
 
     def end_save(self, queue: ModelQueue) -> None:
-        """Finish the model's save if it is written. Call this between two turns."""
+        """Finish the model's save if the save is written. Call this between two turns."""
         if self._tools.saves.is_written(queue):
             self._queues.hold(queue, 0.0)
             turn = queue.order.next_turn()
@@ -141,13 +144,16 @@ class OperationRunner:
         return Retry(None, refusal.message)
 
     def _give_up(self, queue: ModelQueue, entry: Entry, message: str) -> OperationResult:
-        """Fail an operation without reading its body, which may be the cause. It counts as a lost gradient."""
+        """Fail an operation without reading its body, because the body may be the cause of the earlier ends.
+
+        It counts as a lost gradient.
+        """
         self.counters.operations_given_up += 1
         log.error("operation given up", model_id=queue.model_id, seq_id=entry.work.seq_id, reason=message)
         return replace(self._failed(queue, entry, Failure("server", message)), given_up=True)
 
     def _replay(self, queue: ModelQueue, entry: Entry) -> Outcome:
-        """Run an operation again that ran before the crash, only for its effect."""
+        """Run an operation that ran before the crash again, only for its effect."""
         operation = entry.operation
         if entry.failure is not None:
             self._note_failure(queue, entry, entry.failure)
@@ -182,7 +188,10 @@ class OperationRunner:
         return Done(replace(outcome, snapshot=snapshot, started_at=entry.started_at, replaced=None))
 
     def _execute_or_fail(self, queue: ModelQueue, entry: Entry) -> OperationResult | Yielded | Retry:
-        """Run the operation, and return a failure as a result. An error object would keep its frames and their data."""
+        """Run the operation. If it fails, return the failure as a result.
+
+        An error object is not kept, because it would keep its frames and their data.
+        """
         try:
             return self._execute(queue, entry)
         except Exception as error:
@@ -226,7 +235,7 @@ class OperationRunner:
         return result
 
     def _execute_at_once(self, queue: ModelQueue, entry: Entry) -> OperationResult | None:
-        """Run an operation that is not a training call. Return None for a save that is being written or waits."""
+        """Run an operation that is not a training call. Return None for a save that is being written or that waits."""
         operation, executor = entry.operation, self._tools.executor
         if (read := self._tools.loads.outcome(queue, entry)) is not None:
             return executor.load(operation.model_id, *read)
@@ -269,7 +278,7 @@ class OperationRunner:
             self._tools.parking.free(queue)
 
     def _note_failure(self, queue: ModelQueue, entry: Entry, failure: Failure) -> None:
-        """Apply the effect of a failed operation, at its first run and at a replay."""
+        """Apply the effect of a failed operation, both at its first run and at a replay."""
         operation = entry.operation
         if queue.window_failure is None and entry.may_bear_a_gradient:
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"

@@ -1,7 +1,7 @@
-"""Parking of adapters: a worker has more models than slots, and only the adapters in use are in the engine.
+"""Parking of adapters. A worker has more models than slots, and only the adapters in use are in the engine.
 
-A parked adapter is a snapshot. It returns to memory when an operation of its model has its turn. Another adapter then
-leaves: it is saved if it has changed, the journal records the snapshot, and only then is the adapter dropped.
+A parked adapter is a snapshot. It returns to memory when an operation of its model has its turn. Another adapter must
+then leave. It is saved if it has changed, the journal records the snapshot, and only then the adapter is dropped.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from tinsmith_trainer.training.snapshotting import ModelSnapshots
 log = structlog.get_logger(__name__)
 
 SAVED_AGAIN_AFTER_SECONDS = 5.0
-"""The minimum time for which an adapter stays in memory after its save failed. Another adapter may leave in this
-time."""
+"""The minimum time for which an adapter stays in memory after its save failed.
+
+In this time, another adapter may leave.
+"""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class ParkingFigures:
     restore_seconds: float = 0.0
 
     def exchange_seconds(self) -> float:
-        """Return the average time in which one adapter leaves and another one returns."""
+        """Return the average time of an exchange, in which one adapter leaves and another one returns."""
         out = self.eviction_seconds / self.evicted if self.evicted else 0.0
         back = self.restore_seconds / self.restored if self.restored else 0.0
         return out + back
@@ -48,7 +50,7 @@ class ParkingFigures:
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot in use. Times are on the monotonic clock."""
+    """A slot that an adapter uses. Times are on the monotonic clock."""
 
     tenant: str
     since: float
@@ -70,7 +72,7 @@ class Parking:
         rules: ResidencyRules,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the slots. `active` are the models with an operation that has begun and not ended."""
+        """Create the slots. `active` are the models with an operation that has begun but not ended."""
         self.figures = ParkingFigures()
         self._slots = engine.capabilities().adapter_slots
         self._engine = engine
@@ -94,7 +96,7 @@ class Parking:
         return queue.holds_a_place and not self.holds(queue)
 
     def problem_of(self, queue: ModelQueue) -> str | None:
-        """Return why the model does not continue, if an administrator must act."""
+        """Return why the model does not continue, if an administrator must act. Otherwise return None."""
         return queue.quarantined or queue.held_because or (None if self.holds(queue) else self._problem)
 
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
@@ -135,7 +137,9 @@ class Parking:
     # ---- acting
 
     def at_start(self, queues: Sequence[ModelQueue]) -> None:
-        """Restore models from the journal: first models with work, then the most recently used. The others stay parked.
+        """Restore models from the journal: first models with work, then the most recently used models.
+
+        The other models stay parked.
 
         A model without a snapshot is replayed from its creation.
         """
@@ -146,9 +150,9 @@ class Parking:
                 self._restore(queue)
 
     def _may_exceed(self, entry: Entry) -> bool:
-        """Return whether the operation is a release that may exceed the slots.
+        """Return whether the operation may exceed the number of slots. Only a release may.
 
-        A release frees space on a volume on which no adapter can be saved.
+        If a full volume prevents that an adapter is saved, a release frees space.
         """
         return (
             self._problem is not None
@@ -157,7 +161,7 @@ class Parking:
         )
 
     def make_resident(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Make sure that the model's adapter, or a slot for it, is in memory before its turn.
+        """Bring the model's adapter into memory before its turn, or reserve a slot for a new adapter.
 
         Return False if this is not possible now.
         """
@@ -174,7 +178,7 @@ class Parking:
         return True
 
     def used(self, queue: ModelQueue) -> None:
-        """Note that a turn of the model has ended."""
+        """Note that a turn of the model has ended now."""
         slot = self._taken.get(queue.model_id)
         if slot is not None:
             slot.used_at = self._clock()
@@ -199,7 +203,7 @@ class Parking:
         self._problem = None
 
     def _park(self, model_id: str) -> None:
-        """Park the adapter. If it cannot be saved, it stays unchanged, and another adapter may be chosen."""
+        """Park the adapter. If the adapter cannot be saved, it stays in memory, and another adapter may be chosen."""
         queue = self._queues.find(model_id)
         assert queue is not None, f"{model_id} has a slot and no queue"
         started = time.perf_counter()
@@ -217,7 +221,7 @@ class Parking:
         log.debug("adapter parked", model_id=model_id)
 
     def _why_none_leaves(self, error: Exception) -> str:
-        """Return the reason for clients of another tenant. The reason names no model."""
+        """Return the reason why no adapter leaves, for clients of another tenant. The reason names no model."""
         what = "has no room for" if isinstance(error, JournalFull) else "could not take"
         return (
             f"all {self._slots} adapter slots of this worker are in use, and its volume {what} the snapshot that would "

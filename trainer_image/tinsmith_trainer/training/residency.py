@@ -1,9 +1,9 @@
-"""The choice of the adapter that leaves memory when another adapter needs its slot. Pure.
+"""The choice of the adapter that leaves memory when another adapter needs its slot. The functions are pure.
 
-An idle adapter leaves first, the least recently used one before the others. The milliseconds between two calls of a
-training program do not count as idle. If all adapters have work, each stays for a long period compared with the time of
-an exchange. The period is shorter if a new model waits, or a model of a tenant with fewer slots. An adapter whose
-operation has begun never leaves.
+An idle adapter leaves first, starting with the least recently used adapter. The milliseconds between two calls of a
+training program do not count as idle. If all adapters have work, each of them stays for a period that is long compared
+with the time of an exchange. The period is shorter if a new model waits, or if a model waits whose tenant has fewer
+slots. An adapter never leaves while an operation on it has begun and not ended.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class ResidencyRules:
-    """The periods for which adapters stay in memory.
+    """The times for which adapters stay in memory.
 
-    `idle_seconds` is the time for which an adapter without work stays. It is extended if an exchange of two adapters
-    takes longer. `turn_seconds` is the minimum time for which an adapter with work stays. It is extended if exchanges
-    would take more than their share of the engine's time, which is one part of `exchange_share`.
+    `idle_seconds` is the time for which an adapter without work stays. This time is extended if an exchange of two
+    adapters takes longer. `turn_seconds` is the minimum time for which an adapter with work stays. This time is
+    extended if exchanges would take more than their share of the engine's time. The share is 1 / `exchange_share`.
     """
 
     idle_seconds: float = 0.25
@@ -31,10 +31,10 @@ class ResidencyRules:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An adapter in memory. Times are seconds of one clock.
+    """An adapter in memory, and its times. Times are in seconds of one clock.
 
-    `busy`: an operation of its model can run now. `pinned`: an operation of its model has begun. `not_before` is the
-    earliest time of the next attempt to save the adapter; 0 unless an attempt has failed.
+    `busy`: its model has an operation that can run now. `pinned`: its model has an operation that has begun.
+    `not_before` is the earliest time of the next attempt to save the adapter, or 0 if no attempt has failed.
     """
 
     model_id: str
@@ -48,9 +48,9 @@ class Stay:
 
 @dataclass(frozen=True)
 class Residency:
-    """The adapters in memory at a moment, the time of an exchange, and the tenant whose model needs a slot.
+    """The adapters in memory at one moment, the time of an exchange, and the tenant whose model needs a slot.
 
-    The model may be new.
+    This model may be new.
     """
 
     stays: Collection[Stay]
@@ -61,7 +61,7 @@ class Residency:
     is_new: bool = False
 
     def leaver(self) -> Stay | None:
-        """Return the adapter that leaves, or None if none may leave yet."""
+        """Return the adapter that must leave, or None if no adapter may leave yet."""
         leaving = [stay for stay in self.stays if self._may_leave_at(stay) <= self.now]
         unused = [stay for stay in leaving if self._unused_at(stay) <= self.now]
         if unused:
@@ -70,7 +70,7 @@ class Residency:
         return min(leaving, key=lambda stay: (-held[stay.tenant], stay.since, stay.model_id), default=None)
 
     def seconds_until_one_leaves(self) -> float:
-        """Return the time until an adapter may leave; infinite if an adapter can leave only after another change."""
+        """Return the seconds until an adapter may leave. The number is infinite if this needs another change."""
         return max(min(map(self._may_leave_at, self.stays), default=math.inf) - self.now, 0.0)
 
     def _may_leave_at(self, stay: Stay) -> float:
@@ -90,11 +90,11 @@ class Residency:
 
     @cached_property
     def _held(self) -> Counter[str]:
-        """Return the number of slots of each tenant."""
+        """Return the number of slots that each tenant uses."""
         return Counter(stay.tenant for stay in self.stays)
 
     def _unused_at(self, stay: Stay) -> float:
-        """Return the time from which the adapter counts as idle."""
+        """Return the time since when the adapter counts as idle."""
         if stay.busy or stay.pinned:
             return math.inf
         return stay.used_at + max(self.rules.idle_seconds, self.exchange_seconds)

@@ -1,6 +1,6 @@
 """Restoring models from their snapshots.
 
-A model is restored, or it waits, or it is given up because the volume has lost its snapshot.
+A model is restored, or it waits, or it is given up if the volume has lost its snapshot.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
 MEMORY_RETRY_SECONDS = 30.0
 DAMAGE_RETRY_SECONDS = 60.0
 RECOVERED_NAME = "recovered"
-"""The checkpoint name for a model that was given up and is saved later."""
+"""The name of the checkpoint of a model that was given up and saved later."""
 
 log = structlog.get_logger(__name__)
 
@@ -98,7 +98,7 @@ class Restorer:
     def _wait(self, queue: ModelQueue, work: InFlightWork, error: Exception) -> None:
         """Hold the model, or quarantine it.
 
-        Memory may become free at any time, because another adapter leaves or another process ends.
+        Memory may become free at any time, for example when another adapter leaves or another process ends.
         """
         if is_out_of_memory(error):
             because = reason_to_wait(work, None, error, MEMORY_RETRY_SECONDS)
@@ -107,9 +107,11 @@ class Restorer:
             self._queues.quarantine(queue, reason_to_wait(work, None, error))
 
     def _damaged(self, queue: ModelQueue, error: SnapshotDamaged) -> None:
-        """Give the model up if two processes find its snapshot damaged. Until then, hold it.
+        """Give the model up if two processes find its snapshot damaged.
 
-        A single process may be wrong about a file because of its memory, its node, or a volume that is not mounted.
+        Until the second process has checked, hold the model.
+
+        A single process may be wrong about a file, because of its memory, its node, or a volume that is not mounted.
         """
         if queue.damage_seen_by not in (None, self._process):
             self._corrupt(queue, str(error))
@@ -139,7 +141,7 @@ class Restorer:
 
 
 def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
-    """Return why a model waits if only this process has found its snapshot damaged."""
+    """Return the reason for a model's wait if only this process has found its snapshot damaged."""
     return (
         f"{model_id} waits: {error} It is read again every {DAMAGE_RETRY_SECONDS:.0f} s. Put the file back, or restart "
         "the worker: if the next process finds the same, the model is given up. Other models continue."
@@ -147,10 +149,10 @@ def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
 
 
 def recover_corrupted(journal: Journal, folder: SnapshotFolder, now: float) -> None:
-    """Save each corrupted model whose snapshot is readable again, for example because the file was restored.
+    """Save each corrupted model whose snapshot is readable again, for example after its file was restored.
 
-    Clients received the error that the model has ended. So the model is saved and released, and clients resume from the
-    checkpoint. Raises JournalFull.
+    Clients have already received the error that the model has ended. So the model is saved and released, and clients
+    can resume from the checkpoint. Raises JournalFull.
     """
     for model in journal.read(journal_tables.read_models).result():
         if model.phase == "corrupted" and _is_sound(folder, model):

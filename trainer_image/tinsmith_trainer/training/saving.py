@@ -1,6 +1,6 @@
-"""Saves in progress. The engine's thread copies the adapters, and other threads write the copies.
+"""Saves in progress. The engine's thread copies an adapter, and another thread writes the copy.
 
-The next operations of the model wait for its save. Other models continue, because only the copy takes time of the
+The next operations of the model wait until its save is written. Other models continue, because only the copy needs the
 engine's thread. The engine's thread also finishes the save.
 """
 
@@ -27,8 +27,10 @@ from tinsmith_trainer.process.in_flight_marker import InFlightMarker, InFlightWo
 from tinsmith_trainer.training.executor import CopiedSave, Executor
 
 MOST_SAVES = 2
-"""The maximum number of concurrent saves. Each save has a thread and a copy of an adapter, with moments for a training
-checkpoint. A further save waits before its adapter is copied."""
+"""The maximum number of concurrent saves. Each save has a thread and a copy of an adapter.
+
+For a training checkpoint, the copy includes moments. A further save waits, and its adapter is copied only then.
+"""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class _Save:
 class Saves:
     """The saves in progress.
 
-    Used by the engine's thread, except for the writing. Other threads may ask which models are being saved.
+    Used by the engine's thread, except for the writes. Other threads may ask which models are being saved.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class Saves:
         return model_id in self._saves
 
     def running_seconds(self) -> float:
-        """Return how long the oldest save has been written; 0 if there is no save. Thread-safe."""
+        """Return how long the oldest save has been written, or 0 if there is no save. Thread-safe."""
         started = [save.started_at for save in list(self._saves.values()) if not save.written.done()]
         return time.monotonic() - min(started) if started else 0.0
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Hold the model if its next operation is a save and no slot is free. No adapter is then restored for it.
+        """Hold the model if its next operation is a save and no slot is free.
+
+        So no adapter is restored for a save that cannot begin.
 
         Return whether the model is held.
         """
@@ -81,10 +85,10 @@ class Saves:
         return True
 
     def _is_full_for(self, queue: ModelQueue) -> bool:
-        """Return whether the save must wait for a slot.
+        """Return whether the model's save must wait for a slot.
 
-        A tenant has only one slot while another tenant waits. Copies cost few tokens, so fair shares alone would give
-        the tenant all slots.
+        A tenant has only one slot while another tenant waits. Copies cost few tokens, so by fair shares alone one
+        tenant could use all slots.
         """
         owners = {save.queue.owner for save in self._saves.values()}
         return len(self._saves) >= MOST_SAVES or (queue.owner in owners and self._others_wait(queue))
@@ -104,7 +108,7 @@ class Saves:
     ) -> Future[OperationResult] | None:
         """Copy the adapter, and start to write the copy. The model is held until `outcome` has a result.
 
-        Return None if no slot is free; the model then waits for a slot.
+        Return None if no slot is free. The model then waits for a slot.
         """
         if self._is_full_for(queue):
             self._wait_for_slot(queue)
@@ -125,7 +129,10 @@ class Saves:
     def write_alone(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
     ) -> OperationResult:
-        """Write a suspect's save in this thread, alone. If the process ends again, the cause is then known."""
+        """Write the save of a suspected operation in this thread, while nothing else runs.
+
+        If the process ends again, the save is known to be the cause.
+        """
         return self._executor.write(self._copy(queue, entry, request, epoch, releases))
 
     def _copy(
@@ -136,7 +143,7 @@ class Saves:
         return replace(copied, releases=releases)
 
     def _latest(self, model_id: str, request: worker_pb2.SaveWeights) -> int:
-        """Return the event of this model's latest save with the requested name; 0 if there is none."""
+        """Return the event of this model's latest save with the requested name, or 0 if there is none."""
         if not request.name or request.overwrite:
             return 0
         self._journal.settle(model_id)  # the previous save may not be on disk yet
@@ -145,7 +152,10 @@ class Saves:
         ).result()
 
     def outcome(self, queue: ModelQueue) -> OperationResult | None:
-        """Return, once, the result of the model's save; None if it is not written yet. Raises the writer's error."""
+        """Return the result of the model's save, only once. Return None if the save is not written yet.
+
+        Raises the error of the thread that writes.
+        """
         save = self._saves.pop(queue.model_id, None)
         if save is None:
             return None
@@ -174,15 +184,16 @@ class Saves:
         return save is not None and save.written.done()
 
     def wait(self) -> None:
-        """Wait until no save is being written. If the process then ends, only one cause is possible."""
+        """Wait until no save is being written. If the process ends after that, there is only one possible cause."""
         for save in self._saves.values():
             save.written.exception()
         self._mark()
 
     def wait_at_stop(self) -> Iterator[ModelQueue]:
-        """Wait for each save at a stop, and yield its model. No turns follow.
+        """Wait for each save during a stop, and yield its model. After a stop, there are no more turns.
 
-        A model is yielded before the next wait: a storage that blocks must not delay the result of a written save.
+        Each model is yielded before the wait for the next save, because a storage that blocks must not delay the result
+        of a written save.
         """
         for save in list(self._saves.values()):
             save.written.exception()

@@ -1,4 +1,4 @@
-"""The choice of turns on the engine's thread: each model's operations in order, tenants and models by fair shares.
+"""The choice of turns on the engine's thread. Operations of a model run in order; models and tenants have fair shares.
 
 A turn is a microbatch, or an operation without microbatches. The forward of a microbatch may also compute microbatches
 of other models. The turn of a save is only the copy. `OperationRunner` runs the turn.
@@ -40,7 +40,7 @@ from tinsmith_trainer.training.training_calls import TrainingCalls
 
 
 class Scheduler:
-    """The owner of the engine's thread. The journal's thread calls `on_result` once for each result on disk."""
+    """The owner of the engine's thread. The journal's thread calls `on_result` once for each result that is on disk."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Scheduler:
 
     @property
     def last_snapshot_time(self) -> float:
-        """The time in Unix seconds; 0 if there is no snapshot."""
+        """The time of the latest snapshot in Unix seconds, or 0 if there is none."""
         return self._model_snapshots.last_time
 
     def snapshot_soon(self) -> Future[float]:
@@ -130,7 +130,7 @@ class Scheduler:
         return self._model_snapshots.soon()
 
     def running_seconds(self) -> float:
-        """Return how long the longest engine call, save or import has run; 0 if none is running."""
+        """Return how long the longest engine call, save or import has run, or 0 if none is running."""
         return max(at.running_seconds() for at in (self.engine_call, self._saves, self.imports))
 
     def set_epoch(self, epoch: int) -> None:
@@ -138,7 +138,7 @@ class Scheduler:
         self._epoch = max(self._epoch, epoch)
 
     def prepare_stop(self) -> None:
-        """Note that a later end of the process is not caused by the running call, unless this call hangs."""
+        """Note that the running call does not cause a later end of the process, unless the call hangs."""
         if self.engine_call.prepare_stop(self._attempt_policy.hang_seconds, self.running_seconds()):
             self._attempts.forget_all()
 
@@ -209,7 +209,7 @@ class Scheduler:
         self.parking.used(queue)
 
     def _end_if_computed(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
-        """End the call of a co-batched model, so that its client need not wait for another turn."""
+        """End the call of a co-batched model if it is computed, so that its client does not wait for another turn."""
         self.parking.used(queue)
         call = self.training_calls.find(queue.model_id)
         if call is not None and not call.on_engine.next_tokens:

@@ -1,6 +1,6 @@
-"""Snapshots: when a model gets a snapshot, what it costs, and how the journal records it.
+"""Snapshots: when a model gets one, what it costs, and how the journal records it.
 
-The engine's thread takes the snapshots, because it owns the state. Any thread may request a snapshot.
+The engine's thread takes snapshots, because it owns the state. Any thread may request a snapshot.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
 log = structlog.get_logger(__name__)
 
 MOST_UNSAVED_OPERATIONS = 5000
-"""The maximum number of operations in a replay. At a start each operation is read and kept in memory until it has run.
-Many operations, such as failed ones, cost almost no time."""
+"""The maximum number of operations in a replay.
+
+At a start, each of these operations is read, and kept in memory until it has run. Without this limit there could be
+very many, because some operations, such as failed ones, cost almost no time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
-    """The limits of a replay.
+    """The limits on the length of a replay.
 
-    A snapshot is due if a replay would take `replay_seconds` or `times_snapshot_cost` times as long as the snapshot, or
-    if the replay would have very many operations.
+    A snapshot is due if a replay would take `replay_seconds`, if it would take `times_snapshot_cost` times as long as
+    the snapshot, or if it would have too many operations.
     """
 
     replay_seconds: float = 10.0
@@ -45,7 +48,7 @@ class SnapshotPolicy:
 
 
 class Snapshotter:
-    """The writer of snapshot files. The journal decides which file is valid."""
+    """The writer of snapshot files. The journal decides which file is the valid one."""
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Snapshotter:
         self._cost_seconds = 0.0
 
     def if_due(self, queue: ModelQueue, applied: int) -> SnapshotFile | None:
-        """Take a snapshot if it is due. A failure is only logged, because the journal keeps the inputs."""
+        """Take a snapshot if it is due. A failure is only logged, because the journal still has the inputs."""
         limit = max(self._policy.replay_seconds, self._policy.times_snapshot_cost * self._cost_seconds)
         if queue.replay_seconds <= limit and queue.unsaved_operations < MOST_UNSAVED_OPERATIONS:
             return None
@@ -77,7 +80,7 @@ class Snapshotter:
             return None
 
     def of_result(self, queue: ModelQueue, work: InFlightWork) -> SnapshotFile:
-        """Take the snapshot that the operation's result needs before it becomes visible.
+        """Take the snapshot that must exist before the operation's result becomes visible.
 
         If this raises JournalFull, the caller must undo the operation. After any other error the process must end.
         """
@@ -92,7 +95,10 @@ class Snapshotter:
         return self._attempts.is_suspect(_work_of(queue))
 
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
-        """Take a snapshot that only shortens a replay, unless earlier attempts have ended too many processes."""
+        """Take a snapshot whose only purpose is a shorter replay.
+
+        Refuse if earlier attempts ended too many processes.
+        """
         work = _work_of(queue)
         if (refusal := self._attempts.refusal(work)) is not None:
             raise SnapshotRefused(refusal.message)
@@ -137,9 +143,9 @@ def _is_saved(queue: ModelQueue) -> bool:
 
 
 class RequestedSnapshot:
-    """A requested snapshot that has not begun. All requesters share it. Thread-safe.
+    """A snapshot that was requested and has not begun. All threads that request a snapshot share it. Thread-safe.
 
-    The result of its future is the time of the snapshot, in Unix seconds.
+    Its future returns the time of the snapshot in Unix seconds.
     """
 
     def __init__(self) -> None:
@@ -157,14 +163,17 @@ class RequestedSnapshot:
             return self._future
 
     def begin(self) -> Future[float] | None:
-        """Begin the snapshot. Later requests start a new one. Return None if there is no request."""
+        """Begin the snapshot. Later requests start another snapshot. Return None if there is no request."""
         with self._lock:
             future, self._future = self._future, None
             return future
 
 
 class ModelSnapshots:
-    """Saves of models and their snapshots. The journal records a new snapshot before the old one is removed."""
+    """The snapshots of models, and the saves that make them.
+
+    The journal records a new snapshot before the old one is removed.
+    """
 
     def __init__(
         self,
@@ -187,15 +196,15 @@ class ModelSnapshots:
 
     @property
     def last_time(self) -> float:
-        """The time of the latest snapshot in Unix seconds; 0 if there is none."""
+        """The time of the latest snapshot in Unix seconds, or 0 if there is none."""
         return self._snapshotter.last_time
 
     def soon(self) -> Future[float]:
         """Save every model that has changed since its last snapshot, between two turns. Thread-safe.
 
-        When the snapshots are on disk, the future returns their time. Requests that arrive before the beginning share
-        it. The future fails with JournalFull, SnapshotRefused, or with Draining if the worker stops first. The stop
-        saves the models, too.
+        When the snapshots are on disk, the future returns their time. Requests that arrive before the snapshots begin
+        share this future. The future fails with JournalFull or SnapshotRefused, or with Draining if the worker stops
+        first. The stop takes snapshots of the models, too.
         """
         return self._requested.ask(lambda: self._queues.between_turns(self._take_requested))
 
@@ -224,10 +233,10 @@ class ModelSnapshots:
             raise failed
 
     def at_stop(self) -> None:
-        """Save all models at a stop. These saves only make the replay at the next start shorter.
+        """Save all models during a stop. These saves only make the replay at the next start shorter.
 
-        Models come last if a process has ended during their snapshot. They wait for the saves in progress, which a slow
-        checkpoint root delays.
+        Models during whose snapshot a process has ended come last. Then wait for the saves in progress, which a slow
+        checkpoint root may delay.
         """
         for queue in sorted(self._queues.open(), key=self._snapshotter.is_suspect):
             try:
@@ -252,14 +261,17 @@ class ModelSnapshots:
         return self._snapshotter.if_due(queue, work.seq_id)
 
     def save_if_changed(self, queue: ModelQueue, before_journal: Callable[[], None]) -> None:
-        """Save the model if it has changed. It is durable on return. Raises the errors of `Snapshotter.now`."""
+        """Save the model if it has changed. The snapshot is durable on return.
+
+        Raises the errors of `Snapshotter.now`.
+        """
         self._if_changed(queue, before_journal)
 
     def _if_changed(self, queue: ModelQueue, before_journal: Callable[[], None] = lambda: None) -> None:
-        """Save the model if it has changed. It is durable on return.
+        """Save the model if it has changed. The snapshot is durable on return.
 
-        Raises the errors of `Snapshotter.now`. Raises JournalFull while a result of the model waits for space: the next
-        process runs that operation again, and a snapshot must not already contain its effect.
+        Raises the errors of `Snapshotter.now`. Raises JournalFull while a result of the model waits for space. The next
+        process would run that operation again, so a snapshot must not already contain its effect.
         """
         if _is_saved(queue):
             return
@@ -291,7 +303,7 @@ class ModelSnapshots:
     def replace(self, queue: ModelQueue, file: SnapshotFile | None, applied: int) -> None:
         """Replace the model's snapshot.
 
-        The journal has already recorded the new snapshot, or has forgotten the model (`file` is None).
+        The journal has already recorded the new snapshot. If `file` is None, the journal has forgotten the model.
         """
         old, queue.snapshot = queue.snapshot, file
         queue.snapshot_applied, queue.snapshot_at = applied, self._clock()

@@ -1,4 +1,4 @@
-"""Training calls in progress on the engine: forward_backward, and forward alone.
+"""Training calls in progress on the engine: forward_backward, or only forward.
 
 A call is computed one microbatch at a time, and other models have their turns between two microbatches. So several
 calls are in progress at the same time. Each call holds its datums, and a copy of its adapter's gradients.
@@ -21,8 +21,11 @@ from tinsmith_trainer.training.fair_shares import Contender
 from tinsmith_trainer.wire.codec import ForwardBackward, decode_forward_backward, encode_forward_backward, open_body
 
 MOST_CALLS = 8
-"""The limit for all tenants together. A tenant without a call may exceed it, so that no tenant waits for the end of
-another tenant's operation. As many calls can share a forward."""
+"""The limit on calls in progress, for all tenants together.
+
+A tenant without a call may exceed the limit, so that no tenant waits for the end of another tenant's operation. The
+same number of calls can share a forward.
+"""
 MAX_RESULT_BYTES = 256 * 1024**2
 LOGPROB_BYTES = 4
 
@@ -47,7 +50,7 @@ class TrainingCall:
 
 @dataclass(slots=True)
 class LogprobGap:
-    """The running mean of |trainer logprob - sampler logprob| over the latest RL tokens."""
+    """The running mean of |trainer logprob - sampler logprob| over the latest tokens of RL."""
 
     weight: float = 0.98
     value: float = field(default=float("nan"))
@@ -68,7 +71,7 @@ class LogprobGap:
 
 
 class TrainingCalls:
-    """The calls in progress, at most one for each model. Used by the engine's thread alone."""
+    """The calls in progress, at most one for each model. Used by the engine's thread only."""
 
     def __init__(self, engine: Engine) -> None:
         self.logprob_gap = LogprobGap()
@@ -113,14 +116,14 @@ class TrainingCalls:
         return model_id in self._calls
 
     def take(self, model_id: str) -> TrainingCall | None:
-        """Remove and return the model's call. The call is lost unless the caller passes it to `keep`."""
+        """Remove and return the model's call. The caller must pass the call to `keep`, or the call is lost."""
         return self._calls.pop(model_id, None)
 
     def find(self, model_id: str) -> TrainingCall | None:
         return self._calls.get(model_id)
 
     def has_room(self) -> bool:
-        """Return whether one more call may begin in addition to the call that was taken."""
+        """Return whether one more call may begin, in addition to the call that was taken."""
         return len(self._calls) + 1 < MOST_CALLS
 
     def keep(self, call: TrainingCall) -> None:
@@ -139,7 +142,10 @@ class TrainingCalls:
         return any(other != model_id for other in self._calls)
 
     def contenders(self, ready: Sequence[Ready]) -> list[Contender]:
-        """Return the models of `ready` that may have a turn now. There is at least one; `ready` is not empty."""
+        """Return the models of `ready` that may have a turn now.
+
+        At least one model is returned if `ready` is not empty.
+        """
         found = [(Contender(queue.tenant, queue.model_id), entry.operation) for queue, _, entry in ready]
         return [model for model, operation in found if not operation.is_forward_backward or self._may_run(model)]
 
@@ -151,7 +157,7 @@ class TrainingCalls:
 
 
 def _check_result_size(call: ForwardBackward) -> None:
-    """Refuse a call before it is computed if the journal cannot hold its result."""
+    """Refuse a call whose result the journal could not hold, before it is computed."""
     targets = [datum.loss_inputs["target_tokens"] for datum in call.datums if "target_tokens" in datum.loss_inputs]
     size = sum(LOGPROB_BYTES * each.size for each in targets)
     if size > MAX_RESULT_BYTES:

@@ -23,12 +23,15 @@ from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.wire.tensors import array_of, decode_tensor, dense_bytes
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
-"""The limit of a body, and of its decoded sparse tensors. A tensor of a hundred bytes may become half a gigabyte."""
+"""The limit on the size of a body, and on the size of its decoded sparse tensors.
+
+A sparse tensor of a hundred bytes may become half a gigabyte.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedBody:
-    """An unpacked forward_backward message within the limits, not decoded yet."""
+    """A forward_backward message that is unpacked and within the limits, but not decoded yet."""
 
     content: bytes
     forward_only: bool
@@ -53,7 +56,7 @@ def open_body(body: bytes, *, zstd: bool) -> OpenedBody:
 
 
 def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
-    """Decode the body. Raises UserError with the datum and the field that are invalid."""
+    """Decode the body. Raises UserError with the datum and the field if one of them is invalid."""
     request = wire_pb2.ForwardBackwardRequest()
     try:
         request.ParseFromString(body.content)
@@ -67,7 +70,7 @@ def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
 
 
 def _check_dense_bytes(request: wire_pb2.ForwardBackwardRequest) -> None:
-    """Refuse sparse tensors that would take far more memory than their bytes suggest."""
+    """Refuse sparse tensors that take far more memory than their encoded size suggests."""
     unpacked = sum(dense_bytes(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
     if unpacked > MAX_BODY_BYTES:
         raise UserError(
@@ -139,7 +142,7 @@ def _decode_text(where: str, chunk: wire_pb2.Chunk) -> NDArray[np.int32]:
 
 
 def decode_image(where: str, chunk: wire_pb2.ImageChunk, before_token: int) -> Image:
-    """Return the image undecoded. The engine or the sampler checks whether it can be read."""
+    """Return the image without decoding it. The engine or the sampler checks later whether it can be read."""
     if chunk.HasField("override_dimensions"):
         raise UserError(f"{where} has override_dimensions, which this server does not know. Send it in its own size.")
     expected = chunk.expected_tokens if chunk.HasField("expected_tokens") else None
@@ -147,7 +150,7 @@ def decode_image(where: str, chunk: wire_pb2.ImageChunk, before_token: int) -> I
 
 
 def encode_forward_backward(outcome: Outcome) -> bytes:
-    """Encode a `ForwardBackwardOutput`: one record for each run of datums with equal trailing shapes."""
+    """Encode a `ForwardBackwardOutput`, with one record for consecutive datums that have equal trailing shapes."""
     message = wire_pb2.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
     for run in _runs_of_equal_trailing_shape(outcome.outputs):
         message.loss_fn_outputs.append(_array_record(run))

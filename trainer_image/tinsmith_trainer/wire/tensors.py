@@ -1,4 +1,4 @@
-"""The conversion of Tinker's tensors, dense or in compressed rows (CSR), to checked arrays, and back.
+"""The conversion of Tinker's tensors to checked arrays and back. Tensors are dense or in compressed rows (CSR).
 
 An invalid tensor raises a UserError that begins with `where`, the place of the tensor.
 """
@@ -16,7 +16,10 @@ from tinsmith_trainer.errors import UserError
 
 MAX_TENSOR_BYTES = 512 * 1024 * 1024
 MAX_DIMENSIONS = 8
-"""The maximum number of dimensions. No loss has more than two, and the product of a million sizes would take hours."""
+"""The maximum number of dimensions.
+
+No loss has more than two dimensions, and the product of a million sizes would take hours.
+"""
 NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
     wire_pb2.FLOAT32: np.dtype("<f4"),
     wire_pb2.INT64: np.dtype("<i8"),
@@ -34,7 +37,10 @@ def array_of(where: str, content: bytes, dtype: np.dtype[np.generic]) -> NDArray
 
 
 def dense_bytes(tensor: wire_pb2.Tensor) -> int:
-    """Return the maximum bytes of a sparse tensor when decoded; 0 if it is dense, or will be refused."""
+    """Return the maximum size of a sparse tensor after decoding, in bytes.
+
+    Return 0 if it is dense or will be refused.
+    """
     if tensor.WhichOneof("encoding") != "sparse_csr" or len(tensor.shape) != 2:
         return 0
     return max(0, math.prod(tensor.shape)) * np.dtype(np.int64).itemsize
@@ -43,7 +49,10 @@ def dense_bytes(tensor: wire_pb2.Tensor) -> int:
 def decode_tensor(
     where: str, tensor: wire_pb2.Tensor, *, unlisted: int = 0, most_bytes: int = MAX_TENSOR_BYTES
 ) -> Numbers:
-    """Return a dense array of int64 or float32. Entries that compressed rows do not list get the value `unlisted`."""
+    """Return a dense array of int64 or float32.
+
+    Entries that the compressed rows do not list have the value `unlisted`.
+    """
     dtype = NUMPY_DTYPES.get(tensor.dtype)
     if dtype is None:
         raise UserError(f"{where} has dtype {tensor.dtype}; float32 and int64 are understood.")

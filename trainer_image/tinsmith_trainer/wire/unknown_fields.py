@@ -1,7 +1,7 @@
-"""Requests from an API server of a later release, with fields that this worker does not know.
+"""Requests from an API server of a later release. They may have fields that this worker does not know.
 
-protobuf keeps unknown fields silently, so the call would run without them. Fields with their default value are not
-sent. So an unknown field is always a request for some effect.
+protobuf keeps unknown fields without an error, so the call would run without their effect. Fields with their default
+value are not sent. So an unknown field always asks for some effect.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ MESSAGE_OF_KIND: dict[int, type[Message]] = {
     worker_pb2.SAVE_WEIGHTS: worker_pb2.SaveWeights,
     worker_pb2.LOAD_WEIGHTS: worker_pb2.LoadWeights,
 }
-"""The checked messages. A release is not checked, because it must end its model in any case. The SDK's own bodies are
-not checked either."""
+"""The messages that are checked, by kind of operation.
+
+A release is not checked, because it must end its model in any case. The SDK's own bodies are not checked either.
+"""
 
 
 def unknown_fields_of_operation(kind: int, payload: bytes) -> str:
-    """Check an operation's payload like `unknown_fields_of`. An unreadable payload passes, and fails in its turn."""
+    """Check an operation's payload like `unknown_fields_of`.
+
+    An unreadable payload passes this check, and fails when the operation runs.
+    """
     message = MESSAGE_OF_KIND.get(kind)
     if message is None:
         return ""
@@ -35,7 +40,7 @@ def unknown_fields_of_operation(kind: int, payload: bytes) -> str:
 
 
 def unknown_fields_of(request: Message) -> str:
-    """Return why this request cannot be executed as intended; empty if all its fields are known."""
+    """Return why this request cannot have its intended effect. The text is empty if all fields are known."""
     fields = sorted(_unknown_field_names(request))
     if not fields:
         return ""

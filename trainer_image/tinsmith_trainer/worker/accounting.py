@@ -1,4 +1,4 @@
-"""Usage and timelines: tokens that no server has recorded yet, and the times at which operations came and ended."""
+"""Usage and timelines: tokens that no server has recorded yet, and the times at which operations arrived and ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tinsmith_trainer.sampling.sample_queue import Samples
 log = structlog.get_logger(__name__)
 
 META_KEY = "usage"
-"""The key of the counts that an orderly stop has stored in the journal's `meta`."""
+"""The key of the counts that an orderly stop stores in the journal's `meta`."""
 MOST_SPANS = 20_000
-"""The limit of spans in a reply, some megabytes. The newest spans are returned."""
+"""The limit on spans in a reply, which are some megabytes. The newest spans are returned."""
 
 _NAMES = {
     worker_pb2.CREATE_MODEL: "create_model",
@@ -39,8 +39,8 @@ _NAMES = {
 class Accounting:
     """The counts of used tokens.
 
-    They are in memory, because a write for each operation would cost more than the counts are worth. An orderly stop
-    stores them in the journal for the next process.
+    They are kept in memory, because a write for each operation would cost more than the counts are worth. An orderly
+    stop stores them in the journal for the next process.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -54,7 +54,7 @@ class Accounting:
         self.meter.add(queue.model_id, queue.tenant, worker_pb2.TRAINING_TOKENS, result.input_tokens)
 
     def keep(self) -> None:
-        """Store the counts at an orderly stop, after the last count."""
+        """Store the counts during an orderly stop. Call this after the last count."""
         left = base64.b64encode(self.meter.take().SerializeToString()).decode()
         if not left:
             return
@@ -66,7 +66,7 @@ class Accounting:
     async def timeline(
         self, session_id: str, queues: Iterable[ModelQueue], samples: Samples | None
     ) -> worker_pb2.TimelineReply:
-        """Return the session's operations and samples; only the newest if there are too many for a reply."""
+        """Return the session's operations and samples. If there are too many for a reply, return only the newest."""
         rows = await asyncio.wrap_future(self._journal.read(lambda db: read_timeline(db, session_id)))
         # This does not run in the journal's thread, because submits wait for that thread.
         spans = await asyncio.to_thread(lambda: [_span(row) for row in rows])
@@ -77,9 +77,10 @@ class Accounting:
         return worker_pb2.TimelineReply(spans=sorted(spans, key=lambda span: span.submitted)[-MOST_SPANS:])
 
     def _take_left(self) -> None:
-        """Take the stored counts.
+        """Read the stored counts, and delete them.
 
-        They are deleted first. A process that is killed in between loses the counts, but no process counts them twice.
+        They are deleted before they are used. A process that is killed in between loses the counts, but they are never
+        counted twice.
         """
         try:
             left = self._journal.write(_take_left).result()
@@ -97,7 +98,7 @@ def _take_left(db: journal_tables.Database) -> bytes:
 
 
 def read_timeline(db: journal_tables.Database, session_id: str, most: int = MOST_SPANS) -> list[Any]:
-    """Return the rows of operations that have ended, the newest first.
+    """Return the rows of operations that have ended, newest first.
 
     The IDs of a session's models begin with `<session>:`.
     """

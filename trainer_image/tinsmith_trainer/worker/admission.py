@@ -1,7 +1,9 @@
-"""Admission of operations. A long backlog delays the acknowledgement, and a full disk refuses operations.
+"""Admission of operations. If too many operations wait, an operation is acknowledged late.
 
-The space of each body is promised before the journal has the body. So bodies that arrive together do not all count the
-same free bytes.
+If the disk is full, it is refused.
+
+Disk space is claimed for each body before the body is in the journal. So bodies that arrive at the same time do not all
+count the same free bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ BACKLOG_POLL_SECONDS = 0.05
 
 
 class Admission:
-    """The rules of admission. Used by the event loop alone."""
+    """The rules of admission. Used by the event loop only."""
 
     def __init__(self, room: DiskRoom, queues: ModelQueues, directory: Path) -> None:
         self._room = room
@@ -30,10 +32,12 @@ class Admission:
         self._directory = directory
 
     async def claim(self, request: worker_pb2.SubmitRequest, owner: str) -> int:
-        """Promise disk space for the body. Return the promised bytes. Release them when the body is on disk.
+        """Claim disk space for the body. Return the number of claimed bytes.
 
-        An operation that waits for others is acknowledged late instead of being refused. A refusal could hit the very
-        chunk for which a backlog waits. Raises JournalFull.
+        The caller releases them when the body is on disk.
+
+        If the operation must wait for others, it is acknowledged late, not refused. A refusal could refuse the very
+        chunk for which the other chunks wait. Raises JournalFull.
         """
         deadline = time.monotonic() + BACKLOG_DELAY_SECONDS
         while self._waits_for_others(request, owner) and time.monotonic() < deadline:
@@ -50,11 +54,11 @@ class Admission:
         return claimed_bytes
 
     def release(self, claimed_bytes: int) -> None:
-        """Release promised bytes. Thread-safe."""
+        """Release claimed bytes. Thread-safe."""
         self._room.release(claimed_bytes)
 
     def _waits_for_others(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
-        """Return whether too many or too large operations of the model or its owner wait before this operation."""
+        """Return whether the model or its owner has too many or too large operations waiting before this operation."""
         if self._queues.backlog(request.model_id) >= BACKLOG_OPERATIONS:
             return True
         return self._queues.waiting_bytes(owner) > 0 and not self._leaves_a_share(request, owner)
@@ -62,8 +66,9 @@ class Admission:
     def _leaves_a_share(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
         """Return whether other owners keep as much free space as the waiting operations of this owner take.
 
-        So an owner with a long backlog leaves space to later owners. The number for which operations wait is exempt.
-        Chunks arrive out of order, and without this number the other chunks would never run and free their space.
+        So an owner with a long backlog leaves space to later owners. The number for which other operations wait is
+        always accepted. Chunks arrive out of order. Without this number, the other chunks would never run, and their
+        space would never become free.
         """
         if _makes_room(request) or self._queues.is_next_missing(request.model_id, request.seq_id):
             return True
@@ -80,10 +85,13 @@ class Admission:
 
 
 def _makes_room(request: worker_pb2.SubmitRequest) -> bool:
-    """Return whether the operation frees space. The reserve is for such operations."""
+    """Return whether the operation frees space. Only such operations may use the reserve."""
     return request.kind == worker_pb2.RELEASE_MODEL
 
 
 def _disk_bytes(request: worker_pb2.SubmitRequest) -> int:
-    """Return the bytes on disk. A body is written to the journal's log, and then from the log to the file."""
+    """Return the number of bytes that the request takes on disk.
+
+    A body is first written to the journal's log, and then from the log to the file.
+    """
     return 2 * len(request.payload)

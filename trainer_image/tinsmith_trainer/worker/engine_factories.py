@@ -1,4 +1,4 @@
-"""The factories of the built-in engines and of the built-in sampler."""
+"""The factories of the built-in engines, and the factory of the built-in sampler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ if TYPE_CHECKING:  # these modules import Ray
 
 
 def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    """Load the base model once for engine and sampler. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    """Load the base model once, for both the engine and the sampler.
+
+    Raises ModelNotFound, ModelDirectoryInvalid, ServerError.
+    """
     model = load_base_model(options)
     recompute = options.recompute or "auto"
     assert recompute != "mlp", "the flags are checked"
@@ -50,9 +53,9 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 
 
 def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    """Start ranks that hold the model, and a sampler with its own copy in this process.
+    """Start ranks that hold the model, and a sampler that has its own copy in this process.
 
-    Raises the errors of `build_colocated`, also if ranks are not available.
+    Raises the errors of `build_colocated`, and also raises them if ranks are not available.
     """
     from tinsmith_trainer.engines.megatron.factory import RanksRequest, build_megatron_engine
     from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model

@@ -69,11 +69,14 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     StorageUnavailable: grpc.StatusCode.UNAVAILABLE,
     ServerError: grpc.StatusCode.INTERNAL,
 }
-"""The status of each class of errors. An error has the status of its nearest class."""
+"""The gRPC status of each class of errors. An error has the status of the nearest of its base classes."""
 
 
 class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
-    """The calls for samples, and for files of the base model. A server without a sampler refuses samples."""
+    """The calls for samples, and the calls for files of the base model.
+
+    A server without a sampler refuses sample requests.
+    """
 
     def __init__(self, samples: Samples | None, base: BaseModelInfo) -> None:
         self._samples = samples
@@ -172,7 +175,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
 
 
 class SamplerServicer(SamplingServicer):
-    """The calls of a process that samples and does not train. It has no journal, so it has no epoch."""
+    """The calls of a process that samples and does not train. It has no journal, and therefore no epoch."""
 
     def __init__(
         self, samples: Samples, base: BaseModelInfo, capabilities: EngineCapabilities, name: WorkerName
@@ -296,8 +299,8 @@ class WorkerServicer(SamplingServicer):
     ) -> None:
         """Stream a save.
 
-        The call itself writes the stream, so that it ends at once when the caller gives up. A generator would continue
-        to run.
+        The call writes the stream itself, so that it ends at once when the caller cancels it. A generator would
+        continue to run.
         """
         try:
             async with self._service.parts.offered_saves.streaming(request.manifest_digest) as offer:
@@ -325,7 +328,7 @@ class WorkerServicer(SamplingServicer):
 
 
 def tenant_of(context: Context) -> str:
-    """Return the tenant of a call; empty if unknown."""
+    """Return the tenant of a call, or an empty text if the tenant is unknown."""
     for name, value in context.invocation_metadata() or ():
         if name == TENANT_METADATA:
             assert isinstance(value, bytes)  # gRPC's rule for metadata names with the ending "-bin"

@@ -25,10 +25,12 @@ from tinsmith_trainer.worker.termination_log import print_reason, write_terminat
 log = structlog.get_logger(__name__)
 
 EXIT_CANNOT_START = 3
-"""The exit status if the model, the volume, the image or the certificates are the cause. The last line on standard
-error names the cause."""
+"""The exit status if the model, the volume, the image or the certificates prevent the start.
+
+The last line on standard error names the cause.
+"""
 EXIT_MAY_PASS = 1
-"""The exit status if another start may succeed."""
+"""The exit status if a later start may succeed."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -93,16 +95,16 @@ async def _start_unless_stopped(options: WorkerOptions, stopping: asyncio.Event)
 
 
 def _leave_the_start() -> NoReturn:
-    """Exit at once. A thread that loads a model cannot be stopped; acknowledged operations are in the journal."""
+    """Exit at once. A thread that loads a model cannot be stopped. Acknowledged operations are safe in the journal."""
     log.info("stopped before it was ready")
     sys.stderr.flush()
     os._exit(0)
 
 
 def _die_with_parent(descriptor: int) -> None:
-    """End the process when its server ends.
+    """End the process when the server that started it ends.
 
-    The server holds the other end of the pipe and never writes. End of file means that the server has ended.
+    The server holds the other end of the pipe, and never writes to it. End of file means that the server has ended.
     """
 
     def watch() -> None:

@@ -1,7 +1,8 @@
-"""Numerics: all properties of a process that determine the bits of results.
+"""Numerics: all properties of a process that determine the bits of its results.
 
-The journal stores them, so that replays give the same bits. Each property has a name that operators know, and a text as
-its value. Further properties can be added: a journal without a value accepts any value.
+The journal stores these properties, so that replays give the same bits. Each property has a name that operators know,
+and a text as its value. Later releases can add properties: if a journal has no value for a property, any value is
+accepted.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ FLAGS = (
     *("engine", "dtype", "quantization", "token_budget", "lora_products", "loss_kernel", "recompute"),
     *("map_stable_reinforce", *(name for name in RankFlags.__annotations__ if name != "ray_address")),
 )
-"""The flags that determine bits. The place where Ray runs does not."""
+"""The flags that determine bits. The flag for the place of Ray is not among them, because it changes no bits."""
 THREADS = "threads of PyTorch"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 NOT_SET = "not set"
 ACCEPT_VARIABLE = "TINSMITH_ACCEPT_NUMERICS"
-"""The variable that names the accepted numerics. The message of a refusal contains its value. The variable accepts no
-later difference."""
+"""The variable that names the accepted numerics. The message of a refusal contains its value.
+
+A value does not accept differences that appear later.
+"""
 PACKAGES = {"Tinsmith": "tinsmith", "transformers": "transformers", "numpy": "numpy"}
 
 
 def numerics_of(options: WorkerOptions) -> dict[str, str]:
     """Return the properties of this process that determine bits. Call this after the engine is loaded.
 
-    The properties include imported libraries and the device.
+    Imported libraries and the device are among the properties.
     """
     flags = {f"--{name.replace('_', '-')}": _in_words(getattr(options, name)) for name in FLAGS}
     torch = sys.modules.get("torch")  # an engine that computes without torch loads in a tenth of a second
@@ -88,8 +91,8 @@ def _gpu(torch: ModuleType) -> str:
 def check_numerics(journal: Journal, now: Numerics, volume: Volume) -> None:
     """Record the numerics of this process.
 
-    Raises NumericsChanged, and records nothing, if operations with published results would run again under other
-    numerics that ACCEPT_VARIABLE does not name.
+    Raises NumericsChanged if operations with published results would run again with other numerics, unless
+    ACCEPT_VARIABLE names them. It then records nothing.
     """
     before, to_replay = journal.read(_remembered).result()
     differing = {name: before[name] for name in before if before[name] != now.get(name, NOT_SET)}
@@ -108,9 +111,11 @@ def name_of(numerics: Numerics) -> str:
 
 
 def keep_threads(journal: Journal) -> None:
-    """Set the number of threads with which the operations to replay ran. Call this before the engine is imported.
+    """Set the number of threads with which the operations to replay ran before.
 
-    The default number depends on processors and limits, which may change between starts.
+    Call this before the engine is imported.
+
+    The default depends on processors and limits, which may change between starts.
     """
     before, to_replay = journal.read(_remembered).result()
     threads = before.get(THREADS)
@@ -123,12 +128,12 @@ def keep_threads(journal: Journal) -> None:
 
 
 def _remembered(db: journal_tables.Database) -> tuple[dict[str, str], int]:
-    """Return the numerics under which operations ran, and the number of operations to replay."""
+    """Return the numerics with which operations ran, and the number of operations to replay."""
     return orjson.loads(journal_tables.get_meta(db, META_KEY) or "{}"), journal_tables.count_to_replay(db)
 
 
 def _refusal(volume: Volume, differing: Numerics, now: Numerics, to_replay: int) -> str:
-    """Return the refusal's message. The remedies come first, because a termination log cuts long messages."""
+    """Return the message of the refusal. The remedies come first, because a termination log shortens long messages."""
     changes = "; ".join(f"{name} was {value} and is {now.get(name, NOT_SET)}" for name, value in differing.items())
     return (
         f"{to_replay} operation(s) in the journal in {volume.directory} are in no snapshot, and would be computed "

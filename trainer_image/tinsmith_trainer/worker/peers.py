@@ -1,4 +1,4 @@
-"""The peers that may call a worker over the network, by the name in their certificates."""
+"""The peers that may call a worker over the network. The name in a peer's certificate identifies it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = {
     OPERATOR: frozenset({"/tinsmith.rpc.v1.Worker/Describe", "/tinsmith.rpc.v1.Worker/Snapshot"}),
     SAMPLER: frozenset({"/tinsmith.rpc.v1.Worker/StreamSave"}),
 }
-"""The calls that are allowed to peers with limited rights."""
+"""The calls that peers with limited rights may make."""
 WHAT_THEY_DO = {
     OPERATOR: "ask how this worker is doing (Describe) and have its adapters saved (Snapshot)",
     SAMPLER: "get a save that an API server has named (StreamSave)",
@@ -29,13 +29,13 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 def names_of_peer(context: Context) -> frozenset[str]:
-    """Return the names in the caller's certificate; none on a Unix socket."""
+    """Return the names in the caller's certificate. On a Unix socket there are none."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return frozenset(name.decode(errors="replace") for name in names)
 
 
 def worker_name(worker_id: str) -> str:
-    """Return the name in that worker's certificate."""
+    """Return the name in the certificate of the worker with this ID."""
     return f"{worker_id}.worker.tinsmith.internal"
 
 
@@ -56,7 +56,7 @@ def refusal(names: frozenset[str], call: str) -> str | None:
 class AdmitPeers(grpc.aio.ServerInterceptor):
     """An interceptor that answers PERMISSION_DENIED before a call reaches the worker.
 
-    A stream is written by its call, not by a generator.
+    If a call streams its answer, the call writes the stream itself instead of a generator.
     """
 
     @override

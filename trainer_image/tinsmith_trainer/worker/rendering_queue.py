@@ -1,4 +1,4 @@
-"""A queue that renders prompts one at a time, with fair shares of tenants.
+"""A queue that renders prompts one at a time, with fair shares for tenants.
 
 A long text takes a second. Rendering several texts at once would not be faster, because Python runs one thread at a
 time. The sampler's thread would also have to wait.
@@ -16,11 +16,11 @@ from tinsmith_trainer.training.fair_shares import Shares
 T = TypeVar("T")
 
 BYTES_A_TOKEN = 4
-"""The cost of a text in tokens, before its tokens are known."""
+"""The number of bytes that count as one token, for a text whose tokens are not known yet."""
 
 
 class RenderingQueue:
-    """The queue. The tenant with the least usage is next. Used on one event loop."""
+    """The queue of texts to render. The tenant with the least usage is next. Used on one event loop."""
 
     def __init__(self) -> None:
         self._shares = Shares[str]()
@@ -59,7 +59,7 @@ class RenderingQueue:
         self._is_busy = True
 
     def _give_up(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        """Give up a turn after a cancellation, which may come at the same moment as the turn."""
+        """Give up a turn after a cancellation. The cancellation may come at the moment when the turn begins."""
         if turn.done() and not turn.cancelled():
             self._end(turn)
         else:

@@ -1,4 +1,4 @@
-"""The service of a worker: one object with journal, scheduler and samples. The RPCs call it."""
+"""The service of a worker: one object that owns the journal, the scheduler and the samples. The RPCs call it."""
 
 from __future__ import annotations
 
@@ -51,12 +51,16 @@ SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 SHUTTING_DOWN = "this worker is shutting down"
 PLACES_PER_SLOT = 8
-"""The number of models for each adapter slot. Most models are idle while samples are graded, or until their session
-times out."""
+"""The number of models that a worker accepts for each adapter slot.
+
+Most models are idle: their samples are being graded, or their session has not timed out yet.
+"""
 SAMPLED_ADAPTERS = 64
 SAMPLED_ADAPTER_BYTES = 4 * 1024**3
-"""The limits of adapter versions for sampling, in addition to the adapters in training. The bytes are for unused
-versions."""
+"""The limits on adapter versions for sampling, which come in addition to the adapters in training.
+
+The bytes limit unused versions.
+"""
 
 
 class NotActive(Exception):
@@ -68,8 +72,8 @@ class WorkerParts:
     """The parts of a worker.
 
     `sampler` is None if the worker does not sample. `shared_saves` is for a sampler on the same machine,
-    `offered_saves` for samplers in other pods. `model_places` is the maximum number of models, in memory or parked;
-    None: a fixed number for each adapter slot.
+    `offered_saves` for samplers in other pods. `model_places` is the maximum number of models, in memory or parked.
+    None is a fixed number for each adapter slot.
     """
 
     engine: Engine
@@ -160,7 +164,7 @@ class WorkerService:
             raise
 
     async def run_clock(self) -> None:
-        """Age gaps while both server and worker are running, maintain the reserve, and delete expired data."""
+        """Count the age of gaps while both server and worker run, maintain the reserve, and delete expired data."""
         since_tidy = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -201,7 +205,10 @@ class WorkerService:
 
     @property
     def adapters_used(self) -> int:
-        """The number of adapters, also before the activation. If it is 0, the volume may be deleted."""
+        """The number of adapters. It is also known before the activation.
+
+        If it is 0, the worker's volume may be deleted.
+        """
         if self._recovery is None or not self._recovery.done():
             return self._adapters_in_journal
         return sum(queue.holds_a_place for queue in self.queues.open())
@@ -231,7 +238,10 @@ class WorkerService:
         return number
 
     async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> OperationResult | None:
-        """Return the result; None if there is none before the timeout. Raises KeyError for an unknown operation."""
+        """Return the result, or None if there is no result before the timeout.
+
+        Raises KeyError for an unknown operation.
+        """
         if self.epoch == 0:
             raise NotActive("this worker has not been activated, and does not know what its journal holds")
         finished = self.queues.is_finished(model_id, seq_id)
@@ -244,7 +254,7 @@ class WorkerService:
         return await self._result(model_id, seq_id)
 
     def pending(self, model_id: str, seq_id: int) -> worker_pb2.Pending:
-        """Return why an operation has not run, if it waits for more than its turn."""
+        """Return why an operation has not run, if it waits for something other than its turn."""
         if self.queues.waits_for_a_place(model_id):
             full = f"all {self.model_places} places of this worker are taken; waiting until a session ends"
             return worker_pb2.Pending(reason=full, paused_capacity=True)
@@ -273,7 +283,7 @@ class WorkerService:
                 return []
 
     async def snapshot(self) -> float:
-        """Save all changes since the last snapshot, after the current turn. Return the time in Unix seconds.
+        """Save all changes since the last snapshot. Begin after the current turn. Return the time in Unix seconds.
 
         Raises NotActive, Draining, JournalFull, SnapshotRefused.
         """
@@ -284,7 +294,7 @@ class WorkerService:
         return await asyncio.wrap_future(self.scheduler.snapshot_soon())
 
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """Import an adapter. Only one import runs at a time, because its files are in memory.
+        """Import an adapter. Only one import runs at a time, because an import keeps its files in memory.
 
         Raises TrainerError, NotActive, Draining.
         """
@@ -335,7 +345,7 @@ class WorkerService:
         return result
 
     def _announce(self, model_id: str, seq_id: int) -> None:
-        """Wake the calls that wait for the result. Called from the journal's thread."""
+        """Wake the calls that wait for this result. Called from the journal's thread."""
         self._loop.call_soon_threadsafe(self._wake, (model_id, seq_id))
 
     def _wake(self, key: tuple[str, int]) -> None:
@@ -356,7 +366,7 @@ class WorkerService:
         return await asyncio.wrap_future(self.journal.read(run))
 
     async def tidy(self) -> None:
-        """Delete expired results, operations, events and released models. Do nothing before the journal is read."""
+        """Delete expired results, operations, events and released models. Before the journal is read, do nothing."""
         if self._recovery is None or not self._recovery.done():
             return
         await self._tidying.round(self._acknowledged_event_id)
@@ -394,14 +404,14 @@ def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
 
 CACHED_RESULT_BYTES = 64 * 1024**2
 RESULT_ENTRY_BYTES = 512
-"""The memory of a cached result, without its payload and its message: its key and its objects."""
+"""The memory that a cached result takes without its payload and its message: its key and its objects."""
 
 
 class ResultCache:
-    """The latest results, so that a poll right after the end need not read the journal.
+    """The latest results. If a client polls right after the end, the journal is not read.
 
-    The newest result is kept at any size. Otherwise a client that asks for it repeatedly would occupy the journal's
-    thread, and all submissions wait for this thread.
+    The newest result is kept, whatever its size. Otherwise, a client that asks for it repeatedly would occupy the
+    journal's thread, for which all submissions wait.
     """
 
     def __init__(self, capacity_bytes: int = CACHED_RESULT_BYTES) -> None:
@@ -424,6 +434,9 @@ class ResultCache:
 
 
 def _cached_bytes(result: OperationResult) -> int:
-    """Return the size of a result. It is never 0: a failure has no payload, and a client may cause many failures."""
+    """Return the size of a result.
+
+    The size is never 0, because a failure has no payload and a client may cause many failures.
+    """
     message = result.failure.message if result.failure else ""
     return RESULT_ENTRY_BYTES + len(result.payload or b"") + len(message)

@@ -58,20 +58,20 @@ log = structlog.get_logger(__name__)
 STOP_GRACE_SECONDS = 1.0
 
 META_KEY = "image"
-"""The key of the image in the journal's `meta`."""
+"""The key in the journal's `meta` under which the image is stored."""
 
 UNIX = "unix:"
 
 
 class Running(Protocol):
-    """A process that serves."""
+    """A process that accepts calls."""
 
     async def stop(self) -> None:
         """Refuse new work, finish running work, and save all state that must survive."""
 
 
 async def start(options: WorkerOptions) -> Running:
-    """Start the process. Return when it serves. Raises TrainerError."""
+    """Start the process. Return when the process accepts calls. Raises TrainerError."""
     tls = TlsDirectory(options.tls_directory) if options.tls_directory is not None else None
     if options.volume is None:
         return await _start_sampler(options, tls)
@@ -79,7 +79,7 @@ async def start(options: WorkerOptions) -> Running:
 
 
 class RunningWorker(Running):
-    """A service with its clock and its address."""
+    """A running service with its clock and its address."""
 
     def __init__(self, service: WorkerService, server: grpc.aio.Server, save_socket: SaveSocket | None) -> None:
         self._service = service
@@ -102,7 +102,7 @@ class RunningWorker(Running):
 def _end_unless_cancelled(clock: asyncio.Task[None]) -> None:
     """End the process if its clock fails.
 
-    A worker without a clock would close no gap and delete nothing, but would seem healthy.
+    A worker without a clock would close no gap and delete no data, but would seem healthy.
     """
     if not clock.cancelled():
         log.error("the worker's clock stopped", exc_info=clock.exception())
@@ -110,17 +110,17 @@ def _end_unless_cancelled(clock: asyncio.Task[None]) -> None:
 
 
 class RunningSampler(Running):
-    """A sampler and its address."""
+    """A running sampler and its address."""
 
     def __init__(self, samples: Samples, server: grpc.aio.Server, *, drains: bool) -> None:
-        """Create the sampler. `drains`: clients may still fetch samples after the request to stop."""
+        """Create the sampler. `drains`: after the stop request, clients may still fetch samples."""
         self._samples = samples
         self._server = server
         self._drains = drains
 
     @override
     async def stop(self) -> None:
-        """Refuse new samples, which go to another replica. Let clients fetch the accepted ones."""
+        """Refuse new samples, so that clients send them to another replica. Let clients fetch the accepted samples."""
         started = time.monotonic()
         self._samples.stop_taking()
         if self._drains:
@@ -174,7 +174,7 @@ async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> Ru
 
 
 def channel_to(source: worker_pb2.SaveSource, *, tls: TlsDirectory | None) -> grpc.Channel:
-    """Open a channel to a worker, by mutual TLS or on this machine; the same way is used to reach this process.
+    """Open a channel to a worker, by mutual TLS or on this machine. Callers reach this process in the same way.
 
     Raises TrainerError.
     """
@@ -200,11 +200,12 @@ def _capabilities(options: WorkerOptions, *, images: bool) -> EngineCapabilities
 
 
 def pin_image(volume: Volume, image: str) -> None:
-    """Record the image that runs operations from now on.
+    """Record the image that runs operations from this start on.
 
-    Raises ImageChanged, and records nothing, if operations of another image must be replayed, because their bits may
-    differ. Only operations with published results bind a journal to an image. Operations that never ran may run on any
-    image, and after an orderly stop a snapshot contains the effect of all operations that ran.
+    Raises ImageChanged if operations of another image must be replayed, because their bits may differ. It then records
+    nothing. A journal is bound to an image only by operations with published results that must be replayed. Operations
+    that never ran may run with any image. After an orderly stop, a snapshot contains the effect of all operations that
+    ran.
     """
     with_journal(volume, lambda journal: _pin_image(journal, volume, image))
 
@@ -222,7 +223,7 @@ def _pin_image(journal: Journal, volume: Volume, image: str) -> None:
 
 
 def with_journal(volume: Volume, use: Callable[[Journal], None]) -> None:
-    """Open the journal for a read before the worker uses it."""
+    """Open the journal for one read, before the worker uses it."""
     journal = Journal(volume.journal_path, room=volume.room)
     try:
         use(journal)
@@ -231,7 +232,7 @@ def with_journal(volume: Volume, use: Callable[[Journal], None]) -> None:
 
 
 def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    """Load the engine of `--engine`. Runs outside the event loop, because importing a framework takes seconds."""
+    """Load the engine of `--engine`. It runs outside the event loop, because importing a framework takes seconds."""
     with explained(options.engine, options.model):
         with gc_pause():
             build = _engine_factory(options.engine)
@@ -256,9 +257,9 @@ def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
 
 @contextlib.contextmanager
 def explained(engine: str, model: str) -> Iterator[None]:
-    """Translate errors while an engine is built.
+    """Translate errors that occur while an engine is built.
 
-    Raises OutOfMemory, and ModelCannotLoad for unexpected errors, such as a failing forward. Errors that may not occur
+    Raises OutOfMemory, and ModelCannotLoad for unexpected errors, for example of a forward. Errors that may not occur
     in another process are raised unchanged.
     """
     try:
@@ -281,7 +282,7 @@ def explained(engine: str, model: str) -> Iterator[None]:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether another start may succeed: after a network failure, or after only this process lost a device."""
+    """Return whether a later start may succeed: after a network failure, or if only this process has lost a device."""
     return isinstance(error, (ConnectionError, TimeoutError)) or BROKEN_DEVICE in str(error)
 
 

@@ -1,4 +1,7 @@
-"""The reason why a worker did not start: JSON in the container's termination log, and a line on standard error."""
+"""The reason why a worker did not start.
+
+It is JSON in the container's termination log, and a line on standard error.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ REASONS: dict[type[Exception], str] = {
 
 
 def termination_record(error: Exception) -> dict[str, str]:
-    """Return `reason` and `message`. For ImageChanged also return `image`, the image that can replay the journal."""
+    """Return `reason` and `message` of the error.
+
+    For ImageChanged also return `image`, the image that can replay the journal.
+    """
     record = {"reason": REASONS.get(type(error), CANNOT_START), "message": _cut(str(error) or type(error).__name__)}
     if isinstance(error, ImageChanged):
         record["image"] = error.image
@@ -46,7 +52,7 @@ def termination_record(error: Exception) -> dict[str, str]:
 
 
 def write_termination_log(path: Path | None, error: Exception) -> None:
-    """Write the record to the file that the kubelet reads after the container has ended."""
+    """Write the record to the file that the kubelet reads after the container's end."""
     if path is None:
         return
     try:
@@ -56,7 +62,7 @@ def write_termination_log(path: Path | None, error: Exception) -> None:
 
 
 def print_reason(error: Exception) -> None:
-    """Print the reason in one line, which the parent process reports."""
+    """Print the reason in one line. The parent process reports this line."""
     sentence = " ".join(str(error).split()) or type(error).__name__
     print(f"tinsmith-trainer: {sentence}", file=sys.stderr, flush=True)
 

@@ -1,6 +1,6 @@
-"""A worker's certificate, its key and the authority of its peers, from files that change while the worker runs.
+"""A worker's certificate, its key, and the authority for its peers. Their files change while the worker runs.
 
-The kubelet replaces a whole folder at once, by the symlink `..data`. gRPC reads the files at every handshake. Open
+The kubelet replaces the whole folder at once, by the symlink `..data`. gRPC reads the files at every handshake. Open
 connections are not affected, and new connections use the new files.
 """
 
@@ -29,7 +29,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM contents of all files at one moment."""
+    """The PEM contents of all files at the same moment."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -56,7 +56,7 @@ def read_tls_files(directory: Path) -> TlsFiles:
 class TlsDirectory:
     """The files of a server that admits only clients with a certificate of the authority.
 
-    The server may also be a client of other workers.
+    The server may also be a client of other workers, with the same files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,9 +72,9 @@ class TlsDirectory:
         )
 
     def channel(self, target: str, expected_name: str) -> grpc.Channel:
-        """Open a channel to the server with this name in its certificate.
+        """Open a channel to the server whose certificate has this name.
 
-        This process's own certificate must be valid for clients, too. Raises TlsInvalid.
+        The certificate of this process must be valid for clients, too. Raises TlsInvalid.
         """
         files = read_tls_files(self._directory)
         credentials = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
@@ -83,9 +83,9 @@ class TlsDirectory:
         )
 
     def _replacement(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the new files if they have changed.
+        """Return the new files if the files have changed.
 
-        gRPC calls this function in its own threads, one at a time, before each handshake.
+        gRPC calls this in its own threads, one at a time, before each handshake.
         """
         try:
             files = read_tls_files(self._directory)

@@ -1,4 +1,4 @@
-"""The files of a base model's tokenizer, for programs without access to the model's files."""
+"""The files of a base model's tokenizer, for programs that cannot read the model's files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FILES = (
     # If tokenizer_config.json does not name the tokenizer's class, this file does.
     "config.json",
 )
-"""The only files that are served. They contain no weights, and no code that a client would run."""
+"""The names of the files that are served. These files contain no weights, and no code that a client would run."""
 MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The tokenizer's files. `digest` is equal for equal names and contents."""
+    """The tokenizer's files. `digest` is the same if names and contents are the same."""
 
     digest: str
     files: Mapping[str, bytes]
@@ -36,7 +36,7 @@ class Tokenizer:
 def read_tokenizer(directory: Path) -> Tokenizer:
     """Read the files that `FILES` allows.
 
-    Raises UserError if there is no tokenizer, if a link leaves the model's folders, or if the files exceed
+    Raises UserError if there is no tokenizer, if a link points outside the model's folders, or if the files exceed
     `MOST_BYTES`. Raises ServerError if a file cannot be read.
     """
     files: dict[str, bytes] = {}
@@ -78,7 +78,10 @@ def _read(directory: Path, name: str, room: int) -> bytes | None:
 
 
 def _folders_of(directory: Path) -> list[Path]:
-    """Return the folders of the model's files. A snapshot in the hub's cache has links to the folder of blobs."""
+    """Return the folders that contain the model's files.
+
+    In the hub's cache, a snapshot consists of links to the folder of blobs.
+    """
     real = directory.resolve()
     in_hub_cache = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
     return [real, real.parent.parent / "blobs"] if in_hub_cache else [real]

@@ -1,4 +1,4 @@
-"""A worker's volume: one folder for the journal and the snapshots, used by one process at a time."""
+"""A worker's volume: one folder for the journal and the snapshots. Only one process uses it at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 LOCK_POLL_SECONDS = 0.05
 RESERVED_BYTES = 64 * 1024 * 1024
-"""The reserve for results of accepted operations, for releases, and for the epoch of a start."""
+"""The disk space reserved for results of accepted operations, for releases, and for the epoch of a start."""
 
 
 class Volume:
-    """The folder, locked by this process until it ends."""
+    """The folder, which this process locks until it ends."""
 
     def __init__(self, directory: Path, *, reserved_bytes: int = RESERVED_BYTES) -> None:
         """Open the folder. Raises VolumeUnsuitable."""
@@ -39,10 +39,10 @@ class Volume:
             ) from error
 
     def take(self) -> None:
-        """Lock the folder when no other worker uses it. Remove the unfinished files of a killed worker.
+        """Wait until no other worker uses the folder, and lock it. Remove the unfinished files of a killed worker.
 
-        A predecessor that is ending takes a moment. Its files may fill the disk, so they are removed before the first
-        write.
+        A previous worker that is shutting down takes a moment. The unfinished files may fill the disk, so they are
+        removed before the first write.
         """
         self._wait_for_lock()
         if self.snapshots_path.is_dir():
@@ -126,7 +126,7 @@ def is_unsuitable(kind: str) -> bool:
 
 
 def file_system_of(directory: Path, mountinfo: str) -> str | None:
-    """Return the type of a directory's file system: that of the deepest mount above the directory.
+    """Return the type of a directory's file system: the type of the deepest mount that contains the directory.
 
     If several mounts have the same path, the last one counts.
     """

@@ -130,7 +130,7 @@ class Prefill:
         self._next_block += len(found)
 
     def _score(self, logits: torch.Tensor, start: int, end: int) -> None:
-        """Score the tokens after positions start to end, beginning with the first requested token."""
+        """Score the tokens after positions `start` to `end`, but only from the first requested token on."""
         assert self.run.first_scored is not None
         skipped = max(0, self.run.first_scored - (start + 1))
         if not self.run.scores.take(start + 1 + skipped, logits[skipped : end - start]):
@@ -138,7 +138,10 @@ class Prefill:
 
 
 class SeenPrefill(Prefill):
-    """A prompt with images. One forward of the whole model computes it from the first token on, without the cache."""
+    """A prompt with images.
+
+    One forward of the whole model computes the prompt from its first token, without the cache.
+    """
 
     def __init__(
         self, run: Run, forward: ForwardPass, prefixes: PrefixCache[Tensor], plan: BatchPlan, vision: Vision
@@ -175,7 +178,7 @@ class SeenPrefill(Prefill):
         return len(self._tokens)
 
     def _score_by_blocks(self, hidden: Tensor, first: int) -> None:
-        """Score in blocks, so that only the logits of one block are in memory."""
+        """Score in blocks, so that only one block's logits are in memory."""
         for start in range(first - 1, len(self._tokens), self._block_tokens):
             end = min(start + self._block_tokens, len(self._tokens))
             route = self._plan.route_of_one(self.run.adapter, end - start, self._forward.modules)
@@ -188,8 +191,7 @@ class PromptGroup:
     def __init__(self, prefills: Sequence[Prefill], tokens: int) -> None:
         """Add as much of the first prompt as fits in `tokens`, and parts of other prompts that need little padding.
 
-        A prompt that has its beginning in common with a prompt of the group waits. Later it finds this prefix in the
-        cache.
+        A prompt that begins like a prompt of the group waits. It later finds the common prefix in the cache.
         """
         first = prefills[0]
         self.length = first.part(tokens).length

@@ -1,9 +1,9 @@
-"""Keys and values of prompt prefixes: cached for later jobs within a byte limit, or shared by running samples.
+"""Keys and values of prompt prefixes. They are cached for later jobs within a byte limit, or shared by running samples.
 
-The key of a prefix is a digest over its tenant and all its tokens, together with its adapter version. Tenants share no
-prefixes: answers report the number of cached tokens, which would confirm a guess of another tenant's prompt. Prompts
-with a common beginning share its whole blocks. Equal prompts also share the rest after the last whole block. A cached
-entry has the same bits as a new computation, because both have the same shapes.
+The key of a prefix is its adapter version, and a digest of its tenant and all its tokens. Tenants share no prefixes.
+Answers report the number of cached tokens, so a tenant could otherwise confirm a guess of another tenant's prompt.
+Prompts with a common beginning share its whole blocks. Equal prompts also share the tokens after the last whole block.
+A cached entry has the same bits as a new computation, because both have the same shapes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class PrefixCache(Generic[KeptT]):
         return found
 
     def find_last(self, keys: list[PrefixKey]) -> tuple[int, KeptT] | None:
-        """Return the index and the value of the last known key."""
+        """Return the index of the last known key, and its value."""
         for place in reversed(range(len(keys))):
             if (found := self._blocks.get(keys[place])) is not None:
                 self._blocks.move_to_end(keys[place])
@@ -84,7 +84,7 @@ class PrefixCache(Generic[KeptT]):
         return None
 
     def put(self, key: PrefixKey, block: KeptT) -> None:
-        """Keep a copy of a block. Evict other blocks to make room."""
+        """Keep a copy of a block. Evict other blocks if they need to make room."""
         if key in self._blocks or block.nbytes > self._capacity_bytes:
             return
         while self._used_bytes + block.nbytes > self._capacity_bytes:
@@ -99,17 +99,19 @@ class PrefixCache(Generic[KeptT]):
 
 
 LEAST_TOKENS, LEAST_SAMPLES = 256, 4
-"""The length of the smallest prompt, and the smallest number of samples, for sharing. Below these, the extra calls take
-longer than reading the prompt for each row."""
+"""The smallest prompt that is shared, in tokens, and the smallest number of samples that share it.
+
+For fewer tokens or samples, the extra calls take longer than reading the prompt for each row.
+"""
 
 PromptKey = tuple[int, bytes]
 
 
 class SharedPrefixes:
-    """The prompts that running samples share. The object belongs to one thread.
+    """The prompts that running samples share. The object is used by one thread only.
 
-    RL programs draw many samples of each prompt, in one request or in many. The tokens that a sample has drawn are in
-    its own row. Tenants share no prompts.
+    RL programs draw many samples of each prompt, in one request or in several requests. The tokens that a sample has
+    drawn are in its own row. Tenants share no prompts.
     """
 
     def __init__(self) -> None:
@@ -142,7 +144,7 @@ class SharedPrefixes:
         return key is not None and self._samples[key] >= LEAST_SAMPLES
 
     def known(self, run: Run) -> SharedPrefix | None:
-        """Return the values that another job has computed for the same prompt and still uses."""
+        """Return the values of the same prompt that another job has computed and still uses."""
         return self._kept.get(self._keys[run.serial]) if run.serial in self._keys else None
 
     def keep(self, run: Run, kv: Tensor) -> SharedPrefix:

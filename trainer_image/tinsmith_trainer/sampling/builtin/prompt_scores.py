@@ -14,7 +14,7 @@ from tinsmith_trainer.sampling.builtin.draws import alternative_uniforms, draw_a
 def first_scored(job: SampleJob) -> int | None:
     """Return the first prompt position with a score that needs the logits before it, or None.
 
-    All positions from this one on must be computed, even if the prompt's keys and values are cached.
+    All positions from this position on must be computed, even if the prompt's keys and values are cached.
     """
     length = len(job.prompt)
     first = min(_first_of_suffix(job), _first_target(job), 1 if job.prompt_alt_tokens_k else length)
@@ -37,7 +37,7 @@ class PromptScores:
         self._first_of_suffix = _first_of_suffix(job)
 
     def take(self, position: int, logits: Tensor) -> bool:
-        """Take `logits` `[n, vocab]` for the prompt's tokens, beginning at a position.
+        """Read the scores of the prompt's tokens from a position on, from `logits` `[n, vocab]`.
 
         Return False if the logits are not finite.
         """
@@ -62,7 +62,7 @@ class PromptScores:
             self.topk.logprobs[start:end] = values.cpu().numpy()
 
     def _take_targets(self, position: int, logprobs: Tensor) -> None:
-        """Fill in the targets. Row i is for position i + 1."""
+        """Fill in the logprobs of the targets. Row i is for position i + 1."""
         targets = self._job.target_prompt_logprobs
         if targets is None or self.targets is None:
             return
@@ -91,7 +91,7 @@ def _first_of_suffix(job: SampleJob) -> int:
 
 
 def _first_target(job: SampleJob) -> int:
-    """Return the position of the first row that has a token. Row i is for position i + 1. Such a row must exist."""
+    """Return the position of the first row that has a token, which must exist. Row i is for position i + 1."""
     if job.target_prompt_logprobs is None:
         return len(job.prompt)
     return 1 + int(np.argmax((job.target_prompt_logprobs != NO_TARGET).any(axis=1)))

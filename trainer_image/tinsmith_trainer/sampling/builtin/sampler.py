@@ -25,8 +25,8 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 class BuiltinSampler(Sampler):
     """A sampler of a torch model.
 
-    The sampler shares the model's weights with an engine of the same process, and uses the device under a lock.
-    `forward` is the result of an earlier call of `choose_forward`, if any. The constructor raises ServerError if the
+    The sampler shares the model's weights with an engine in the same process, and uses the device under a lock.
+    `forward` is the result of an earlier call of `choose_forward`, or None. The constructor raises ServerError if the
     architecture is not supported.
     """
 
@@ -94,7 +94,7 @@ class BuiltinSampler(Sampler):
 
     @override
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
-        """Submit a job. After `close`, `done` is called at once in the caller's thread."""
+        """Submit a job. After `close`, the call of `done` happens immediately in the caller's thread."""
         with self._adapters_guard:
             adapter = self._adapters.get(job.adapter_key)
         if not self._intake.submit(Submission(job, adapter, done)):
@@ -106,7 +106,7 @@ class BuiltinSampler(Sampler):
 
     @override
     def stats(self) -> SamplerStats:
-        """Return the numbers of active and waiting jobs now, and the tokens and seconds since the start."""
+        """Return the current numbers of active and waiting jobs, and the tokens and seconds since the start."""
         return self._loop.stats()
 
     @override

@@ -9,42 +9,60 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuiltinSamplerSettings:
-    """Sizes of the sampler, fixed for its life. In deterministic mode results depend on them.
+    """Sizes of the sampler, which do not change while it runs. In deterministic mode, results depend on these sizes.
 
-    With `deterministic`, a job's result depends only on the job, the weights and the seed. It is equal bit for bit on
-    one type of CPU, because every forward has one of a few fixed shapes. Without it, a forward is only as large as the
-    used rows, and the logprobs of equal jobs agree to 1e-4. If two tokens are that close, the same seed may then give
-    another sample. The setting is off by default, because a single request pays for a full batch (five to seven times
-    its time, on a CPU with a model of 118 million parameters) and RL programs do not set seeds. Turn it on for tests
-    and for debugging.
+    With `deterministic`, a job's result depends only on the job, the weights and the seed. On one type of CPU, the
+    result has equal bits each time, because every forward has one of a few fixed shapes. Without `deterministic`, a
+    forward is only as large as the used rows, and the logprobs of equal jobs agree to 1e-4. If the probabilities of two
+    tokens are that close, the same seed may then give another sample. The setting is off by default, because a single
+    request would take as long as a full batch (five to seven times its time, on a CPU with a model of 118 million
+    parameters), and RL programs do not set seeds. Turn it on for tests and for debugging.
     """
 
     deterministic: bool = False
     max_rows: int = 32
-    """The rows of a decode batch, a power of two. Batches of long rows have fewer rows, see `kv_cache_bytes`."""
-    prefill_block_tokens: int = 64
-    """The tokens of a block. Prompts are computed, and their prefixes cached, block by block."""
-    prefill_forward_tokens: int = 256
-    """The tokens of one forward for prompts. Several short prompts share a forward. In deterministic mode a forward
-    computes one block of one prompt. Other work waits for the forward."""
-    prefill_tokens_per_step: int = 512
-    """The prompt tokens that are computed between two decode steps, so that a long prompt does not stall other jobs."""
-    kv_cache_bytes: int = 2048 * MIB
-    """The keys and values of running rows in all batches, in bytes. One batch takes at most a quarter, but has at least
-    one row.
+    """The number of rows of a decode batch, which must be a power of two.
 
-    A worker's value depends on its device, see kv_memory.py."""
+    Batches of long rows have fewer rows, see `kv_cache_bytes`.
+    """
+    prefill_block_tokens: int = 64
+    """The number of tokens of a block. Prompts are computed block by block, and so are cached prefixes."""
+    prefill_forward_tokens: int = 256
+    """The number of tokens in one forward for prompts. Several short prompts share a forward.
+
+    In deterministic mode a forward computes one block of one prompt. Other work waits until the forward ends.
+    """
+    prefill_tokens_per_step: int = 512
+    """The number of prompt tokens that are computed between two decode steps.
+
+    With this limit, a long prompt does not stall other jobs.
+    """
+    kv_cache_bytes: int = 2048 * MIB
+    """The size of the keys and values of running rows in all batches, in bytes.
+
+    One batch takes at most a quarter of it, but has at least one row.
+
+    A worker's value depends on its device (see kv_memory.py).
+    """
     longest_row_tokens: int | None = None
-    """The length of the longest sequence, if the memory for keys and values holds less than the model's context."""
+    """The length of the longest sequence, if the memory for keys and values is too small for the model's context."""
     prefix_cache_bytes: int = 256 * MIB
-    """The bytes of prompt prefixes' keys and values that are kept for later jobs. The least recently used ones are
-    evicted first; 0 keeps none."""
+    """The size of the prompt prefixes' keys and values that are kept for later jobs, in bytes.
+
+    The least recently used prefixes are evicted first. With 0, none are kept.
+    """
     stacked_adapter_bytes: int = 256 * MIB
-    """The bytes of adapter copies in one batch. If each row has a copy (in deterministic mode, and on GPUs), larger
-    adapters have their own batches. Otherwise each adapter has its own products."""
+    """The size of the adapter copies in one batch, in bytes.
+
+    If each row has a copy (in deterministic mode, and on GPUs), larger adapters have their own batches. If rows have no
+    copies, each adapter has its own products.
+    """
 
     reads_behind: bool | None = None
-    """Read a step's tokens while the device computes the next step. None: only on GPUs. On a CPU this saves no time."""
+    """Read a step's tokens while the device computes the next step. None turns this on for GPUs only.
+
+    On a CPU this saves no time.
+    """
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_rows & (self.max_rows - 1):

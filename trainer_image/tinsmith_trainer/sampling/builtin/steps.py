@@ -1,8 +1,8 @@
 """Steps that a device computes while the host reads the previous step.
 
-Without this overlap, a GPU is idle after each token until the host has read the token, searched stops and chosen the
-next inputs. So the host launches the next step first. On the device this step takes its input tokens from the previous
-step, for rows that may continue. If the host then finds a stop, it drops the row's next token.
+Without this overlap, a GPU is idle after each token. It waits until the host has read the token, searched for stops and
+chosen the next inputs. So the host launches the next step first. For rows that may continue, this step takes its input
+tokens from the previous step, on the device. If the host then finds a stop, it drops the row's next token.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from tinsmith_trainer.sampling.builtin.jobs import Sample
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The input of a row: the token at `position`, and the draw's parameters. `own_position` is within the row.
+    """The input of a row: the token at `position`, and the draw's parameters.
 
-    `source` is the row of the token in the previous step; None if the host knows the token. `sample` is None if the row
-    is idle, or if its next token may not be computed yet.
+    `own_position` is the position within the row.
+
+    `source` is the row in the previous step that draws the token, or None if the host knows the token. `sample` is None
+    if the row is idle, or if its next token may not be computed yet.
     """
 
     token: int = 0

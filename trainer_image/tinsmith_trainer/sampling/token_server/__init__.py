@@ -1,1 +1,4 @@
-"""Sampling by a third-party server, vLLM or SGLang. The server is a child process, which loads adapters."""
+"""Sampling by a third-party server: vLLM or SGLang.
+
+The server is a child process of the sampler, and loads adapters while it runs.
+"""

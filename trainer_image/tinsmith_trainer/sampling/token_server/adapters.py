@@ -22,7 +22,7 @@ KEY_CHARACTERS = 32
 
 @dataclass(slots=True, eq=False)
 class ServedAdapter:
-    """A version in the server. It is unloaded after it was dropped, as soon as no `jobs` use it.
+    """A version in the server. After a drop, it is unloaded as soon as no `jobs` use it.
 
     With `trains_head` the adapter changes the unembedding.
     """
@@ -45,7 +45,7 @@ class AdapterFolders:
     """
 
     def __init__(self, scratch: Path | None) -> None:
-        """Create the folders. The default scratch directory is in the machine's folder for temporary files."""
+        """Create the folders. The default scratch directory is below the machine's folder for temporary files."""
         if scratch is None:
             self._root = Path(tempfile.mkdtemp(prefix="tinsmith-adapters-"))
         else:
@@ -58,7 +58,7 @@ class AdapterFolders:
     def write(self, adapter_key: str, state: AdapterState, model: ServedModel) -> ServedAdapter:
         """Write the adapter under a new name.
 
-        Names are never reused, because a server's prefix cache and its jobs identify a version by its name.
+        Names are never used twice, because a server's prefix cache and its jobs identify a version by its name.
         """
         name = f"{re.sub('[^A-Za-z0-9]', '-', adapter_key)[:KEY_CHARACTERS]}-{self._life}-{next(self._numbers)}"
         folder, unfinished = self._root / name, self._root / f".{name}"

@@ -1,7 +1,9 @@
-"""Admission of draws to the server: a limited number, shared among tenants. Other draws wait here for their turns.
+"""Admission of draws to the server. Their number is limited and shared among tenants.
+
+Other draws wait here for their turns.
 
 A server serves requests in the order of arrival. So one tenant must leave rows for other tenants, and the next request
-must come from the tenant with the least usage.
+comes from the tenant with the least usage.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from tinsmith_trainer.sampling.tenant_shares import FairQueue, SharedQuota
 
 CREDIT_TOKENS = 4096.0
-"""The credit of a returning tenant: the cost of some small requests."""
+"""The credit of a returning tenant: the cost of a few small requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Admission:
 
     @asynccontextmanager
     async def turn(self, tenant: str, tokens: int) -> AsyncIterator[None]:
-        """Wait for the turn of a draw. `tokens` is the maximum length of the draw, including its prompt."""
+        """Wait for the turn of a draw. `tokens` is the maximum length of the prompt and the draw together."""
         if not self._draws[tenant]:
             self._fair_queue.enter(tenant)
         self._draws[tenant] += 1

@@ -1,4 +1,4 @@
-"""The interface of token servers, which answer tokens with tokens: their start, requests and answers."""
+"""The interface of token servers, which take tokens and return tokens: their start, requests and answers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ from numpy.typing import NDArray
 from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
 
 HOST = "127.0.0.1"
-"""The routes of a server load files, so other pods and other users of the machine must not call it."""
+"""The address of a server. Its routes load files, so other pods and other users of the machine must not call it."""
 SOCKET_SCHEME = "unix:"
 MOST_ADAPTERS_IN_A_BATCH = 8
-"""The limit of adapters in a batch. Each adapter takes memory for the highest rank on every GPU, which leaves less
-memory for sequences."""
+"""The limit on adapters in a batch.
+
+Each adapter takes memory for the highest rank on every GPU, which leaves less memory for sequences.
+"""
 
 MOST_DRAWS = 768
-"""The limit of draws on a server; a tenant alone may have half of them. Other draws wait in this process."""
+"""The limit on draws on a server. A single tenant may have half of them. Other draws wait in this process."""
 MOST_ROWS = 512
-"""The rows of a server's batch: the draws that two tenants may have together. So a single tenant leaves rows for
-another."""
+"""The number of rows of a server's batch. Two tenants together may have this many draws.
+
+So a single tenant leaves rows for another tenant.
+"""
 
 MOST_CANDIDATES = 128
-"""The maximum number of candidates in a request. This is vLLM's limit."""
+"""The limit on candidates in a request. This is vLLM's limit."""
 
 SEED_RANGE = 2**31
-"""The exclusive upper limit of seeds for every server."""
+"""The upper limit of seeds for every server. Seeds are below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,9 @@ class ServerSettings:
     """The settings of a server.
 
     `dtype` is float32 or bfloat16. `private` is a folder that only this user may enter. `key` protects a server that
-    listens at a port. `extra` are arguments at the end of the command line, which override earlier ones. `environment`
-    is the virtual environment of the server; None: the environment of this process.
+    listens at a port. `extra` are arguments at the end of the command line, which override earlier arguments.
+    `environment` is the virtual environment of the server. If it is None, the server uses the environment of this
+    process.
     """
 
     model: Path
@@ -75,7 +80,10 @@ class ServerSettings:
         return f"{SOCKET_SCHEME}{self.socket}"
 
     def program(self, name: str) -> str:
-        """Return the path of a program for a command line. Without an environment the system searches the program."""
+        """Return the path of a program for a command line.
+
+        Without an environment, the system searches for the program.
+        """
         return name if self.environment is None else str(self.environment / "bin" / name)
 
     def program_variables(self) -> dict[str, str]:
@@ -102,13 +110,13 @@ class ServerCommand:
 class GenerationRequest:
     """A request for one sequence.
 
-    `adapter` is a name that was given to `load_adapter`; None: the base model. `max_tokens` is at least 1. Only
+    `adapter` is a name that was given to `load_adapter`, or None for the base model. `max_tokens` is at least 1. Only
     `stop_token_ids` and `stop_strings` end the sequence earlier. `top_k` -1 and `top_p` 1 are off; `temperature` 0 is
-    greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored. `topk_prompt` is the number of
-    most likely tokens for each scored position, `topk` for each drawn position. `candidates` are tokens whose logprobs
-    at the first drawn position are requested, at most `MOST_CANDIDATES`; a request with candidates has no `topk`.
-    `head`: the adapter changes the unembedding. Requests share cached prefixes only if their `cache_salt` is equal; ""
-    is no salt.
+    greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored. `topk_prompt` and `topk` are
+    the numbers of most likely tokens for each scored position and for each drawn position. `candidates` are tokens
+    whose logprobs at the first drawn position are requested, at most `MOST_CANDIDATES`. A request with candidates has
+    no `topk`. `head`: the adapter changes the unembedding. Requests share cached prefixes only if they have the same
+    `cache_salt`; "" is no salt.
     """
 
     adapter: str | None
@@ -132,10 +140,11 @@ class GenerationRequest:
 class Generation:
     """The answer to a request.
 
-    The sequence may continue for some tokens after a stop string. It has `topk_logprobs` if they were requested.
-    `prompt_logprobs` is None, or `[len(prompt)]` with NaN for unscored positions. `topk_prompt` is None, or has a row
-    for each token of the prompt, with empty cells for unscored positions. `candidates` are the logprobs of the
-    request's candidates, in the same order. `cached_tokens` is the length of the prompt's part that was in the cache.
+    The sequence may continue for some tokens after a stop string. `topk_logprobs` is set if the request asks for it.
+    `prompt_logprobs` is None, or `[len(prompt)]` with NaN for positions that were not scored. `topk_prompt` is None, or
+    has a row for each token of the prompt, with empty cells for positions that were not scored. `candidates` are the
+    logprobs of the request's candidates, in the same order. `cached_tokens` is the number of the prompt's tokens that
+    were in the cache.
     """
 
     sequence: Sequence
@@ -146,15 +155,17 @@ class Generation:
 
 
 class TokenServer(Protocol):
-    """A running server. Used on one event loop. If a call is cancelled, its work on the server ends, too.
+    """A running server. Used on one event loop. If a call is cancelled, its work on the server ends as well.
 
-    Logprobs are those of the model at temperature 1, before top-k and top-p. Calls raise UserError if the server finds
-    the request invalid, ServerError if the server fails, and SamplerClosed if the server cannot be reached.
+    All logprobs are the model's logprobs at temperature 1, before top-k and top-p. Calls raise UserError if the server
+    finds the request invalid, ServerError if the server fails, and SamplerClosed if the server cannot be reached.
     """
 
     scores_heads: bool
-    """True if the logprobs of prompts include an adapter's change of the unembedding. Logprobs of drawn tokens always
-    do."""
+    """True if the logprobs of prompts include an adapter's change of the unembedding.
+
+    The logprobs of drawn tokens always include it.
+    """
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter. After the return, requests may use its name.
@@ -175,7 +186,9 @@ class TokenServer(Protocol):
 
 
 def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
-    """Return a seed that differs for each index of a purpose. Neighbouring job seeds give unrelated seeds.
+    """Return a seed. It differs for each index and each purpose.
+
+    Job seeds that are close to each other give unrelated seeds.
 
     Greedy draws need no seed.
     """
@@ -188,8 +201,8 @@ def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
 def cache_salt_of(tenant: str) -> str:
     """Return the cache salt of a tenant's requests.
 
-    Tenants have different salts: answers report the number of cached tokens, which would confirm a guess of another
-    tenant's prompt.
+    Tenants have different salts. Answers report the number of cached tokens, so a tenant could otherwise confirm a
+    guess of another tenant's prompt.
     """
     return sha256(f"prefixes of {tenant}".encode()).hexdigest()[:32]
 
@@ -199,10 +212,10 @@ Row = Mapping[int, float | None]
 
 
 def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
-    """Return K logprobs for each row, the most likely first, with empty cells for missing ones.
+    """Return K logprobs for each row, the most likely first, with empty cells if there are fewer.
 
-    Among equals the lower ID comes first. Servers add the prompt's token or the drawn token, which may not be among the
-    most likely tokens.
+    Of equally likely tokens, the lower ID comes first. Servers also list the prompt's token or the drawn token, even if
+    it is not among the most likely tokens.
     """
     found = TopkLogprobs.empty(len(rows), k)
     for position, row in enumerate(rows):
@@ -218,7 +231,7 @@ def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
 
 
 def joined(first: TopkLogprobs, rest: TopkLogprobs) -> TopkLogprobs:
-    """Return the rows of `first`, and after them the rows of `rest`."""
+    """Return the rows of `first`, followed by the rows of `rest`."""
     return TopkLogprobs(
         np.concatenate([first.token_ids, rest.token_ids]), np.concatenate([first.logprobs, rest.logprobs])
     )

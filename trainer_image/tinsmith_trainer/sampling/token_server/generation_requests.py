@@ -1,4 +1,7 @@
-"""The conversion of a job to requests for a token server, and of the answers to the job's outcome. Pure."""
+"""The conversion of a job to requests for a token server, and of the answers to the job's outcome.
+
+The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,15 @@ from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 from tinsmith_trainer.sampling.token_text import ends_within_character
 
 MOST_NAMED_TOKENS = 1 << 21
-"""The limit of most likely tokens in one answer of a server. As text they are 150 MB."""
+"""The limit on most likely tokens in one answer of a server. As text, these tokens are 150 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests of a job: one for each sample, and the requests for prefixes of its prompt.
+    """The requests of a job: one request for each sample, and requests for prefixes of its prompt.
 
-    If there are no requests, the outcome is already known. `max_tokens` is for each sequence. A request has at least
-    one token, because no server draws zero tokens; if `max_tokens` is 0, the request only scores the prompt.
+    If there are no requests, the outcome is already known. `max_tokens` is the limit for each sequence. A request has
+    at least one token, because no server draws zero tokens; if `max_tokens` is 0, the request only scores the prompt.
     """
 
     job: SampleJob
@@ -49,7 +52,8 @@ def plan_generation_requests(
     """Plan the requests.
 
     `head`: the adapter changes the unembedding. `scored_by_prefixes`: the server's own scores of the prompt would not
-    include this change. Raises UserError, with the reason, for a job that cannot run.
+    include this change, so the prompt is scored by prefixes. Raises UserError, with the reason, for a job that cannot
+    run.
     """
     if job.images:
         raise UserError("The prompt has images, which this sampler's token server is not given. Send text alone.")
@@ -90,7 +94,7 @@ def plan_generation_requests(
 
 
 def outcome_of(plan: Plan, drawn: Items[Generation], behind: Items[Generation], model: ServedModel) -> SampleOutcome:
-    """Return the outcome from the answers for the samples, and from the answers for prefixes of the prompt.
+    """Return the outcome, from the answers for the samples and the answers for the prompt's prefixes.
 
     Both lists are in the order of the plan. Raises UserError if the answer has no logprobs, for example if the model
     has diverged.
@@ -147,11 +151,11 @@ def _topk_prompt(plan: Plan, first: Generation | None, behind: Items[Generation]
 
 
 def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tuple[str, ...]:
-    """Return the stop strings for the server.
+    """Return the stop strings that the server searches for.
 
-    The text is cut in this process in any case; the strings save the server needless tokens. After a prompt that ends
-    within a character there are none: vLLM would also search the prompt, and could stop at a string that was never
-    drawn.
+    This process cuts the text in any case; the strings only save the server unnecessary tokens. If the prompt ends
+    within a character, the server gets no strings: vLLM would also search the prompt, and could stop at a string that
+    was never drawn.
     """
     if rule.strings and ends_within_character(job.prompt.tolist(), model.tokenizer):
         return ()
@@ -168,7 +172,7 @@ def _first_scored(job: SampleJob) -> int | None:
 
 
 def _finished(plan: Plan, drawn: Sequence, model: ServedModel) -> Sequence:
-    """Cut the sequence after the token that ends it. The built-in sampler finds this token in the same way."""
+    """Return the sequence, cut after the token that ends it. The built-in sampler finds the same token."""
     watch = plan.rule.watch(model.tokenizer, plan.job.prompt)
     for index, token in enumerate(drawn.tokens.tolist(), 1):
         if watch.sees_end(token):

@@ -1,4 +1,4 @@
-"""HTTP calls to a token server, and the thread with the event loop for these calls."""
+"""HTTP calls to a token server, and the thread whose event loop makes these calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class LoopThread:
-    """A thread with an event loop, from its construction until `stop`."""
+    """A thread with an event loop, which runs from its construction until `stop`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -95,10 +95,10 @@ class JsonCalls:
         )
 
     async def post(self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status) -> Any:
-        """Send a request. Return the JSON of the answer, or None if it is not JSON. There is no time limit.
+        """Send a request. Return the JSON of the answer, or None if the answer is not JSON. There is no time limit.
 
-        Raises UserError if the server finds the request invalid, ServerError if it fails, and SamplerClosed if it
-        cannot be reached.
+        Raises UserError if the server finds the request invalid, ServerError if the server fails, and SamplerClosed if
+        the server cannot be reached.
         """
         try:
             async with self._session.post(path, json=body) as response:
@@ -129,7 +129,7 @@ class JsonCalls:
 
 
 def _error_message(content: str) -> str:
-    """Return the message in an error's JSON. Its place differs between servers."""
+    """Return the message in an error's JSON. Each server has another place for it."""
     try:
         body = json.loads(content)
     except ValueError:

@@ -1,8 +1,9 @@
-"""Requests for values of a prompt that servers do not report: each draws one token after a prefix of the prompt.
+"""Requests for values of a prompt that servers do not report.
 
-No server reports the logprobs of other tokens at every position of a prompt, or draws tokens there. One server scores a
-prompt without the adapter's change of the unembedding. At the first drawn position each server gives all of these
-values over the whole vocabulary, and it has the prefix of a known prompt in its cache. Pure.
+Each request draws one token after a prefix of the prompt. No server reports the logprobs of other tokens at every
+position of a prompt, or draws tokens there. One server scores a prompt without the adapter's change of the unembedding.
+But each server gives all of these values over the whole vocabulary at the first drawn position. It also has the
+prefixes of a known prompt in its cache. The functions are pure.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from tinsmith_trainer.sampling.base import NO_TARGET, AltTokens, SampleJob, Topk
 from tinsmith_trainer.sampling.token_server.base import MOST_CANDIDATES, Generation, GenerationRequest, seed_of
 
 MOST_PREFIX_REQUESTS = 4096
-"""The limit of prefix requests in a job, equal to the limit of samples. Each request contains its prefix of the
-prompt."""
+"""The limit on prefix requests in a job, which is equal to the limit on samples.
+
+Each request contains its prefix of the prompt.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
     """A request with the prompt's tokens before the position of `row`.
 
-    The request is for candidates, for the most likely tokens, or for the draw with the number `draw`.
+    It asks for candidates, for the most likely tokens, or for the draw with the number `draw`.
     """
 
     purpose: Literal["named", "top_logprobs", "drawn"]
@@ -66,7 +69,7 @@ def plan_prefixes(
 def target_logprobs(
     job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]
 ) -> NDArray[np.float32] | None:
-    """Return logprobs in the shape of the targets, 0 for empty cells; None if there are no targets.
+    """Return logprobs in the shape of the targets, with 0 for empty cells. Return None if there are no targets.
 
     `drawn` is in the order of `planned`.
     """
@@ -81,7 +84,7 @@ def target_logprobs(
 
 
 def prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> NDArray[np.float32]:
-    """Return the logprobs of the prompt's own tokens, NaN for positions that were not requested.
+    """Return the logprobs of the prompt's own tokens, with NaN for positions that were not requested.
 
     `drawn` is in the order of `planned`.
     """
@@ -94,7 +97,7 @@ def prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[
 
 
 def topk_prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> TopkLogprobs:
-    """Return a row for each token of the prompt, empty if it was not requested.
+    """Return a row for each token of the prompt. The row is empty if it was not requested.
 
     `drawn` is in the order of `planned`.
     """
@@ -107,7 +110,7 @@ def topk_prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: I
 
 
 def alternative_tokens(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> AltTokens | None:
-    """Return the alternatives; None if none were requested. `drawn` is in the order of `planned`."""
+    """Return the alternatives, or None if no alternatives were requested. `drawn` is in the order of `planned`."""
     if not job.prompt_alt_tokens_k:
         return None
     shape = (len(job.prompt) - 1, job.prompt_alt_tokens_k)
@@ -123,7 +126,7 @@ def alternative_tokens(job: SampleJob, planned: Items[PrefixRequest], drawn: Ite
 def _logprobs_of_named(
     planned: Items[PrefixRequest], drawn: Items[Generation]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield each row with its candidate tokens in ascending order and the logprobs of these tokens."""
+    """Yield each row with its candidate tokens, in ascending order, and their logprobs."""
     for one, result in zip(planned, drawn, strict=True):
         if one.purpose == "named":
             assert result.candidates is not None
@@ -131,7 +134,10 @@ def _logprobs_of_named(
 
 
 def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return rows with the tokens whose logprobs are requested, each once, in groups that a server accepts."""
+    """Return the rows, with the tokens whose logprobs are requested.
+
+    Each token occurs once, in groups that a server accepts.
+    """
     found = []
     for row, row_targets in enumerate(_all_targets(job, scored_from)):
         tokens = np.unique(row_targets[row_targets != NO_TARGET]).tolist()
@@ -140,7 +146,7 @@ def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int
 
 
 def _all_targets(job: SampleJob, scored_from: int | None) -> NDArray[np.int64]:
-    """Return the targets. If the prompt's own tokens are requested, they are an additional column. Raises UserError."""
+    """Return the targets. If the prompt's own tokens are requested, they are one more column. Raises UserError."""
     rows, targets = len(job.prompt) - 1, job.target_prompt_logprobs
     if targets is None:
         targets = np.full((rows, 0), NO_TARGET, np.int64)
@@ -157,7 +163,7 @@ def _first_scored_position(job: SampleJob) -> int:
 
 
 def _draws(job: SampleJob) -> int:
-    """Return the number of draws at each position. Greedy draws are equal, so one is enough."""
+    """Return the number of draws at each position. All greedy draws are equal, so one draw is enough."""
     return min(job.prompt_alt_tokens_k, 1) if job.params.temperature == 0 else job.prompt_alt_tokens_k
 
 

@@ -1,4 +1,4 @@
-"""The sampler for a token server. Jobs become calls on an event loop in a separate thread."""
+"""The sampler for a token server. Each job becomes calls on an event loop, which runs in a separate thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Done = Callable[[SampleOutcome], None]
 
 
 class TokenServerSampler(Sampler):
-    """A sampler that uses a running token server. Its thread owns `server`, and at the end runs `on_close`."""
+    """A sampler that uses a running token server. Its thread owns `server`, and runs `on_close` when it ends."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class TokenServerSampler(Sampler):
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
         """Load an adapter.
 
-        Raises ServerError if the weights do not fit the base model, UserError if the server cannot serve them.
+        Raises ServerError if the weights do not fit the base model, and UserError if the server cannot serve them.
         """
         if self.has_adapter(adapter_key):
             return
@@ -93,7 +93,7 @@ class TokenServerSampler(Sampler):
     def _not_loaded(self, adapter_key: str, adapter: ServedAdapter, error: TrainerError) -> TrainerError:
         """Return the error for an adapter that was not loaded.
 
-        Servers report a missing folder in the same way as an adapter that they refuse.
+        Servers report a missing folder and a refused adapter in the same way.
         """
         is_missing = not adapter.folder.exists()
         self._folders.remove(adapter)
@@ -105,7 +105,7 @@ class TokenServerSampler(Sampler):
         return type(error)(f"Adapter {adapter_key} was not loaded. {error}")
 
     def _load(self, adapter: ServedAdapter) -> None:
-        """Load the adapter into the server. `close` cancels it."""
+        """Load the adapter into the server. `close` cancels the load."""
         with self._guard:
             self._check_open()
             loading = self._thread.begin(self._load_after_unloads(adapter))
@@ -118,9 +118,10 @@ class TokenServerSampler(Sampler):
             self._loading.discard(loading)
 
     async def _load_after_unloads(self, adapter: ServedAdapter) -> None:
-        """Load the adapter when there is room.
+        """Load the adapter as soon as there is room.
 
-        With one adapter too many, a server would evict an adapter of its choice and wait for the samples that use it.
+        If there were one adapter too many, a server would evict an adapter of its choice, and wait for the samples that
+        use it.
         """
         await asyncio.gather(*self._unloading, return_exceptions=True)
         await self._server.load_adapter(adapter.name, adapter.folder)
@@ -148,7 +149,7 @@ class TokenServerSampler(Sampler):
 
     @override
     def submit(self, job: SampleJob, done: Done) -> None:
-        """Submit a job. After `close`, `done` is called at once in the caller's thread."""
+        """Submit a job. After `close`, the call of `done` happens immediately in the caller's thread."""
         with self._guard:
             closed, adapter = self._closed, self._adapters.get(job.adapter_key)
             if adapter is not None:
@@ -165,7 +166,7 @@ class TokenServerSampler(Sampler):
 
     @override
     def stats(self) -> SamplerStats:
-        """Return the jobs active and waiting now; since the start, the tokens and the seconds with at least one job."""
+        """Return the numbers of active and waiting jobs, and the tokens and busy seconds since the start."""
         return self._counters.stats()
 
     @override
@@ -223,7 +224,7 @@ class TokenServerSampler(Sampler):
     async def _draw_all(self, plan: Plan, tenant: str) -> tuple[list[Generation], list[Generation]]:
         """Draw the samples of the plan, and the prefixes of its prompt.
 
-        The longest prefix is drawn first. The other prefixes then find it in the server's prefix cache.
+        The longest prefix is drawn first. The other prefixes are then in the server's prefix cache.
         """
         prefixes = [one.request for one in plan.prefixes]
         longest = await self._draw_together(prefixes[:1], tenant)
@@ -232,10 +233,10 @@ class TokenServerSampler(Sampler):
         return others[rest:], longest + others[:rest]
 
     async def _draw_together(self, requests: Items[GenerationRequest], tenant: str) -> list[Generation]:
-        """Draw all requests. After the first failure the other requests end.
+        """Draw all requests. After the first failure, all other requests are ended.
 
-        Raises the error of that failure, or SamplerClosed if the server is failing. After SamplerClosed, clients submit
-        the job again to another sampler.
+        Raises the error of this failure, or SamplerClosed if the server is failing. After SamplerClosed, clients submit
+        the job to another sampler.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -279,7 +280,7 @@ class TokenServerSampler(Sampler):
     async def _unload(self, adapter: ServedAdapter) -> None:
         """Unload the adapter.
 
-        The server may have lost the adapter, for example after a restart. The folder is removed in any case.
+        The server may no longer have the adapter, for example after a restart. The folder is removed in any case.
         """
         try:
             await self._server.unload_adapter(adapter.name)
@@ -299,7 +300,7 @@ class TokenServerSampler(Sampler):
 
 
 class Counters:
-    """Counters of this process, because the numbers of servers differ between versions. Thread-safe."""
+    """Counters that this process keeps, because versions of the servers report different numbers. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._guard = threading.Lock()

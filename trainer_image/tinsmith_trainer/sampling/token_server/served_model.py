@@ -1,4 +1,4 @@
-"""The properties of a base model whose weights are in another process."""
+"""The properties of a base model whose weights another process holds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ GENERATION_CONFIG = "generation_config.json"
 class ServedModel:
     """A base model in a server.
 
-    `linear_shapes` are [out, in] by module name. `experts` are the projections of layers' experts. `eos_token_ids` are
-    all IDs that end a sequence by default.
+    `linear_shapes` are [out, in] by module name. `experts` are the projections of the experts in each layer.
+    `eos_token_ids` are all IDs at which a sequence ends by default.
     """
 
     directory: Path

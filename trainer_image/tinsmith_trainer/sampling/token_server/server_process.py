@@ -1,4 +1,4 @@
-"""The process of a token server: its start, its health, its log, and its end together with this process."""
+"""The process of a token server: its start, its health, its log and its end. It ends together with this process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ KEPT_LINES = 20
 LONGEST_LINE_BYTES = 1024**2
 END_SECONDS = supervisor.STOP_SECONDS + 5.0
 LAST_WORDS_SECONDS = 5.0
-"""The maximum time for which the output of an ended server is read. A process that left its session may keep the output
-open."""
+"""The maximum time for reading the output of a server that has ended.
+
+A process that left its session may keep the output open.
+"""
 
 PERIOD_SECONDS = 10.0
 ILL_SECONDS = 60.0
-"""The time for which a server may be unhealthy, equal to that of a liveness probe."""
+"""The time for which a server may be unhealthy. A liveness probe allows the same time."""
 
 
 class ServerProcess:
@@ -43,7 +45,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, name: str, command: ServerCommand) -> ServerProcess:
-        """Start the process and return at once. `until_healthy` waits until it serves."""
+        """Start the process and return at once. `until_healthy` waits until the server answers."""
         for path, text in command.files.items():
             path.write_text(text)
         held, hold = os.pipe()
@@ -102,7 +104,7 @@ class ServerProcess:
         self._listening.cancel()
 
     def close_pipe(self) -> None:
-        """Close the pipe, after which the server ends soon. Idempotent."""
+        """Close the pipe. The server then ends soon. Idempotent."""
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
@@ -135,7 +137,10 @@ async def until_ill(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Return when the server has been unhealthy for `ILL_SECONDS`. A check without an answer counts as unhealthy."""
+    """Return when the server has been unhealthy for `ILL_SECONDS`.
+
+    A check without an answer counts as an unhealthy one.
+    """
     well = clock()
     while clock() - well < ILL_SECONDS:
         await sleep(PERIOD_SECONDS)
@@ -144,7 +149,7 @@ async def until_ill(
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """Return a line, or a part of a line that is too long."""
+    """Return a line. If the line is too long, return a part of it."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

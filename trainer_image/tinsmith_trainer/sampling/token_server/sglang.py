@@ -1,4 +1,4 @@
-"""SGLang's server, called by its native route."""
+"""SGLang's server, which is called by its native route."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ from tinsmith_trainer.sampling.token_server.base import (
 from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 DETERMINISTIC = "--enable-deterministic-inference"
-"""The flag without which SGLang accepts a seed and ignores it."""
+"""The flag for deterministic results. Without it, SGLang accepts a seed but ignores it."""
 CONFIG = "sglang.yaml"
 KEPT_BACK_TOKENS = 6
-"""The tokens of the context that SGLang reserves. A prompt must be shorter than the context by this number, and prompt
-and sequence together by two."""
+"""The number of tokens of the context that SGLang reserves. A prompt must be shorter than the context by this number.
+
+Prompt and sequence together must be shorter by two.
+"""
 BEYOND_VOCABULARY = "NaN happened"
-"""The stop reason of SGLang after it drew a token that does not exist and replaced it by a stop token."""
+"""The stop reason that SGLang reports after it drew a token that does not exist and replaced it by a stop token."""
 
 
 def sglang_command(settings: ServerSettings) -> ServerCommand:
@@ -92,8 +94,8 @@ class SglangServer(TokenServer):
     async def draw(self, request: GenerationRequest) -> Generation:
         """Draw the sequence.
 
-        If SGLang stops at a token that the request does not list, the draw continues: SGLang stops at all
-        end-of-sequence tokens of a model in addition to those of a request, or at no token.
+        SGLang stops at all end-of-sequence tokens of a model in addition to those of a request, or at no token. So the
+        draw continues if SGLang stops at a token that the request does not list.
         """
         if request.seed is not None and not self._deterministic:
             raise UserError(
@@ -122,7 +124,7 @@ class SglangServer(TokenServer):
 
 
 def sglang_request(request: GenerationRequest) -> dict[str, object]:
-    """Return the body with every parameter, so that no default of a server or of a model applies."""
+    """Return the body. It has every parameter, so that no default of a server or a model applies."""
     sampling: dict[str, object] = {
         "max_new_tokens": request.max_tokens,
         "temperature": request.temperature,
@@ -153,7 +155,7 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
 
 
 def _token_ids(request: GenerationRequest) -> list[int] | None:
-    """Return candidates for each scored request.
+    """Return the candidates for each scored request.
 
     SGLang's scheduler fails if a batch has requests with candidates and requests without them.
     """
@@ -163,7 +165,7 @@ def _token_ids(request: GenerationRequest) -> list[int] | None:
 
 
 def drawn_by_sglang(request: GenerationRequest, answer: Any) -> tuple[Generation, bool]:
-    """Return the answer, and whether it ended at a token that is no stop of this request.
+    """Return the answer, and whether the sequence ended at a token that is not a stop of this request.
 
     Raises ServerError if the answer does not have the form of the supported SGLang version.
     """
@@ -198,7 +200,10 @@ def _check_end(request: GenerationRequest, reason: Any) -> None:
 
 
 def _rest(request: GenerationRequest, sequence: Sequence) -> GenerationRequest:
-    """Return the request for the rest of the sequence. The seed stays, because SGLang draws by seed and position."""
+    """Return the request for the rest of the sequence.
+
+    The seed does not change, because SGLang draws by seed and position.
+    """
     return replace(
         request,
         prompt=np.concatenate([request.prompt, sequence.tokens]),
@@ -221,7 +226,7 @@ def _joined(first: Generation, rest: Generation) -> Generation:
 
 
 def _prompt_logprobs(request: GenerationRequest, meta: Any) -> NDArray[np.float32] | None:
-    """Return the logprobs. Entries are [logprob, token, text] up to the prompt's end, and are aligned at that end."""
+    """Return the logprobs. Entries are [logprob, token, text]. The last entry is for the prompt's last token."""
     if request.scored_from is None:
         return None
     found = np.full(len(request.prompt), np.nan, np.float32)
@@ -237,7 +242,7 @@ def _prompt_logprobs(request: GenerationRequest, meta: Any) -> NDArray[np.float3
 
 
 def _topk_prompt(request: GenerationRequest, meta: Any) -> TopkLogprobs | None:
-    """Return the most likely tokens, also aligned at the prompt's end."""
+    """Return the most likely tokens. The last entry is for the prompt's last token."""
     if not request.topk_prompt or request.scored_from is None:
         return None
     scored = len(request.prompt) - request.scored_from

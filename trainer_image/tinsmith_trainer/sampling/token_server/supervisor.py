@@ -1,8 +1,8 @@
-"""A program that runs a command while the other end of a pipe is open: `python -m …supervisor FD COMMAND…`.
+"""A program that runs a command as long as the other end of a pipe is open: `python -m …supervisor FD COMMAND…`.
 
-A killed server leaves its child processes running. So the server runs in its own session, and all processes of the
-session end with the holder of the pipe, even if the holder is killed. The supervisor exits with the command's exit
-status.
+When a server is killed, its child processes continue to run. So the server runs in its own session. All processes of
+the session end together with the process that holds the pipe, even if that process is killed. The supervisor exits with
+the command's exit status.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 from typing import NoReturn
 
 STOP_SECONDS = 10.0
-"""The time from the request to end until the session is killed. TINSMITH_SUPERVISOR_STOP_SECONDS overrides it."""
+"""The time between the request to end and the kill of the session. TINSMITH_SUPERVISOR_STOP_SECONDS overrides it."""
 
 
 def main(descriptor: int, command: list[str]) -> NoReturn:
@@ -34,7 +34,7 @@ def main(descriptor: int, command: list[str]) -> NoReturn:
 def _stop_when_pipe_closes(descriptor: int, child: subprocess.Popen[bytes]) -> None:
     """Stop the session when the pipe closes.
 
-    The holder never writes. End of file means that the holder has ended, or that it requests the stop.
+    The holder of the pipe never writes. End of file means that the holder has ended, or that it requests a stop.
     """
     os.read(descriptor, 1)
     _kill(child, signal.SIGTERM)

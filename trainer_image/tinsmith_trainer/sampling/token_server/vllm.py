@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server, called by its completions route with token IDs in requests and answers."""
+"""vLLM's OpenAI server, which is called by its completions route. Requests and answers have token IDs."""
 
 from __future__ import annotations
 
@@ -31,20 +31,27 @@ from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 BASE_MODEL = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that --max-lora-rank may have. An adapter may have any rank up to this value."""
+"""The values that --max-lora-rank accepts. An adapter may have any rank up to the chosen value."""
 GREEDY_BELOW = 1e-5
-"""A temperature. vLLM raises smaller positive values to 0.01, and at 0.01 the most likely token is not always drawn."""
+"""The temperature below which draws are greedy.
+
+A smaller positive value would be raised to 0.01 by vLLM, and at 0.01 it does not always draw the most likely token.
+"""
 TOKEN_ID = "token_id:"
 SPOILS = {"candidates": "top_logprobs", "head": "scored"}
-"""The kinds of requests that spoil others in one batch. vLLM's older model runner, which mixtures of experts still use,
-gives one request's candidates to the whole batch. It also adds an adapter's change of the unembedding to the scores of
-every prompt."""
+"""The kinds of requests that change the results of other requests in the same batch.
+
+The reason is vLLM's older model runner, which mixtures of experts still use. It gives one request's candidates to the
+whole batch, and adds an adapter's change of the unembedding to the scores of every prompt.
+"""
 
 REFUSALS = re.compile(
     "is greater than max_lora_rank|expected target modules|is unsupported LoRA weight|embedding LoRA size"
 )
-"""The messages of vLLM's engine about an adapter that it cannot serve. Their status is also that of internal
-failures."""
+"""The messages with which vLLM's engine refuses an adapter that it cannot serve.
+
+The status of these answers is the same as for internal failures.
+"""
 
 
 def vllm_command(settings: ServerSettings) -> ServerCommand:
@@ -79,7 +86,7 @@ def vllm_command(settings: ServerSettings) -> ServerCommand:
 
 
 def allowed_rank(max_rank: int) -> int:
-    """Return the lowest rank with which vLLM can start for adapters of this rank."""
+    """Return the lowest value of --max-lora-rank that allows adapters of this rank."""
     allowed = next((rank for rank in RANKS if rank >= max_rank), None)
     if allowed is None:
         raise ServerError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {max_rank}; lower --max-rank.")
@@ -124,7 +131,7 @@ class VllmServer(TokenServer):
 def _refuses_adapter(status: int, message: str) -> bool:
     """Return whether vLLM refuses the adapter.
 
-    A missing adapter is not a refusal, since this sampler writes the folder.
+    A missing adapter is not a refusal, because this sampler writes the folder.
     """
     return status == 400 or REFUSALS.search(message) is not None
 
@@ -140,7 +147,7 @@ def _traits(request: GenerationRequest) -> list[str]:
 
 
 def vllm_request(request: GenerationRequest) -> dict[str, object]:
-    """Return the body with every parameter, so that no default of a server or of a model applies."""
+    """Return the body. It has every parameter, so that no default of a server or a model applies."""
     body: dict[str, object] = {
         "model": request.adapter or BASE_MODEL,
         "prompt": request.prompt.tolist(),
@@ -174,8 +181,8 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
 def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
     """Return the answer.
 
-    Raises ServerError if the answer does not have the form of the supported vLLM version, and SamplerClosed for a
-    sequence that vLLM aborted.
+    Raises ServerError if the answer does not have the form of the supported vLLM version, and SamplerClosed if vLLM
+    aborted the sequence.
     """
     try:
         [choice] = answer["choices"]
@@ -232,7 +239,7 @@ def _by_token(row: dict[str, float]) -> dict[int, float]:
 
 
 class ConflictGate:
-    """A gate that admits work in the order of arrival, if it does not conflict with admitted work.
+    """A gate that admits work in the order of arrival, unless the work conflicts with work inside.
 
     Used on one event loop. `conflicts` maps a trait to the trait with which it conflicts, in both directions.
     """

@@ -77,7 +77,7 @@ class DeferredUnembedding(nn.Module):
         return whole.view(self._pieces, length, rows, several)
 
     def _score(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Score some positions of each piece `[s, B, H]` with targets `[pieces, s, B, K]`, in the targets' shape."""
+        """Return the logprobs of `targets` `[pieces, s, B, K]`, in their shape, from the pieces' states `[s, B, H]`."""
         logits, _ = self.layer(states, **self._model_arguments)
         return target_logprobs(logits, targets.flatten(0, 1).to(logits.device)).view(targets.shape)
 
