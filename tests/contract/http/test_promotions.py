@@ -115,7 +115,7 @@ async def test_a_rollback_goes_back_one_and_another_one_further(server: TestedSe
     for path in (paths[1], paths[0]):
         assert (await rolled_back(server, "prod")).json()["model_path"] == path
     refused = await rolled_back(server, "prod")
-    assert (refused.status_code, "the path of prod before" in refused.text) == (422, True)
+    assert (refused.status_code, "prod had no path before" in refused.text) == (422, True)
     await promoted(server, "prod", paths[3])
     await rolled_back(server, "prod")
     assert await history(server, "prod") == [

@@ -89,6 +89,10 @@ class Promotions:
                     f"the last change of {name} is number {current.number} now, not {expected_number}: the name "
                     f"refers to {current.tinker_path}"
                 )
+            if current.before is None:
+                raise Unprocessable(
+                    f"{name} had no path before {current.tinker_path}: promote another checkpoint instead"
+                )
             target = next((one for one in kept if one.number == current.before), None)
             if target is None:
                 raise Unprocessable(
