@@ -78,11 +78,11 @@ def create_app(
 ) -> FastAPI:
     """Return the server as an ASGI application.
 
-    `settings` default to the environment, `fleet` to the fleet that they name, and `clock` to the database's clock,
-    which all replicas share.
+    By default, `settings` come from the environment, `fleet` is the fleet that the settings name, and `clock` is the
+    database's clock, which all replicas share.
 
-    While the lifespan runs, `app.state` holds `services`, and `first_key` if an installation without keys got one;
-    `startup_error` holds the error of a lifespan that failed to start.
+    While the lifespan runs, `app.state` holds `services`. It also holds `first_key` if an installation without keys got
+    its first key. `startup_error` holds the error of a lifespan that could not start.
 
     Raises StartupError if a setting is invalid, or a file in a setting does not exist.
     """

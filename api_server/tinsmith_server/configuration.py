@@ -1,7 +1,7 @@
-"""The sources of settings, and the files that a server needs before startup.
+"""The sources of settings, and the files that a server needs before it starts.
 
-In order of precedence: flags, the environment (`TINSMITH_...`), the file of `--config`, the variables of another server
-(`find_names`), the defaults in `settings.py`.
+A source overrides the sources after it: flags, the environment (`TINSMITH_...`), the file of `--config`, the variables
+of another server (`find_names`), and the defaults in `settings.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def variable_of(name: str) -> str:
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Merge flags (None means not given), environment, file and defaults.
+    """Merge flags (None if not given), environment, file and defaults.
 
-    Raises StartupError, which names the setting, its source, and the allowed values.
+    Raises StartupError with the setting, its source, and the allowed values.
     """
     from_others = find_names(os.environ)
     from_file = read_config_file(config) if config is not None else {}
@@ -54,7 +54,7 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Setti
 
 
 def notes_on(settings: Settings, flags: Mapping[str, Any], config: Path | None = None) -> list[str]:
-    """Return notes for the person who starts a server with these settings."""
+    """Return notes about these settings for the person who starts a server."""
     from_file = read_config_file(config) if config is not None else {}
     from_flags = {name: value for name, value in flags.items() if value is not None}
     from_others = find_names(os.environ)
@@ -70,7 +70,7 @@ def _sources(
     from_environment: Mapping[str, Any],
     from_flags: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Return the source of each setting's current value."""
+    """Return the source of the value that each setting has."""
     return {
         **from_others.names,
         **{name: f"{name} in {config}" for name in from_file},
@@ -80,7 +80,7 @@ def _sources(
 
 
 def unknown_variables() -> str | None:
-    """Return a sentence about unknown `TINSMITH_...` variables and similar valid names, or None if there are none."""
+    """Return a sentence about unknown `TINSMITH_...` variables and similar valid names, or None if all are known."""
     known = sorted(variable_of(name) for name in Settings.model_fields)
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
     return f"not a setting: {', '.join(_with_nearest(name, known) for name in unknown)}" if unknown else None
@@ -106,7 +106,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def describe_settings(settings: Settings) -> str:
-    """Return the settings in force, as YAML that `--config` reads. Derived and secret values are comments."""
+    """Return the settings that are used, as YAML that `--config` can read. Derived and secret values are comments."""
     values = settings.model_dump(mode="json")
     lines = [_line(name, value, settings) for name, value in values.items()]
     return "".join(lines)
@@ -133,7 +133,10 @@ def _with_nearest(name: str, known: list[str]) -> str:
 
 
 def _place(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Return the error's position in one line. PyYAML's own message quotes the file over five lines."""
+    """Return the position of the error in one line.
+
+    PyYAML's own message spreads a quote of the file over five lines.
+    """
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}"
@@ -159,9 +162,9 @@ PRIVATE_DIRECTORY = 0o700
 
 
 def keep_files_private() -> None:
-    """Make new files of this process and its workers readable for their own user only.
+    """Make new files of this process and its workers readable only for their own user.
 
-    Journals and checkpoints hold the training data of all tenants. Other users of this machine must not read it.
+    Journals and checkpoints hold the training data of all tenants. Other users of this machine must not read this data.
     """
     os.umask(PRIVATE_UMASK)
 
@@ -203,7 +206,7 @@ _LEVELS = {"warn": "warning", "critical": "error"}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The settings found in another server's variables, with their variables, and the variables without effect."""
+    """The settings that another server's variables give, their variables, and the variables without effect."""
 
     settings: Mapping[str, Any]
     names: Mapping[str, str]
@@ -212,7 +215,7 @@ class Found:
     def note(self, in_force: Mapping[str, str]) -> str | None:
         """Return a sentence for the person who starts the server, or None.
 
-        `in_force` maps each setting to its source.
+        `in_force` maps each setting to the source of its value.
         """
         if not self.names:
             return None
@@ -226,7 +229,7 @@ class Found:
 
 
 def find_names(environment: Mapping[str, str]) -> Found:
-    """Return the settings in another server's variables.
+    """Return the settings that another server's variables give.
 
     Raises StartupError for a list of models in an unknown form.
     """

@@ -15,7 +15,7 @@ class AuthenticationFailed(TinsmithError):
 
 
 class TokenRefused(AuthenticationFailed):
-    """The token is not from this server, or has expired.
+    """The token was not issued by this server, or has expired.
 
     The SDK exchanges its key for a new one, and repeats the request.
     """
@@ -30,15 +30,18 @@ class Gone(TinsmithError):
 
 
 class Unprocessable(TinsmithError):
-    """The request cannot be understood well enough to become a future."""
+    """The request cannot be understood well enough to create a future."""
 
 
 class BodyTooLarge(TinsmithError):
-    """A JSON body is over the limit of its route. Protobuf bodies over the limit fail through their future instead."""
+    """A JSON body is over the limit of its route. A protobuf body over the limit is accepted, and its future fails."""
 
 
 class TooBusy(TinsmithError):
-    """A budget or a rate is used up for the moment. The SDK retries after Retry-After, a training call for 300 s."""
+    """A budget or a rate is used up for the moment.
+
+    The SDK repeats the request after Retry-After; it repeats a training call for 300 s.
+    """
 
     retry_after_seconds: float = 5.0
 
@@ -53,7 +56,7 @@ class TooManySamples(TooBusy):
 
 
 class WorkerError(TinsmithError):
-    """A worker did not carry out a call."""
+    """A worker did not carry out a call. The base class of such errors."""
 
 
 class WorkerUnavailable(WorkerError):
@@ -69,7 +72,10 @@ class HandleClosed(WorkerUnavailable):
 
 
 class WorkerUnstartable(WorkerUnavailable):
-    """The worker cannot start until a person fixes its model directory or its flags. The message names the mistake."""
+    """The worker cannot start until a person corrects its model directory or its flags.
+
+    The message names the mistake.
+    """
 
 
 class StaleEpoch(WorkerUnavailable):
@@ -81,7 +87,7 @@ class ModelNotAtWorker(WorkerError):
 
 
 class WorkerFull(WorkerError):
-    """The worker is full: for `Submit` the journal's disk, for `Sample` the queue."""
+    """The worker has no room: for `Submit` on the journal's disk, for `Sample` in the queue."""
 
 
 class StorageFull(WorkerError):
@@ -96,11 +102,11 @@ class CheckpointRootUnavailable(TinsmithError):
 
 
 class CheckpointDamaged(TinsmithError):
-    """Files of a checkpoint do not match its manifest. A retry cannot succeed."""
+    """Files of a checkpoint differ from its manifest. A retry cannot succeed."""
 
 
 # ---- errors of the installation
 
 
 class StartupError(TinsmithError):
-    """The server cannot start; `tinsmith serve` prints the message and exits with 2."""
+    """The server cannot start. `tinsmith serve` prints the message and exits with status 2."""

@@ -1,4 +1,4 @@
-"""Structured logs on standard error, with request, session and model ids and never a key."""
+"""Structured logs on standard error. They contain IDs of requests, sessions and models, and never a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY = re.compile(r"\b(tml-|eyJ)[A-Za-z0-9._~+/=-]+")
 
 
 def redact(text: str) -> str:
-    """Mask everything that looks like an API key or a JWT."""
+    """Mask all text that looks like an API key or a JWT."""
     return _KEY.sub(r"\1***", text)
 
 
@@ -30,12 +30,12 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
 
 
 def bind_ids(**ids: str) -> None:
-    """Add these ids to every later log line of the current request."""
+    """Add these IDs to every later log line of the current request."""
     structlog.contextvars.bind_contextvars(**ids)
 
 
 def chosen_format(log_format: LogFormat) -> Literal["json", "console"]:
-    """Return the format: `auto` means console on a terminal, and JSON elsewhere."""
+    """Return the log format. `auto` means console on a terminal, and JSON elsewhere."""
     if log_format == "auto":
         return "console" if sys.stderr.isatty() else "json"
     return log_format

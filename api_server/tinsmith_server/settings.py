@@ -1,4 +1,4 @@
-"""The settings and their defaults. `configuration.py` has their sources."""
+"""The settings and their defaults. `configuration.py` has the sources of their values."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave out pydantic's files of variables and of secrets.
+        """Leave out pydantic's files of variables and secrets.
 
-        None is configured, and each lookup would take time.
+        None of them is configured, and looking for them takes time.
         """
         return init_settings, env_settings
 
@@ -291,7 +291,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _belongs_to_the_fleet(self) -> Settings:
-        """Refuse settings that the chosen fleet does not read, because they would silently have no effect."""
+        """Refuse settings that the chosen fleet does not read, because they would have no effect."""
         if self.fleet == "kubernetes":
             for name in OF_LOCAL_WORKERS:
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -357,7 +357,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _keeps_sessions_alive_during_polls(self) -> Settings:
-        """Refuse a timeout that would end sessions during a held poll, which is a sign of life only at its start."""
+        """Refuse a timeout that would end sessions during a held poll.
+
+        A poll counts as a sign of life only when it starts.
+        """
         if self.session_timeout_seconds < 2 * self.poll_hold_seconds:
             raise ValueError(
                 f"session_timeout_seconds: {self.session_timeout_seconds:g} is less than twice poll_hold_seconds, "
@@ -368,12 +371,12 @@ class Settings(BaseSettings):
 
     @property
     def listens_here_alone(self) -> bool:
-        """True if only this machine can reach the server. Under uvicorn's own command `host` is not used."""
+        """True if only this machine can reach the server. uvicorn's own command does not use `host`."""
         return is_loopback(self.host)
 
     @property
     def keeps_data_here(self) -> bool:
-        """True if the server writes to its data directory; otherwise its container may be read-only."""
+        """True if the server writes to its data directory. Otherwise, its container may be read-only."""
         return self.database_url is None or self.checkpoint_root is None
 
     @property

@@ -1,1 +1,1 @@
-"""The server's commands, found by the `tinsmith` program under the entry-point group `tinsmith.commands`."""
+"""The server's commands. The `tinsmith` program finds them under the entry-point group `tinsmith.commands`."""

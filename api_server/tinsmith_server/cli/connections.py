@@ -1,7 +1,7 @@
-"""uvicorn's server and HTTP protocol, with a time limit for everything that a client may leave unfinished.
+"""uvicorn's server and HTTP protocol, with a time limit for each thing that a client may leave unfinished.
 
-uvicorn itself waits for a header without limit, and accepts headers of any length. It lets one address use all file
-descriptors for its connections.
+uvicorn itself waits for a header without a limit, and accepts headers of any length. It also lets one address use all
+file descriptors for its connections.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TOO_SLOW = f"the request's header did not arrive within {HEAD_SECONDS:g} s"
 class Addresses:
     """The number of connections of each address.
 
-    Connections of trusted proxies are not counted here, but their requests are.
+    Connections of trusted proxies are not counted here, but the requests on them are counted elsewhere.
     """
 
     def __init__(self, limit: int, trusted: Sequence[str]) -> None:
@@ -86,8 +86,8 @@ def _open_files() -> int:
 class UntilClosed:
     """An application that closes the connection after an answer without a length.
 
-    uvicorn sends such answers in chunks, which HTTP/1.0 does not have. nginx speaks HTTP/1.0 to its upstreams by
-    default.
+    uvicorn sends such answers in chunks, which HTTP/1.0 does not have. By default, nginx speaks HTTP/1.0 to its
+    upstreams.
     """
 
     def __init__(self, app: Any, cycle: RequestResponseCycle) -> None:
@@ -111,7 +111,7 @@ class UntilClosed:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP with one deadline at a time: for the next header, the rest of a body, or a slow reader.
+    """HTTP with one deadline at a time: for the next header, for the rest of a body, or for a slow reader.
 
     A request in progress has no deadline here, because its route limits the time of the body.
     """
@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(seconds, otherwise) if seconds is not None and otherwise else None
 
     def _end_idle(self) -> None:
-        """Close an idle connection. A connection that sends bytes without starting a request is idle as well."""
+        """Close an idle connection. A connection that sends bytes but starts no request is idle, too."""
         self.transport.abort()
 
     # ---- headers
@@ -204,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, UntilClosed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _refuse(self, status: bytes, sentence: str) -> None:
-        """Refuse a request before it reaches the application."""
+        """Refuse a request that has not reached the application yet."""
         if self._refused or self.transport.is_closing():
             return
         self._refused, self._in_head = True, False
@@ -263,7 +263,7 @@ class BoundedProtocol(HttpToolsProtocol):
 class StoppingServer(uvicorn.Server):
     """uvicorn's server.
 
-    It calls back when it answers requests, and releases held polls before it waits for connections.
+    It calls back when it begins to answer requests, and releases held polls before it waits for connections.
     """
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""`tinsmith keys`: commands that change the store directly, with or without a running server."""
+"""`tinsmith keys`: commands that change the store directly. The server may run or not."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def revoke(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a key; a running server refuses it within seconds."""
+    """Revoke a key. A running server refuses it within seconds."""
     key = _with_keys(data, database_url, config, lambda service: _revoke(service, key_id))
     if key is None:
         typer.echo(f"tinsmith keys: there is no key {key_id}", err=True)
@@ -94,7 +94,7 @@ def revoke(
 
 
 def _check_tenant(tenant: str) -> None:
-    """Refuse an invalid tenant name before a store is created for it."""
+    """Refuse an invalid tenant name. Call this before a store is created for the tenant."""
     try:
         check_tenant_name(tenant)
     except TinsmithError as error:
@@ -103,7 +103,7 @@ def _check_tenant(tenant: str) -> None:
 
 
 async def _revoke(service: Keys, key_id: int) -> ApiKey | None:
-    """Revoke the key, and return its row from before the change."""
+    """Revoke the key, and return its row as it was before."""
     found = {key.key_id: key for key in await service.list()}
     await service.revoke(key_id)
     return found.get(key_id)
@@ -140,7 +140,7 @@ def _missing_file(settings: Settings) -> Path | None:
 def _names_store(settings: Settings) -> bool:
     """Return whether a flag, the environment or a file names the store.
 
-    Without a name, the store is in the working directory, and a server in another directory does not read it.
+    If they do not name it, the store is in the working directory, and a server in another directory does not read it.
     """
     return bool({"data", "database_url"} & settings.model_fields_set)
 

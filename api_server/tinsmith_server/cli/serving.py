@@ -109,7 +109,7 @@ def serve(
 
 
 def quiet_on_a_terminal(settings: Settings) -> Settings:
-    """Return the settings with the log level `warning` if a person reads the log and has not set another."""
+    """Return the settings with the log level `warning` if a person reads the log and has not set another level."""
     if "log_level" in settings.model_fields_set or not on_terminal():
         return settings
     return settings.model_copy(update={"log_level": "warning"})
@@ -132,7 +132,7 @@ def run_server(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket]) -> None:
-    """Start loading models in their own processes before the imports here, because loading takes longer."""
+    """Load models in processes of their own, then run the imports of this function, because loading takes longer."""
     signal.signal(signal.SIGINT, _leave)
     try:
         await fleet.begin()
@@ -146,9 +146,9 @@ async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket
 
 
 def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> StoppingServer:
-    """Import most of this program, and assemble the server.
+    """Import most of this program, and create the server.
 
-    The garbage collector is off during the imports, and never scans the imported objects later.
+    The garbage collector is off during the imports, and it never scans the imported objects later.
     """
     gc.disable()
     import uvicorn
@@ -207,12 +207,12 @@ def listen(host: str, port: int, cure: str = "set --port (0 selects a free one)"
 
 
 def _leave(_number: int, _frame: object) -> None:
-    """Exit at once: the store is not open yet, and the workers end with this process."""
+    """Exit immediately. The store is not open yet, and the workers end with this process."""
     os._exit(0)
 
 
 def _stopped(_number: int, _frame: object) -> None:
-    """Ignore the signal that uvicorn sends itself again after a clean stop.
+    """Ignore the signal that uvicorn sends to itself again after a clean stop.
 
     Otherwise the exit status would mean "killed".
     """
@@ -227,7 +227,10 @@ def _raise_open_files() -> None:
 
 WIDEST_RULE = 100
 ROUTED_TO = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses reserved for documentation. No packet is sent. The route to them reveals this machine's own address."""
+"""Addresses that are reserved for documentation. No packet is sent.
+
+The route to them reveals this machine's own address.
+"""
 UNENCRYPTED = (
     "warning: keys and data travel unencrypted to this address; docs/how-to/ingress.md explains how to add TLS"
 )
@@ -239,7 +242,7 @@ def on_terminal() -> bool:
 
 
 def announce(listener: socket.socket, first_key: NewKey | None, public_url: str | None) -> None:
-    """Print the URL once the server answers. Print a new key as well, because it is never shown again."""
+    """Print the URL once the server answers. Print a new key, too, because it is never shown again."""
     host, port = listener.getsockname()[:2]
     if not on_terminal():
         if first_key is not None:
@@ -257,7 +260,7 @@ def announce(listener: socket.socket, first_key: NewKey | None, public_url: str 
 def boxed(url: str, key: str | None, *, is_exposed: bool) -> list[str]:
     """Return the lines between two horizontal rules.
 
-    The lines have no side borders, so that a selection can be pasted.
+    The lines have no borders at the sides, so that a selection can be pasted.
     """
     rule = "─" * min(shutil.get_terminal_size().columns, WIDEST_RULE)
     lines = [f"Tinsmith answers at {url}"]
@@ -272,7 +275,7 @@ def url_at(host: str, port: int) -> str:
 
 
 def reachable_host(host: str) -> str:
-    """Return `host`, or this machine's own address if the server listens on all of them."""
+    """Return `host`. If the server listens on all addresses, return this machine's own address."""
     if not ipaddress.ip_address(host).is_unspecified:
         return host
     families = (socket.AF_INET,) if "." in host else (socket.AF_INET, socket.AF_INET6)
@@ -281,7 +284,7 @@ def reachable_host(host: str) -> str:
 
 
 def _own_address(family: socket.AddressFamily) -> str | None:
-    """Return this machine's address in its network, or None without a route. No packet is sent."""
+    """Return this machine's address in its network, or None if it has no route. No packet is sent."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((ROUTED_TO[family], 9))
@@ -291,7 +294,7 @@ def _own_address(family: socket.AddressFamily) -> str | None:
 
 
 def print_progress(line: str) -> None:
-    """Print the progress of the start on a terminal. Scripts read it in the log."""
+    """Print the progress of the start on a terminal. Scripts read the progress in the log."""
     if on_terminal():
         _say(line)
 

@@ -1,4 +1,4 @@
-"""Fleets: the workers of a server, and connections to them."""
+"""Fleets: the workers of a server, and the connections to these workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def fleet_of(settings: Settings, on_progress: Callable[[str], None] = lambda _: None) -> Fleet:
-    """Return the fleet of the settings. `on_progress` is called with the progress of loading models.
+    """Return the fleet that the settings name. `on_progress` is called with the progress while models load.
 
     Only the chosen kind of fleet is imported, because the packages of the other kind may not be installed. Raises
-    StartupError if a model directory or the catalogue is missing, or there is no model to serve.
+    StartupError if a model directory or the catalogue is missing, or if there is no model to serve.
     """
     if settings.fleet == "kubernetes":
         from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet

@@ -1,4 +1,7 @@
-"""The activation of a running worker under an epoch. The epoch fences off servers that do not know of each other."""
+"""The activation of a running worker under an epoch.
+
+The epoch blocks older servers that do not know of this activation.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ PATIENCE_SECONDS = 20.0
 
 
 async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> worker_pb2.DescribeReply:
-    """Activate the worker under an epoch that no earlier instance has had.
+    """Activate the worker under an epoch that no earlier instance of it had.
 
-    Several servers give one instance the same epoch. Returns the description of the activated instance. Raises
-    WorkerUnavailable. This includes the case that another instance has replaced the worker, because the new instance
-    needs its own epoch.
+    Several servers give the same instance the same epoch. Returns the description of the activated instance. Raises
+    WorkerUnavailable if the activation is not possible now. It also raises this error if another instance has replaced
+    the worker, because the new instance needs its own epoch.
     """
     description = await client.describe()
     instance_id = description.instance_id
@@ -58,10 +61,10 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> w
 
 
 class ActivatedHandle(WorkerHandle):
-    """The part of a handle that does not depend on where the worker runs."""
+    """The part of a handle that is the same for workers at any place."""
 
     _epochs: Store
-    """The store, which is set before the first connection exists."""
+    """The store. It is set before the first connection exists."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
@@ -80,7 +83,7 @@ class ActivatedHandle(WorkerHandle):
     @property
     @override
     def accepting(self) -> bool:
-        """Return True, because its first sample starts a worker that is not running."""
+        """Return True, because the first sample starts a worker that is not running."""
         return True
 
     @property

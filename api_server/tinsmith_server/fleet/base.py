@@ -1,4 +1,4 @@
-"""The interface between the services and a fleet of any kind."""
+"""The interface between the services and a fleet, for any kind of fleet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ServedModel:
     """A base model under the name that clients use. Any number of workers may serve it.
 
-    `weights` is equal for names of the same base weights. A limit of None is left to the worker. `training` and
-    `sampling` say whether a worker for training, or a sampler, exists or may be created.
+    Two names of the same base weights have equal `weights`. If a limit is None, the worker decides. `training` and
+    `sampling` are True if a worker for training, or a sampler, exists or may be created.
     """
 
     name: str
@@ -47,7 +47,10 @@ class SavesAddress:
 
 
 class Changes:
-    """A counter of changes. With it a caller can read the state, then wait, and miss no change in between."""
+    """A counter of changes.
+
+    A caller that reads the counter, then the state, and then waits for a change misses no change.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -59,7 +62,7 @@ class Changes:
         self._next = asyncio.Event()
 
     async def beyond(self, count: int) -> None:
-        """Return when the counter exceeds `count`."""
+        """Return when the counter is higher than `count`."""
         while self.count <= count:
             await self._next.wait()
 
@@ -73,27 +76,30 @@ class SamplerClient(Protocol):
     async def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
         """Announce samples of an adapter, so that the sampler can load it.
 
-        Raises WorkerError, also if it supports no hints.
+        Raises WorkerError, even if the sampler does not support announcements.
         """
 
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
     async def await_samples(self, request: worker_pb2.AwaitSamplesRequest) -> worker_pb2.AwaitSamplesReply:
-        """Wait for ended samples. Raises Unprocessable for a sampler that cannot wait for several."""
+        """Wait for ended samples. Raises Unprocessable for a sampler that cannot wait for several samples."""
 
     async def cancel_sample(self, request_id: str) -> None: ...
     async def render_prompt(self, request: worker_pb2.RenderPromptRequest, tenant: str) -> worker_pb2.RenderPromptReply:
         """Render a prompt.
 
-        Raises Unprocessable if the model's chat template refuses the prompt, or there is no template.
+        Raises Unprocessable if the model's chat template refuses the prompt, or if there is no template.
         """
 
     async def await_text(self, request_id: str, seen: int, timeout_seconds: float) -> worker_pb2.AwaitTextReply: ...
     async def describe(self) -> worker_pb2.DescribeReply: ...
     async def take_usage(self) -> worker_pb2.TakeUsageReply:
-        """Return the usage since the last such call of any server. Raises WorkerError if the worker counts no usage."""
+        """Return the usage since the last call of this method by any server.
+
+        Raises WorkerError if the worker counts no usage.
+        """
 
     async def read_tokenizer(self, known_digest: str) -> worker_pb2.ReadTokenizerReply:
-        """Return the base model's tokenizer, without its files if they have this digest.
+        """Return the base model's tokenizer. If its files have this digest, the files are left out.
 
         Raises Unprocessable if the model has no tokenizer that clients may download.
         """
@@ -109,10 +115,10 @@ class WorkerClient(SamplerClient, Protocol):
     """A client of one activated instance of a worker."""
 
     async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:
-        """Return the operation's number and the epoch of its acceptance, once the operation is on disk.
+        """Return the operation's number, and the epoch in which the worker accepted it, when the operation is on disk.
 
-        Tenants share the worker fairly. Raises ModelNotAtWorker, StorageFull (nothing was accepted) and StaleEpoch; and
-        Unprocessable if the client numbers some of the model's operations but not all.
+        Tenants share the worker fairly. Raises ModelNotAtWorker, StorageFull if nothing was accepted, StaleEpoch, and
+        Unprocessable if the client numbers only some of the model's operations.
         """
 
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
@@ -120,23 +126,23 @@ class WorkerClient(SamplerClient, Protocol):
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
         """Create a checkpoint from uploaded files.
 
-        Raises Unprocessable if they are not an adapter of the base model.
+        Raises Unprocessable if the files are not an adapter of the base model.
         """
 
 
 SamplerKind = Literal["pool", "colocated"]
-"""The kinds of samplers in order of preference: dedicated samplers, then workers that also train."""
+"""The kinds of samplers. Dedicated samplers are preferred to workers that also train."""
 
 
 class SamplerHandle(Protocol):
-    """A sampler with its samples in memory.
+    """A sampler, which keeps its samples in memory.
 
-    It is a pool's replica, a process next to a local worker, or a worker that samples.
+    It is a replica of a pool, a process next to a local worker, or a worker that samples.
     """
 
     @property
     def sampler_id(self) -> str:
-        """The id of the process that keeps the samples in memory. Every server sees the same id."""
+        """The id of the process that keeps the samples in memory. Every server sees the same ID."""
 
     @property
     def name(self) -> str:
@@ -144,7 +150,7 @@ class SamplerHandle(Protocol):
 
     @property
     def base_model(self) -> str:
-        """The base model's name for display, which is the first of several names."""
+        """The base model's name for messages. If the model has several names, it is the first."""
 
     @property
     def kind(self) -> SamplerKind: ...
@@ -154,27 +160,30 @@ class SamplerHandle(Protocol):
         """True if the sampler takes new samples."""
 
     async def connection(self, timeout_seconds: float) -> SamplerClient:
-        """Return a client. Raises WorkerUnavailable with the reason if there is no connection in time."""
+        """Return a client of the sampler.
+
+        Raises WorkerUnavailable with the reason if there is no connection before the timeout.
+        """
 
     def running(self) -> SamplerClient | None:
-        """Return a client if the sampler is connected now. Does not start the sampler."""
+        """Return a client if the sampler is connected now. This call does not start the sampler."""
 
     @property
     def outlives_connections(self) -> bool:
-        """True if the sampler may hold samples without a connection to this server, as after the server's start."""
+        """True if the sampler may hold samples without a connection to this server, for example after its start."""
         return True
 
     @property
     def takes_saves_in(self) -> str | None:
-        """The network in which the sampler can reach workers that stream saves.
+        """The network in which the sampler can reach the workers that stream saves.
 
-        None: the sampler reads the checkpoint root.
+        None means that the sampler reads saves from the checkpoint root.
         """
         return None
 
 
 class WorkerHandle(SamplerHandle, Protocol):
-    """A worker of the fleet, which may or may not be running."""
+    """A worker of the fleet. It may be running or not."""
 
     @property
     def worker_id(self) -> str: ...
@@ -195,44 +204,47 @@ class WorkerHandle(SamplerHandle, Protocol):
 
     @property
     def leaving(self) -> str | None:
-        """The reason for the worker's planned removal, as a clause; None if no removal is planned.
+        """The reason why the worker will be removed, as a clause, or None if no removal is planned.
 
-        The worker's models must be saved and released while it still runs.
+        The worker's models must be saved and released before the worker stops.
         """
 
     @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:
         """Return a client of the activated worker. The first call starts the worker.
 
-        Raises WorkerUnavailable with the reason if it is not ready in time, and WorkerUnstartable at once if its model
-        directory or its flags are the cause.
+        Raises WorkerUnavailable with the reason if the worker is not ready before the timeout, and WorkerUnstartable
+        immediately if its model directory or its flags are the cause.
         """
 
     @override
     def running(self) -> WorkerClient | None:
-        """Return a client if the worker is ready now. Does not start the worker."""
+        """Return a client if the worker is ready now. This call does not start the worker."""
 
     @property
     def saves(self) -> SavesAddress | None:
-        """The address from which the worker streams its newest saves. None: the worker streams no saves at present."""
+        """The address from which the worker streams its newest saves.
+
+        None means that the worker streams no saves now.
+        """
         return None
 
     @property
     def unavailable_reason(self) -> str | None:
-        """The reason why the worker is not ready, for waiting clients; None while it is ready."""
+        """The reason why the worker is not ready, which waiting clients see. It is None while the worker is ready."""
 
     async def renew(self) -> None:
-        """Activate the running instance again, after its epoch turned out to be stale."""
+        """Activate the running instance again. Call this after its epoch was refused as stale."""
 
 
 class Fleet(Protocol):
     """The models and workers of a server.
 
-    Both may appear and disappear while the fleet is open; `changes` counts this.
+    Models and workers may appear and disappear while the fleet is open, and `changes` counts this.
     """
 
     async def begin(self) -> None:
-        """Start everything that needs no store, while the rest of the server starts. Raises StartupError."""
+        """Start everything that needs no store, while the server itself is still starting. Raises StartupError."""
 
     async def open(self, store: Store) -> None: ...
     async def close(self) -> None: ...
@@ -249,7 +261,7 @@ class Fleet(Protocol):
     def workers(self) -> Sequence[WorkerHandle]: ...
 
     def worker(self, worker_id: str) -> WorkerHandle:
-        """Return the worker with this id. Raises WorkerAbsent if there is none at present."""
+        """Return the worker with this id. Raises WorkerAbsent if the fleet has no such worker now."""
 
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
         """Return the workers that take new models of this LoRA rank, whether or not a slot is free."""
@@ -262,20 +274,20 @@ class Fleet(Protocol):
         """All samplers that may still hold a sample, including those that take no new samples."""
 
     async def refresh(self) -> None:
-        """Read the state of the fleet again. Raises WorkerUnavailable if this is not possible."""
+        """Read the state of the fleet again. Raises WorkerUnavailable if the state cannot be read."""
 
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
-        """Request more capacity if possible: for a model of this rank, or for samples.
+        """Request more capacity, if possible: for a model of this rank, or for samples.
 
-        Returns a message for display: what the caller is waiting for, or what an administrator has to do.
+        Returns a message that says what the caller is waiting for, or what an administrator must do.
         """
 
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """Return why this worker can never come back, or None if it may come back."""
+        """Return the reason why this worker can never come back, or None if it may come back."""
 
     @property
     def problem(self) -> str | None:
-        """The reason why the fleet does not know its workers yet; None once the fleet knows them."""
+        """The reason why the fleet does not know its workers yet, or None if it knows them."""
 
 
 def describable_handles(fleet: Fleet) -> Sequence[SamplerHandle]:
@@ -285,11 +297,11 @@ def describable_handles(fleet: Fleet) -> Sequence[SamplerHandle]:
 
 
 def places_of(description: worker_pb2.DescribeReply) -> int:
-    """Return the number of models that this worker takes: its slots, or more if it parks models."""
+    """Return the number of models that this worker accepts: its slots, or more if it parks models."""
     return description.model_places or description.capabilities.adapter_slots
 
 
 def share_weights(fleet: Fleet, one: str, other: str) -> bool:
-    """Return whether two names stand for the same base weights, so that an adapter of one fits the other."""
+    """Return whether two names mean the same base weights. An adapter of one then fits the other."""
     first, second = fleet.model(one), fleet.model(other)
     return one == other or (first is not None and second is not None and first.weights == second.weights)

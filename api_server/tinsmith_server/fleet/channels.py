@@ -1,7 +1,7 @@
 """Channels to workers: a Unix socket on this machine, or mutual TLS over the network.
 
-A channel keeps the certificate with which it was opened. The files are replaced while the server runs, so the owner of
-a channel asks `TlsDirectory.shows` regularly, and opens a new channel when it returns False.
+A channel keeps the certificate with which it was opened. The files are replaced while the server runs. So the owner of
+a channel calls `TlsDirectory.shows` regularly, and opens a new channel when it returns False.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tinsmith_server.errors import WorkerUnavailable
 
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 SWAPPED = "..data"
-"""The kubelet's name for the directory of the current files."""
+"""The kubelet's name for the directory that holds the current files."""
 
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     # The HTTP side limits bodies; a result of 1024 long datums has tens of MB.
@@ -43,7 +43,7 @@ NETWORK_OPTIONS: list[tuple[str, int | str]] = [
 class WorkerTls:
     """The certificate that a channel shows, and the name that it expects in the peer's certificate.
 
-    Contents are PEM.
+    The contents are PEM.
     """
 
     certificate: bytes
@@ -62,8 +62,8 @@ PemFiles: TypeAlias = tuple[bytes, bytes, bytes]
 class TlsDirectory:
     """The directory with this server's client certificate, its key, and the workers' certificate authority.
 
-    Files are parsed only when they have changed. With a thousand connections, each checking every 10 s, parsing took
-    8 % of the event loop's time.
+    Files are parsed only when they have changed. With a thousand connections that each check every 10 s, parsing took 8
+    % of the event loop's time.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -71,12 +71,18 @@ class TlsDirectory:
         self._known: tuple[object, PemFiles] | None = None
 
     def for_worker(self, worker_id: str) -> WorkerTls:
-        """Return the certificate for a new channel. Raises WorkerUnavailable if files are missing or do not match."""
+        """Return the certificate for a new channel.
+
+        Raises WorkerUnavailable if files are missing or do not match each other.
+        """
         certificate, key, authority = self._read()
         return WorkerTls(certificate, key, authority, worker_id)
 
     def shows(self, tls: WorkerTls) -> bool:
-        """Return whether the files are still those of this channel. Unreadable files count as unchanged."""
+        """Return whether the current files are the files of this channel.
+
+        If the files cannot be read, they count as unchanged.
+        """
         try:
             return self._read() == (tls.certificate, tls.key, tls.authority)
         except WorkerUnavailable:
@@ -105,7 +111,7 @@ def _state(file: Path) -> tuple[int, int, int]:
 
 
 def _parsed(folder: Path) -> PemFiles:
-    """Read and check the files. Raises OSError, also if certificate and key do not match."""
+    """Read and check the files. Raises OSError if they cannot be read, or if certificate and key do not match."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
     context.load_verify_locations(folder / AUTHORITY)

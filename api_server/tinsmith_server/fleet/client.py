@@ -1,4 +1,4 @@
-"""A client of a worker's gRPC service, with typed calls and the server's own errors."""
+"""A client of a worker's gRPC service. It has typed calls, and raises the server's own errors."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class GrpcWorkerClient(WorkerClient):
         return reply.instance_id
 
     async def until_broken(self) -> None:
-        """Return when the connection is lost. The next connection may reach another instance."""
+        """Wait until the connection is lost. The next connection may reach another instance."""
         state = self._channel.get_state()
         while state is grpc.ChannelConnectivity.READY:
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state()
 
     async def close(self, grace_seconds: float | None = None) -> None:
-        """Close the channel. Running calls end at once, or after the grace period. New calls are refused."""
+        """Close the channel. Running calls end immediately, or after the grace period. New calls are refused."""
         await self._channel.close(grace_seconds)
 
     @override

@@ -1,1 +1,1 @@
-"""Prometheus metrics of the server, and of the workers from their last descriptions."""
+"""Prometheus metrics of the server, and of the workers. Workers' metrics come from their last descriptions."""

@@ -1,6 +1,7 @@
 """Prometheus metrics of requests, workers and the store.
 
-Labels name the base model and the worker. They never contain a client's ids, because the page needs no key.
+Labels name the base model and the worker. They never contain IDs of clients, because the page can be read without a
+key.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics:
     """The metrics of one app.
 
-    Each app has its own registry, so that the numbers of two apps in one process stay separate.
+    Each app has its own registry, so that two apps in one process have separate numbers.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class Metrics:
 
 
 class ServerCollector(Collector):
-    """The number of rows in the store by state, and of held polls."""
+    """The number of the store's rows in each state, and the number of held polls."""
 
     def __init__(self, rows: Callable[[], Mapping[str, int]], polls_held: Callable[[], int]) -> None:
         self._rows = rows

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the workers, from their last descriptions, and of the samples sent to them."""
+"""Prometheus metrics of the workers from their last descriptions, and of the samples that were sent to them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WorkerCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class SamplingFigures:
-    """Counts of submitted samples, by pools and training workers, of samples passed on, and of open samplers."""
+    """Counts of samples submitted to pools and to training workers, of samples passed on, and of open samplers."""
 
     accepted: Mapping[tuple[str, str], int]
     passed_on: Mapping[str, int]
@@ -54,7 +54,7 @@ class SamplingFigures:
 
 
 class SamplingCollector(Collector):
-    """A collector of the routing of samples."""
+    """A collector for the routing of samples."""
 
     def __init__(self, figures: Callable[[], SamplingFigures]) -> None:
         self._figures = figures

@@ -1,1 +1,4 @@
-"""HTTP only: parse, call one service, translate the answer. One file per area."""
+"""The HTTP layer. A route parses the request, calls one service, and translates the answer.
+
+There is one file for each area.
+"""

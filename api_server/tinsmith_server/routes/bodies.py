@@ -1,4 +1,7 @@
-"""Dependencies that read bodies with JSON objects, requests, samples or training data. They check the key first."""
+"""Dependencies that read bodies: JSON objects, requests, samples or training data.
+
+They check the key before they read the body.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ SHAPES = {"/retrieve_futures": Shape(values=64 * 1024)}
 
 
 async def whole_body(request: Request, services: Services, account: Account, *, grows: bool = False) -> bytes:
-    """Return the body. Raises BodyTooLarge.
+    """Return the body. Raises BodyTooLarge if the body is over the limit.
 
     For `grows` see `receive`.
     """
@@ -49,7 +52,7 @@ async def whole_body(request: Request, services: Services, account: Account, *, 
 async def read_json_object(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
 ) -> dict[str, Any]:
-    """Return the JSON object in the body. Raises BodyTooLarge, and Unprocessable for other content."""
+    """Return the JSON object in the body. Raises BodyTooLarge, and Unprocessable if the body is not a JSON object."""
     body, shape = await whole_body(request, services, account), SHAPES.get(path_of(request), PLAIN)
     try:
         return await services.admission.off_the_loop(tenant, len(body), lambda: read_object(body, shape))
@@ -63,7 +66,7 @@ JsonObject = Annotated[dict[str, Any], Depends(read_json_object)]
 def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
     """Return a dependency that validates the body.
 
-    It answers errors with 422, so it suits requests without a future.
+    It answers errors with 422, so it suits only requests without a future.
     """
 
     def validate(content: dict[str, Any]) -> M:
@@ -80,9 +83,9 @@ def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
 
 
 def sample_as(form: Callable[[dict[str, Any]], T]) -> Callable[..., Awaitable[T]]:
-    """Return a dependency that reads a sample in one of its forms.
+    """Return a dependency that reads a sample in this form.
 
-    The dependency raises Unprocessable for invalid JSON, and the errors of `form`.
+    The dependency raises Unprocessable for invalid JSON, and the errors that `form` raises.
     """
 
     async def read(request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey) -> T:
@@ -103,7 +106,10 @@ PlainSample = Annotated[sample_requests.PlainSample, Depends(sample_as(sample_re
 async def read_custom_loss(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
 ) -> CustomLossId:
-    """Return the id of a custom loss. The id contains the loss. Raises Unprocessable for an invalid loss."""
+    """Read a custom loss, and return its ID. The ID contains the whole loss.
+
+    Raises Unprocessable for an invalid loss.
+    """
     body = await whole_body(request, services, account)
 
     def packed() -> CustomLossId:
@@ -121,7 +127,7 @@ CustomLoss = Annotated[CustomLossId, Depends(read_custom_loss)]
 async def read_forward_backward(
     request: Request, response: Response, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
 ) -> worker_pb2.SubmitRequest:
-    """Return the operation of a training call, in protobuf or, from SDKs below 0.22.3, in JSON."""
+    """Return the operation of a training call. The body is protobuf, or JSON from SDKs below 0.22.3."""
     if request.headers.get("content-type", "").startswith("application/json"):
         return await _from_json("forward_backward_input", request, response, services, account, key)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
@@ -136,7 +142,7 @@ async def read_forward(
 ) -> worker_pb2.SubmitRequest:
     """Return the operation of a call without gradients.
 
-    SDKs from 0.22.3 on send it as a forward_backward without a loss.
+    SDKs from 0.22.3 on send such a call as a forward_backward without a loss.
     """
     return await _from_json("forward_input", request, response, services, account, key)
 
@@ -148,9 +154,9 @@ Forward = Annotated[worker_pb2.SubmitRequest, Depends(read_forward)]
 async def _from_json(
     call: CallKey, request: Request, response: Response, services: Services, account: Account, key: str | None
 ) -> worker_pb2.SubmitRequest:
-    """Return the operation of a JSON body.
+    """Return the operation in a JSON body.
 
-    Raises BodyTooLarge, because a cut body lacks the model's name at its end.
+    Raises BodyTooLarge, because a body that was cut lacks the model's name at its end.
     """
     body = await whole_body(request, services, account, grows=True)
     return _operation(await services.operation_bodies.from_json(body, call, account, key), response)
@@ -163,9 +169,9 @@ def _operation(read: TrainingOperation, response: Response) -> worker_pb2.Submit
 
 
 async def read_telemetry_body(request: Request, services: ServicesDep) -> bytes:
-    """Return the body, or nothing if it is over the limit, because telemetry must not cause errors.
+    """Return the body, or an empty body if it is over the limit, because telemetry must not cause errors.
 
-    Senders without a key share a budget.
+    All senders without a key share one budget.
     """
     with services.admission.telemetry.account("") as account, suppress(TooBusy, HTTPException):
         body = await receive(request, limit_of(path_of(request), services.settings), account)

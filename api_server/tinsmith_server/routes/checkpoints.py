@@ -1,4 +1,4 @@
-"""Training runs and checkpoints. A checkpoint's id has two path segments, `<kind>/<name>`."""
+"""Training runs and checkpoints. The ID of a checkpoint has two path segments: `<kind>/<name>`."""
 
 from __future__ import annotations
 
@@ -149,7 +149,10 @@ async def download(token: str, path: str, services: ServicesDep) -> StreamingRes
 
 @router.get(CHECKPOINT + "/archive", status_code=302, response_class=RedirectResponse)
 async def archive_link(path: Path, request: Request, tenant: Tenant, services: ServicesDep) -> RedirectResponse:
-    """Redirect to an archive of all files of a checkpoint. SDKs up to 0.35 read the address without following it."""
+    """Redirect to an archive that contains all files of a checkpoint.
+
+    SDKs up to 0.35 read the address of the redirect, but do not follow it.
+    """
     base_url = services.settings.public_url or str(request.base_url)
     link = await services.exports.archive_link(tenant, path, base_url)
     return RedirectResponse(link.url, 302, {"expires": format_datetime(link.expires, usegmt=True)})

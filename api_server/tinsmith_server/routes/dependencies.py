@@ -1,4 +1,4 @@
-"""Dependencies of routes: the services, the tenant of a key, and the page of a list."""
+"""Dependencies of routes: the services, the tenant of the key, and the page of a list."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MOST_KEY_CHARACTERS = 200
 
 
 class KeyHeader(APIKeyHeader):
-    """The header with the key, as Tinker's clients or other clients send it.
+    """The header with the key, in the form of Tinker's clients or of other clients.
 
-    Both are read in one step, because every call needs a key.
+    Both headers are read in one step, because every call needs a key.
     """
 
     @override
@@ -55,7 +55,7 @@ async def get_services(request: Request) -> Services:
 
 
 async def authenticate(request: Request, services: Annotated[Services, Depends(get_services)], key: ApiKey) -> str:
-    """Return the key's tenant. Raises AuthenticationFailed, and TooBusy for a key over its rate of requests."""
+    """Return the key's tenant. Raises AuthenticationFailed, and TooBusy for a key that is over its request rate."""
     tenant = await services.keys.authenticate(key)
     if path_of(request) not in UNCOUNTED:
         services.admission.admit_request(key)
@@ -63,7 +63,7 @@ async def authenticate(request: Request, services: Annotated[Services, Depends(g
 
 
 def path_of(request: Request) -> str:
-    """Return the route's template, without the common prefix."""
+    """Return the template of the route, without the common prefix."""
     return str(request.scope["route"].path).removeprefix(API_PREFIX)
 
 

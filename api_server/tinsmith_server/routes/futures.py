@@ -1,4 +1,4 @@
-"""The routes of polls, which are held until there is an answer, and never answer 5xx."""
+"""The routes of polls. A poll is held until there is an answer, and never answers 5xx."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LEAST_BYTES_PER_SECOND = 256 * 2**10
 
 
 class HeldRoute(PlannedRoute):
-    """A route that holds the request after a failure, instead of answering 5xx at once."""
+    """A route that holds a failed request instead of answering 5xx immediately."""
 
     @override
     def around(self, handle: Handler) -> Handler:
@@ -111,7 +111,7 @@ async def retrieve_future_by_path(
 async def delete_model(
     body: Annotated[DeleteModelRequest, Depends(body_as(DeleteModelRequest))], tenant: Tenant, services: ServicesDep
 ) -> Response:
-    """End a model; its checkpoints stay. 408 means: earlier operations of the model are still running, so ask again."""
+    """End a model; its checkpoints stay. 408 means that earlier operations of the model still run: ask again."""
     answer = await services.results.delete_model(tenant, body.model_id)
     if not isinstance(answer, Ready):
         return _response(answer)
@@ -119,16 +119,16 @@ async def delete_model(
 
 
 def reads_protobuf(request: Request) -> bool:
-    """Return whether the client reads protobuf. SDKs from 0.18 on request it.
+    """Return whether the client reads protobuf. SDKs from 0.18 on request protobuf.
 
-    A client without the header accepts any format.
+    A client that sends no such header accepts any format.
     """
     accepted = request.headers.get("accept", ANYTHING)
     return PROTOBUF in accepted or ANYTHING in accepted
 
 
 class SentInPieces(Response):
-    """A response sent in pieces. It frees its memory when the last piece is sent or an error occurs."""
+    """A response sent in pieces. It frees its memory when the last piece is sent, or when an error occurs."""
 
     def __init__(self, content: bytes, media_type: str, room: ExitStack) -> None:
         super().__init__(content, media_type=media_type)
@@ -144,7 +144,7 @@ class SentInPieces(Response):
     async def _send_pieces(self, send: Send) -> None:
         """Send the pieces.
 
-        Each `send`, including the last empty one, waits until the socket has taken the previous piece.
+        Each `send` waits until the socket has taken the previous piece. This includes the last `send`, which is empty.
         """
         whole = memoryview(self.body)
         for start in range(0, len(whole), PIECE_BYTES):

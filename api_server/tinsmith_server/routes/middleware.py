@@ -1,4 +1,4 @@
-"""Middleware around every request: ids in the log, metrics, the last handler of errors, and access rules."""
+"""Middleware around every request: IDs in the log, metrics, the last error handler, and access rules."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LINKS = re.compile(r"(?<=/uploads/)[^/]+|(?<=/downloads/)[^/]+|(?<=/archives/)[^
 
 
 class _HeadIsComplete(Exception):
-    """A signal that ends an application before it sends a body in answer to HEAD."""
+    """A signal that ends an application before it sends a body as the answer to HEAD."""
 
 
 class HeadRequests:
-    """Middleware that answers HEAD as GET without its body, on every route: monitors and load balancers use HEAD.
+    """Middleware that answers HEAD like GET, but without a body, on every route.
 
-    A streamed body is stopped before its first part. Otherwise gigabytes of an archive would be read and compressed for
-    nothing.
+    Monitors and load balancers use HEAD. A streamed body is stopped before its first part. Otherwise, gigabytes of an
+    archive would be read and compressed without use.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -65,12 +65,12 @@ class HeadRequests:
 
 
 class Observing:
-    """Middleware for logs and metrics, in plain ASGI, so that it costs little for thousands of held polls."""
+    """Middleware for logs and metrics. It is plain ASGI, so that it costs little for thousands of held polls."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, pages: frozenset[str]) -> None:
         """Wrap the application.
 
-        `pages` are the paths that FastAPI serves itself, which have no route in the scope.
+        `pages` are the paths of pages that FastAPI serves itself. They have no route in the scope.
         """
         self._app = app
         self._metrics = metrics
@@ -111,7 +111,7 @@ class Observing:
             )
 
     def _route(self, scope: Scope) -> str:
-        """Return the route's template, because paths contain ids and would create too many time series."""
+        """Return the template of the route, because a path contains IDs and would create too many time series."""
         path = get_route_path(scope)
         if path in self._pages:
             return path
@@ -132,10 +132,10 @@ POLL_BY_PATH = "/api/v1/retrieve_future/"
 
 
 class LoopbackOnly:
-    """Middleware of a server without keys, which refuses every request that does not come from this machine.
+    """Middleware for a server without keys. It refuses every request that does not come from this machine.
 
-    The settings may not show the address on which the server listens. So the connection and the headers of each request
-    are checked.
+    The settings may not tell on which address the server listens. So the connection and the headers of each request are
+    checked.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -151,10 +151,10 @@ class LoopbackOnly:
 
 
 def foreign_request_reason(scope: Scope) -> str | None:
-    """Return why a request does not come directly from a program on this machine; None if it does.
+    """Return the reason if a request does not come directly from a program on this machine, otherwise None.
 
-    A proxy on this machine may forward anyone's request, and a web page may make a local browser send one, across sites
-    or by a host name that resolves to this machine.
+    A proxy on this machine may forward requests of others. A web page may also make a local browser send a request,
+    across sites or by a host name that resolves to this machine.
     """
     headers = Headers(scope=scope)
     ends = [scope.get("server"), scope.get("client")]
@@ -179,14 +179,14 @@ def _names_this_machine(url: str) -> bool:
 
 
 def pages_are_open(settings: Settings, scope: Scope) -> bool:
-    """Return whether this request may see the pages: by default, if server and client are on this machine."""
+    """Return whether this request may see the pages. By default, server and client must be on this machine."""
     if settings.pages_need_key != "auto":
         return settings.pages_need_key == "never"
     return settings.listens_here_alone and foreign_request_reason(scope) is None
 
 
 class PageAuth:
-    """Middleware that requires a key for the pages. The metrics port serves only metrics, without a key."""
+    """Middleware that requires a key for the pages. The metrics port serves only metrics, and requires no key."""
 
     def __init__(self, app: ASGIApp, settings: Settings, pages: Collection[str]) -> None:
         self._app = app
@@ -214,13 +214,13 @@ class PageAuth:
 
 
 def _key(headers: Headers) -> str | None:
-    """Return the key. Without extra configuration Prometheus can send only `Authorization`."""
+    """Return the key. Without additional configuration, Prometheus can send only `Authorization`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return headers.get("x-api-key") or (token if scheme.lower() == "bearer" else None)
 
 
 class AddressLimit:
-    """Middleware that limits the requests in flight of each address behind trusted proxies."""
+    """Middleware that limits the number of requests in flight for each address behind trusted proxies."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -251,8 +251,8 @@ class AddressLimit:
 class ConcurrencyLimit:
     """Middleware that limits how many requests of one tenant run in the event loop.
 
-    Requests without a known key are limited by their address. A poll holds its slot only for its first step, because
-    thousands of polls may wait.
+    Requests without a known key are limited by their address instead. A poll uses its slot only for its first step,
+    because thousands of polls may wait.
     """
 
     def __init__(self, app: ASGIApp) -> None:

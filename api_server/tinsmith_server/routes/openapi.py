@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own document, with the bodies that routes read themselves, and the errors' format."""
+"""The OpenAPI document. It extends FastAPI's document by the bodies that routes read themselves, and by errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Serve the generated document, with the schemas that `takes` refers to and every operation's errors."""
+    """Serve the generated document.
+
+    It includes the schemas that `takes` refers to, and the errors of every operation.
+    """
 
     def openapi() -> dict[str, Any]:
         if not app.openapi_schema:
@@ -69,7 +72,10 @@ PROBLEMS = ("4XX", *sorted({str(status) for status in HTTP_STATUS.values() if st
 
 
 def _add_problems(document: dict[str, Any]) -> None:
-    """Replace FastAPI's validation errors, which no client of this server sees. Dialect routes have their own form."""
+    """Replace FastAPI's validation errors, because this server's clients never see them.
+
+    Routes of dialects have their own form of errors.
+    """
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in _FORM_OF_FASTAPI:
         schemas.pop(name, None)

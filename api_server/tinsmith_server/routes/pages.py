@@ -1,4 +1,4 @@
-"""Pages for a browser: a front page, and the calls in Swagger UI. They load nothing from other servers."""
+"""Pages for a browser: a front page, and a page of all calls in Swagger UI. They load nothing from other servers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ router = APIRouter()
 
 @router.get("/", tags=["service"], summary="What this is", response_class=JSONResponse)
 async def front_page(request: Request) -> Response:
-    """Describe the server, as a page for a browser and as JSON for other clients."""
+    """Describe the server. A browser gets a page, and other clients get JSON."""
     headers = {"Vary": "Accept"}
     if prefers_html(request.headers.get("accept", "")):
         policy = {"Content-Security-Policy": _FRONT_POLICY}
@@ -92,7 +92,7 @@ async def front_page(request: Request) -> Response:
 
 
 def prefers_html(accept: str) -> bool:
-    """Return whether the client accepts `text/html`, with a higher weight than `application/json`."""
+    """Return whether the client accepts `text/html` with a higher weight than `application/json`."""
     weights: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))

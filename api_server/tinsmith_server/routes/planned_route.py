@@ -1,7 +1,7 @@
-"""Routes that resolve their dependencies once, at start.
+"""Routes that resolve their dependencies only once, at start.
 
-FastAPI walks the tree of an endpoint's dependencies at each request, and validates an answer that is already an
-instance of its response model. Both together take a quarter of the time of a small request.
+At each request, FastAPI walks the tree of an endpoint's dependencies, and validates an answer that already has the type
+of its response model. Together, both take a quarter of the time of a small request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Handler: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A call of a dependency. `takes` maps a parameter to the number of the step whose result it gets."""
+    """A call of one dependency. `takes` maps a parameter to the number of the step whose result it receives."""
 
     call: Callable[..., Any]
     takes: tuple[tuple[str, int], ...]
@@ -34,10 +34,10 @@ class _Step:
 
 
 class PlannedRoute(APIRoute):
-    """A route that resolves its dependencies once, at start.
+    """A route that resolves its dependencies only once, at start.
 
-    It plans endpoints that return a response or their response model. FastAPI itself runs endpoints with parameters of
-    their own, another status or another result. It also runs the routes of an included router, because it adds that
+    It can plan an endpoint that returns a response or its response model. FastAPI itself runs endpoints with own
+    parameters, another status or another result. It also runs the routes of an included router, because it adds that
     router's dependencies. A generator dependency is closed before the answer is sent.
     """
 
@@ -51,7 +51,7 @@ class PlannedRoute(APIRoute):
         return self.status_code is None and _is_model(self.response_model) and _is_plain(self.dependant)
 
     def around(self, handle: Handler) -> Handler:
-        """Return `handle`, extended by a subclass, for example with another format of errors."""
+        """Return `handle`. A subclass may extend it, for example with another format of errors."""
         return handle
 
     @override
@@ -75,7 +75,7 @@ class PlannedRoute(APIRoute):
 
 
 def plan(endpoint: Dependant) -> Sequence[_Step]:
-    """Return each dependency once, after the dependencies that it needs. The endpoint is last."""
+    """Return each dependency once. It comes after the dependencies that it needs itself. The endpoint comes last."""
     steps: list[_Step] = []
     numbers: dict[Callable[..., Any], int] = {}
 
@@ -96,12 +96,12 @@ def plan(endpoint: Dependant) -> Sequence[_Step]:
 
 
 def _is_model(response_model: object) -> bool:
-    """Return whether the endpoint returns a response (None) or a model."""
+    """Return whether the endpoint returns a model. For None, it returns a response."""
     return response_model is None or (isinstance(response_model, type) and issubclass(response_model, BaseModel))
 
 
 def _is_plain(one: Dependant) -> bool:
-    """Return whether the dependency and its dependencies read no parameters themselves, and need no thread."""
+    """Return whether the dependency and its own dependencies read no parameters and need no thread."""
     parameters = (one.path_params, one.query_params, one.header_params, one.cookie_params, one.body_params)
     others = (one.websocket_param_name, one.background_tasks_param_name, one.security_scopes_param_name)
     awaited = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
@@ -123,7 +123,7 @@ async def _run(steps: Sequence[_Step], request: Request, extra: Response | None)
 
 
 async def _run_closing(steps: Sequence[_Step], request: Request, extra: Response | None) -> Response | BaseModel:
-    """Run steps that include generators, and close these at the end."""
+    """Run steps, some of which are generators, and close the generators at the end."""
     made: list[Any] = []
     async with AsyncExitStack() as opened:
         for step in steps:

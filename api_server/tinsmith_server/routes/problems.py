@@ -31,9 +31,9 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.StorageFull: 507,
     TinsmithError: 500,
 }
-"""The statuses of errors. 409 is missing on purpose, because the SDK retries after it for minutes."""
+"""The HTTP status of each error. 409 is not used, because the SDK would retry after it for minutes."""
 NOT_FOUND = "Not Found"
-"""Starlette's answer for a path without a route."""
+"""The answer that Starlette gives for a path without a route."""
 UNKNOWN_CALL = (
     "This call does not exist. If a tinker SDK made it, the SDK is newer than the server: "
     "docs/reference/protocol.md lists the SDK versions that work; install one of them, or a newer server."
@@ -41,17 +41,17 @@ UNKNOWN_CALL = (
 
 
 def http_status(error: TinsmithError) -> int:
-    """Return the status of the nearest class in the table."""
+    """Return the status of the nearest base class in the table."""
     return next(HTTP_STATUS[kind] for kind in type(error).__mro__ if kind in HTTP_STATUS)
 
 
 def problem(status: int, detail: str) -> JSONResponse:
-    """Return the error response. Without a content-length the SDK takes a 400 for a proxy's answer."""
+    """Return the error response. Without a content-length, the SDK would treat a 400 as a proxy's answer."""
     return JSONResponse({"detail": redact(detail)}, status)
 
 
 def set_user_notice(response: Response, sentence: str) -> None:
-    """Set the header that the SDK always shows its user, labelled as a deprecation note."""
+    """Set a header. The SDK always shows it to its user, with a label for deprecations."""
     words = " ".join(redact(sentence).split())
     response.headers["x-deprecation-note"] = f"waiting: {words}".encode("ascii", "replace").decode()
 
@@ -85,7 +85,7 @@ async def _validation_error(_request: Request, error: Exception) -> JSONResponse
 
 
 def faults_of(error: RequestValidationError) -> str:
-    """Return one sentence that lists the error of each parameter."""
+    """Return one sentence with the error of each parameter."""
     return "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
 
 

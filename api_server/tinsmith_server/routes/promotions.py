@@ -1,4 +1,4 @@
-"""Stable names for saved samplers: set, listed, rolled back, removed."""
+"""Calls for stable names of saved samplers: set, list, roll back and remove."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def roll_back(
 ) -> PromotionResponse:
     """Roll a name back. `expected_number` is the number of the change to undo.
 
-    If it is already undone, nothing changes.
+    If this change is already undone, nothing changes.
     """
     return _one(await services.promotions.roll_back(tenant, name, expected_number))
 

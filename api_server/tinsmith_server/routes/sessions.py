@@ -1,4 +1,4 @@
-"""Sessions: create, heartbeat, finish, list, search, and put into a project."""
+"""Calls for sessions: create, heartbeat, finish, list, search, and assign to a project."""
 
 from __future__ import annotations
 

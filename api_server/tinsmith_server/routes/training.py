@@ -1,4 +1,4 @@
-"""Models and their operations. A call returns a future as soon as the worker has the operation on disk."""
+"""Models and their operations. A call returns a future when the worker has stored the operation on disk."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ async def create_model(body: JsonObject, tenant: Tenant, services: ServicesDep, 
 
 @router.get("/waiting_models", summary="Models that wait for a worker, and what each waits for")
 async def waiting_models(tenant: Tenant, services: ServicesDep) -> WaitingModelsResponse:
-    """List the tenant's waiting models, oldest first, 20 at most.
+    """List the tenant's models that wait, oldest first, at most 20.
 
-    Tinker has no such call; `tinsmith doctor` uses it.
+    Tinker has no such call. It exists for `tinsmith doctor`.
     """
     return WaitingModelsResponse(waiting_models=await services.models.waiting(tenant))
 
@@ -73,7 +73,7 @@ async def get_info(
 async def get_tokenizer(
     model_id: Annotated[str, Query(min_length=1)], tenant: Tenant, services: ServicesDep
 ) -> TokenizerResponse:
-    """Return the name of a model's tokenizer. Clients load the tokenizer by this name, as the SDK does."""
+    """Return the name of the model's tokenizer. A client loads the tokenizer by this name, as the SDK does."""
     model = await services.models.owned(tenant, model_id)
     longest = services.inspection.max_sequence_length(model.base_model)
     return TokenizerResponse(

@@ -1,4 +1,4 @@
-"""The reception of bodies: the limit of each route, the minimum rate, and the wait for memory."""
+"""The reception of bodies: the size limit of each route, the minimum rate, and the wait for memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/anthropic/api/v1/messages": "max_sample_bytes",
     "/anthropic/api/v1/messages/count_tokens": "max_sample_bytes",
 }
-"""The limit of each route, or the name of the setting with the limit. Other routes read no body."""
+"""The size limit of each route, or the name of the setting that holds the limit.
+
+Routes that are not listed read no body.
+"""
 
 # A small body may take this long. A larger body must arrive at this rate on average, and end within the limit. The SDK
 # itself gives up after 120 s.
@@ -78,7 +81,7 @@ PIECE_BYTES = 64 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A received body. `complete` is False if the body is over the limit, and only its beginning was read."""
+    """A received body. If the body is over the limit, `complete` is False and only the beginning was read."""
 
     content: bytes
     complete: bool
@@ -100,7 +103,7 @@ def over(path: str, limit: int) -> str:
 
 
 async def body_account(tenant: Tenant, services: ServicesDep) -> AsyncIterator[Account]:
-    """Return an account that stays open until the answer is sent, because the parsed body needs as much memory."""
+    """Return an account that stays open until the answer is sent, because the parsed body needs memory, too."""
     with services.admission.bodies.account(tenant) as account:
         yield account
 
@@ -109,13 +112,13 @@ AccountDep = Annotated[Account, Depends(body_account)]
 
 
 async def receive(request: Request, limit: int, account: Account, beginning: int = 0, *, grows: bool = False) -> Body:
-    """Return the body, or the first `beginning` bytes of a body over the limit.
+    """Return the body. If it is over the limit, return its first `beginning` bytes.
 
-    A body that `grows` is unpacked next. It keeps its position in the budget's order until the caller calls
-    `account.received()`. Otherwise bodies that need memory for unpacking could wait for each other.
+    A body that `grows` is unpacked after it is received. It keeps its place in the order of the budget until the caller
+    calls `account.received()`. Otherwise, bodies that need memory for unpacking could wait for each other without end.
 
-    The connection reads and drops the rest of a body over the limit, because a client that is disconnected while it
-    sends would not see the answer. Raises TooBusy after a long wait for memory, and 408 for a sender that is too slow.
+    The rest of a body over the limit is read and dropped, because a client that is disconnected while it sends would
+    not see the answer. Raises TooBusy after a long wait for memory, and 408 if the sender is too slow.
     """
     declared = request.headers.get("content-length", "")
     kept_bytes = beginning if declared.isdecimal() and int(declared) > limit else limit
@@ -134,9 +137,9 @@ async def receive(request: Request, limit: int, account: Account, beginning: int
 
 
 async def parts(request: Request, limit: int, account: Account) -> AsyncIterator[bytes]:
-    """Yield a file's body part by part. The memory of a part is released when the next part is requested.
+    """Yield the parts of a file's body. The memory of a part is released when the next part is requested.
 
-    The body may take any time at the minimum rate. Raises BodyTooLarge, TooBusy, and 408 for a slower sender.
+    At the minimum rate, the body may take any time. Raises BodyTooLarge, TooBusy, and 408 for a slower sender.
     """
     # This body may take hours, but does not delay other bodies, because it holds the memory of one part at most.
     account.received()
@@ -150,9 +153,10 @@ async def parts(request: Request, limit: int, account: Account) -> AsyncIterator
 
 
 class _Content:
-    """The first `most` bytes received, in pieces of one size.
+    """The first `most` bytes that were received, in pieces of one size.
 
-    Many buffers that grow at the same time are moved repeatedly. The gaps between them increased memory use by half.
+    Many buffers that grow at the same time are moved repeatedly. The gaps between them would increase the use of memory
+    by half.
     """
 
     def __init__(self, most: int) -> None:
@@ -175,7 +179,7 @@ class _Content:
 async def _in_time(
     request: Request, account: Account, longest_seconds: float = LONGEST_SECONDS
 ) -> AsyncIterator[bytes]:
-    """Wait for memory, and yield the parts as they arrive. A small body is one part."""
+    """Wait for memory, and yield each part as it arrives. A small body has only one part."""
     loop = asyncio.get_running_loop()
     more, received, seconds = True, 0, 0.0
     while more:

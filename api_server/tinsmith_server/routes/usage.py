@@ -1,4 +1,4 @@
-"""A tenant's usage by the hour, its stored data, its audit log, and traces of its sessions."""
+"""Calls for a tenant's usage by hour, its stored data, its audit log, and traces of its sessions."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _info(one: Usage) -> UsageInfo:
 
 
 async def _entries(pages: AsyncIterator[Sequence[AuditEntry]]) -> AsyncIterator[bytes]:
-    """Yield the JSON of an `AuditLogResponse`, with one page in memory at a time."""
+    """Yield the JSON of an `AuditLogResponse`. Only one page is in memory at a time."""
     before = b'{"entries":['
     async for page in pages:
         yield before + b",".join(_entry(one) for one in page)

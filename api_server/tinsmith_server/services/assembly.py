@@ -1,4 +1,4 @@
-"""The services of a server, created from a store, a fleet and settings."""
+"""The services of a server, which are created from a store, a fleet and settings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tinsmith_server.store.store import Store
 
 
 class Services:
-    """The services of a server. Routes use the services without an underscore; the others are internal.
+    """The services of a server. Routes use only the services whose name has no underscore.
 
     Raises StartupError if the checkpoint root cannot be opened.
     """

@@ -1,4 +1,4 @@
-"""Delivery of operations to workers' journals, through restarts and changes of epoch."""
+"""Delivery of operations to the journals of workers. It continues through restarts and changes of the epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ STALE = (
 
 
 class _EpochReads:
-    """Shared reads of a worker's epoch. The journal acknowledges many operations at once, and these share one read."""
+    """Reads of a worker's epoch, which callers share.
+
+    The journal acknowledges many operations at the same time, and these share one read.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -29,7 +32,7 @@ class _EpochReads:
         self._next: dict[str, asyncio.Task[int]] = {}
 
     async def epoch_now(self, worker_id: str) -> int:
-        """Return the worker's epoch, read after this call."""
+        """Return the worker's epoch. It is read after this call begins."""
         read = self._next.get(worker_id)
         if read is None:
             read = asyncio.create_task(self._read(worker_id), context=contextvars.Context())
@@ -59,9 +62,10 @@ class Delivery:
         tenant: str,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> int:
-        """Return the operation's number. The worker assigns a missing number by the idempotency key.
+        """Return the operation's number. If there is no number, the worker assigns one by the idempotency key.
 
-        Raises WorkerUnavailable when patience ends, WorkerUnstartable, ModelNotAtWorker, StorageFull or Unprocessable.
+        Raises WorkerUnavailable after `patience_seconds`, WorkerUnstartable, ModelNotAtWorker, StorageFull or
+        Unprocessable.
         """
         deadline = asyncio.get_running_loop().time() + patience_seconds
         while True:
@@ -93,9 +97,11 @@ class Delivery:
         *,
         reason: str = "",
     ) -> None:
-        """Submit the model's last operation; without a final checkpoint its weights are dropped. Raises like `submit`.
+        """Submit the last operation of a model. Without a final checkpoint, its weights are dropped.
 
-        `reason` is the answer to later operations; empty if the model's session has ended.
+        Raises the errors of `submit`.
+
+        `reason` is the answer to later operations. It is empty if the model's session has ended.
         """
         request = worker_pb2.SubmitRequest(
             model_id=model_id,
@@ -108,7 +114,7 @@ class Delivery:
     async def _accepted(
         self, handle: WorkerHandle, worker: WorkerClient, request: worker_pb2.SubmitRequest, tenant: str
     ) -> int | None:
-        """Return the number, or None if the accepting worker is not the current one in the store."""
+        """Return the number, or None if the worker that accepted the operation is not the current one in the store."""
         try:
             reply = await worker.submit(request, tenant)
         except StaleEpoch:

@@ -1,4 +1,4 @@
-"""Failures that users read through a future, and their form in a model's row."""
+"""Failures that a future returns to its client, and their form in the table of models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Failure:
 
     @classmethod
     def from_row(cls, text: str | None) -> Failure:
-        """Return the failure of a row: the inverse of `to_row`."""
+        """Return the failure in a row. This is the inverse of `to_row`."""
         return cls(**orjson.loads(text)) if text else cls("unknown", "the model failed without a reason")
 
     def to_row(self) -> str:
@@ -39,25 +39,28 @@ class Failure:
 
 
 def rejection(message: str) -> worker_pb2.Failure:
-    """Return a failure caused by the user. The operation keeps its position in the order, and fails there."""
+    """Return a failure that the user caused. The operation keeps its place in the order, and fails there."""
     return worker_pb2.Failure(category=worker_pb2.USER, message=message)
 
 
 AUTOSAVE_NAME = "autosave"
-"""The name of the checkpoint that is saved when a model's client or worker disappears."""
+"""The name of the checkpoint that is saved when the client or the worker of a model disappears."""
 
 
 def why_evacuated(model_id: str, leaving: str) -> str:
-    """Return the reason why a model was evacuated. `leaving` is the reason of its worker's removal, as a clause."""
+    """Return the reason why a model was evacuated.
+
+    `leaving` is the reason why its worker will be removed, as a clause.
+    """
     autosave = TinkerPath(model_id, "weights", AUTOSAVE_NAME)
     return f"{model_id} was released because {leaving}. It was saved before: resume from {autosave}."
 
 
 def training_only(base_model: str) -> str:
-    """Return why a served model cannot be sampled."""
+    """Return the reason why a model that is served for training cannot be sampled."""
     return f"{base_model} is served for training only; ask an administrator to add a SamplerPool for it"
 
 
 def sampling_only(base_model: str) -> str:
-    """Return why a served model cannot be trained."""
+    """Return the reason why a model that is served for sampling cannot be trained."""
     return f"{base_model} is served for sampling only; ask an administrator to add a TrainingSession for it"

@@ -1,4 +1,4 @@
-"""Reads of the store's rows: owned by a tenant, from a cache, or in long pages."""
+"""Reads of rows in the store: rows that a tenant owns, rows in a cache, and long pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ V = TypeVar("V")
 
 
 class RowCache(Generic[K, V]):
-    """A cache whose entries live for some seconds. A change by another replica is visible after this time."""
+    """A cache whose entries live for some seconds.
+
+    If another replica changes a row, the change is visible after this time.
+    """
 
     def __init__(self, seconds: float, entries: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -38,7 +41,7 @@ class RowCache(Generic[K, V]):
 
 
 async def owned_session(store: Store, tenant: str, session_id: str) -> Session:
-    """Return the session. Raises NotFound, also for another tenant's session."""
+    """Return the session. Raises NotFound for an unknown session, and for another tenant's session."""
     session = await store.get_session(session_id)
     if session is None or session.tenant != tenant:
         raise NotFound(f"there is no session {session_id}")
@@ -47,7 +50,7 @@ async def owned_session(store: Store, tenant: str, session_id: str) -> Session:
 
 
 async def owned_model(store: Store, tenant: str, model_id: str) -> Model:
-    """Return the model. Raises NotFound, also for another tenant's model."""
+    """Return the model. Raises NotFound for an unknown model, and for another tenant's model."""
     model = await store.get_model(model_id)
     if model is None or model.tenant != tenant:
         raise NotFound(f"there is no model {model_id}")
@@ -61,10 +64,10 @@ ROWS_AT_ONCE = 100
 
 
 async def in_steps(read: Callable[[int, int], Awaitable[Page[R]]], limit: int, offset: int) -> Page[R]:
-    """Return a page of `limit` rows from `offset`, read in steps, so that other requests run in between.
+    """Return a page of `limit` rows from `offset`. It is read in steps, so that other requests run in between.
 
-    `read` takes the same two parameters. Rows created between two steps shift the later rows, as they do between two
-    pages.
+    `read` takes the same two parameters. Rows that are created between two steps shift later rows, as they do between
+    two pages.
     """
     rows: list[R] = []
     while True:

@@ -1,4 +1,4 @@
-"""The base models' tokenizers, which workers read from the models' files."""
+"""The tokenizers of base models, which workers read from the models' files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Archive:
 
 
 class Tokenizers:
-    """A cache of the latest archives, up to `CACHE_BYTES` in total, but at least the newest archive."""
+    """A cache of the latest archives, with at most `CACHE_BYTES` in total. The newest archive is always kept."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -38,10 +38,10 @@ class Tokenizers:
         self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def archive(self, base_model: str) -> Archive:
-        """Return the base model's current tokenizer.
+        """Return the current tokenizer of the base model.
 
-        Raises NotFound for an unknown base model, Unprocessable if it has no tokenizer to give, and WorkerUnavailable
-        while none of its workers runs.
+        Raises NotFound for an unknown base model, Unprocessable if it has no tokenizer that may be sent, and
+        WorkerUnavailable while none of its workers runs.
         """
         if self._fleet.model(base_model) is None:
             raise NotFound(
@@ -68,9 +68,9 @@ class Tokenizers:
             held -= len(oldest.content)
 
     async def _worker(self, base_model: str) -> SamplerClient:
-        """Return a running worker, or else a worker that can be started.
+        """Return a worker that runs, or a worker that can be started.
 
-        Every worker of a base model has the model's files.
+        Every worker of a base model has the files of the model.
         """
         model = self._fleet.model(base_model)
         places = [*self._fleet.trainers(base_model, rank=1), *self._fleet.samplers(base_model)]

@@ -1,1 +1,1 @@
-"""The store of everything that outlives a replica: one SQLite file, or PostgreSQL for several replicas."""
+"""The store of all data that outlives a replica: one SQLite file, or PostgreSQL for several replicas."""

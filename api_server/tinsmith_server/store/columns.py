@@ -17,9 +17,9 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An aware datetime, returned in UTC, to the microsecond.
+    """A datetime with a time zone, which is returned in UTC, to the microsecond.
 
-    SQLite stores text of fixed width in UTC, so that text order is time order.
+    SQLite stores it as text of fixed width in UTC, so that the order of texts is the order of times.
     """
 
     impl = DateTime(timezone=True)
@@ -42,7 +42,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class PlainText(TypeDecorator[str]):
-    """Text without NUL and lone surrogates. PostgreSQL can store neither, and SQLite would store NUL."""
+    """Text without NUL and without lone surrogates. PostgreSQL can store neither of them; SQLite would store NUL."""
 
     impl = Text
     cache_ok = True
@@ -55,7 +55,7 @@ class PlainText(TypeDecorator[str]):
 
 
 class Int64(TypeDecorator[int]):
-    """A signed 64-bit integer; the SDK's sequence numbers are far above 2^53."""
+    """A signed 64-bit integer. The SDK's sequence numbers are far above 2^53."""
 
     impl = BigInteger
     cache_ok = True
@@ -68,7 +68,10 @@ class Int64(TypeDecorator[int]):
 
 
 class JsonObject(TypeDecorator[Mapping[str, Any]]):
-    """A JSON object with its key order; absent is NULL. Plain `json`, because `jsonb` refuses \\u0000 in strings."""
+    r"""A JSON object that keeps the order of its keys. A missing object is NULL.
+
+    The column type is `json`, because `jsonb` refuses \u0000 in strings.
+    """
 
     impl = JSON(none_as_null=True)
     cache_ok = True
@@ -79,7 +82,7 @@ class JsonObject(TypeDecorator[Mapping[str, Any]]):
 
 
 class JsonStrings(TypeDecorator[tuple[str, ...]]):
-    """A tuple of strings as a JSON array."""
+    """A tuple of strings, stored as a JSON array."""
 
     impl = JSON
     cache_ok = True
@@ -94,7 +97,7 @@ class JsonStrings(TypeDecorator[tuple[str, ...]]):
 
 
 def to_json(value: object) -> str:
-    """Return JSON that every database accepts: ASCII only, without NaN and Infinity."""
+    """Return JSON that every database accepts. It has only ASCII, no NaN and no Infinity."""
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:

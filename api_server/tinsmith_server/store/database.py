@@ -113,11 +113,11 @@ _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_s
 
 
 class Database:
-    """Runs transactions. Readers and writers have separate connections; SQLite has a single writer.
+    """A database that runs transactions. Readers and writers use separate connections, and SQLite has only one writer.
 
-    A transaction without a free connection waits, QUEUE_SECONDS at most. If a PostgreSQL server accepts no connections,
-    transactions wait for PATIENCE_SECONDS at most. After a lost connection only reads are repeated. A write runs to its
-    end even if its caller is cancelled.
+    If no connection is free, a transaction waits for at most QUEUE_SECONDS. If a PostgreSQL server accepts no
+    connections, transactions wait for at most PATIENCE_SECONDS. After a connection is lost, only reads are repeated. A
+    write runs to its end even if its caller is cancelled.
     """
 
     def __init__(self, url: URL) -> None:
@@ -140,7 +140,7 @@ class Database:
             self._writer = ThreadedEngine(_postgresql_writer(url), POSTGRESQL_WRITERS, QUEUE_SECONDS)
 
     async def read(self, work: Work[T]) -> T:
-        """Run `work`, which only reads, possibly several times.
+        """Run `work`, which must only read. It may run several times.
 
         Each statement sees all transactions committed before it.
         """
@@ -148,7 +148,9 @@ class Database:
         return await self._patiently(self._reader, work, StoreUnavailable)
 
     async def look_up(self, work: Work[T]) -> T:
-        """Run `work` as `read` does, for one row by its key. On SQLite no thread is used, because it would take longer.
+        """Run `work` as `read` does. It must read one row by its key.
+
+        On SQLite this uses no thread, because a thread would take longer than the read.
 
         If another process repairs or locks the file, the read is repeated in a thread.
         """
@@ -159,10 +161,10 @@ class Database:
         return await self.read(work)
 
     async def look_up_value(self, statement: Select[tuple[T]], key: str) -> T | None:
-        """Return the one column of the row with this key, or None.
+        """Return the only column of the row with this key, or None.
 
         `statement` has the parameter KEY. This is for values that are read hundreds of times a second. On SQLite it
-        calls the driver directly, which is 20 times as fast as SQLAlchemy.
+        calls the driver directly, which is 20 times faster than SQLAlchemy.
         """
         self._check_open()
         if self._inline is not None:
@@ -178,12 +180,12 @@ class Database:
         return rows[0][0] if rows else None
 
     async def write(self, work: Work[T]) -> T:
-        """Run `work` in a transaction that may write, and return when it is durable."""
+        """Run `work` in a transaction that may write. Return when the transaction is durable."""
         self._check_open()
         return await self._run(self._patiently(self._writer, work, StoreUnreached))
 
     async def answers(self) -> None:
-        """Return when the database has answered that it accepts writes, without retries.
+        """Return when the database has answered that it accepts writes. It is asked only once.
 
         Raises StoreUnavailable.
         """
@@ -194,7 +196,7 @@ class Database:
     def _drop_idle_connections(self) -> None:
         """Close idle connections to a server that accepts no writes. Busy connections are closed when they become idle.
 
-        Behind a proxy, such connections would lead to the old server for as long as the proxy keeps them open.
+        Behind a proxy, such connections would stay connected to the old server as long as the proxy keeps them open.
         """
         self._reader.drop_idle_connections()
         self._writer.drop_idle_connections()
@@ -214,7 +216,7 @@ class Database:
             self._inline.dispose()
 
     def _check_open(self) -> None:
-        """Raise StoreUnavailable after `close`, for example in a request that uvicorn gave up."""
+        """Raise StoreUnavailable after `close`, for example in a request that uvicorn no longer waits for."""
         if self._is_closed:
             raise StoreUnavailable(f"The store at {self._where} is closed, since the server is stopping.")
 
@@ -231,7 +233,7 @@ class Database:
             task.exception()
 
     async def _patiently(self, engine: ThreadedEngine, work: Work[T], repeated: type[StoreUnavailable]) -> T:
-        """Run the transaction again after each failure of the type `repeated`, until patience ends."""
+        """Repeat the transaction after each failure of the type `repeated`, until patience ends."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience_seconds
         while True:
@@ -251,13 +253,16 @@ class Database:
 
 @cache
 def _text_for(statement: Select[Any]) -> str:
-    """Return SQLite's text of the statement. It is compiled once, because compiling takes longer than the query."""
+    """Return the text of the statement for SQLite.
+
+    It is compiled once, because compiling takes longer than the query.
+    """
     return str(statement.compile(dialect=sqlite.dialect()))
 
 
 @contextmanager
 def translate_errors(where: str) -> Iterator[None]:
-    """Translate the driver's errors. Wrong SQL is not translated, because it is a bug."""
+    """Translate the driver's errors. An error of wrong SQL is not translated, because it is a bug."""
     try:
         yield
     except IntegrityError as error:
@@ -277,9 +282,9 @@ def _unavailable(where: str, error: Exception | str) -> str:
 
 
 async def _is_read_only(connection: AsyncConnection) -> bool:
-    """Return whether the server accepts no writes: a standby, or a primary with writes turned off.
+    """Return whether the server accepts no writes. It may be a standby, or a primary that refuses writes.
 
-    A read-only SQLite file has refused BEGIN IMMEDIATE already.
+    A read-only SQLite file has already refused BEGIN IMMEDIATE.
     """
     if connection.dialect.name == "sqlite":
         await connection.execute(select(1))
@@ -288,10 +293,10 @@ async def _is_read_only(connection: AsyncConnection) -> bool:
 
 
 def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patient: bool = True) -> None:
-    """Set pragmas on each connection, and `begin` as the statement that opens a transaction, if any.
+    """Set pragmas on each connection. If there is a `begin` statement, use it to open transactions.
 
-    A connection that is not `patient` does not wait for locks. BEGIN IMMEDIATE takes the write lock at once. Without
-    it, a transaction that reads first and writes later would fail immediately with "database is locked" if another
+    A connection that is not `patient` does not wait for locks. BEGIN IMMEDIATE takes the write lock immediately.
+    Without it, a transaction that reads first and then writes would fail with "database is locked" if another
     transaction wrote in between.
     """
 
@@ -315,7 +320,7 @@ def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patien
 
 
 def postgresql_connect_args(url: URL) -> dict[str, Any]:
-    """Return the libpq parameters that the URL does not set itself."""
+    """Return the libpq parameters that the URL itself does not set."""
     return {name: value for name, value in _LIBPQ_DEFAULTS.items() if name not in url.query}
 
 
@@ -340,7 +345,7 @@ def _sqlite_engine(url: URL, pool_size: int, begin: str | None = None, *, patien
 
 @cache
 def _sqlite_dialect() -> tuple[Dialect, LRUCache[Any, Any]]:
-    """Return SQLite's dialect and its compiled statements, which all engines of the process share.
+    """Return SQLite's dialect with its compiled statements. All engines of the process share it.
 
     `create_engine` creates a dialect for each engine, and each dialect would compile every statement again. A statement
     takes 2 to 10 ms of CPU.
@@ -352,9 +357,9 @@ def _sqlite_dialect() -> tuple[Dialect, LRUCache[Any, Any]]:
 
 
 def _postgresql_reader(url: URL) -> Engine:
-    """Return an engine for single statements, without transactions, repeated on a stale connection.
+    """Return an engine for single statements without transactions. It repeats a statement if the connection is stale.
 
-    This takes one round trip instead of four, at every request.
+    So each statement takes one round trip instead of four.
     """
     return _postgresql_engine(url, "AUTOCOMMIT", pool_size=POSTGRESQL_READERS, pool_pre_ping=False)
 
@@ -390,10 +395,10 @@ class NotConnected(Exception):
 
 
 class ThreadedEngine:
-    """An engine with as many threads as its pool has connections.
+    """An engine that has as many threads as its pool has connections.
 
     A transaction that waits longer than `patience_seconds` for a thread fails. Otherwise, if something blocks the
-    database, the waiting transactions would block one after the other, including those of clients that have given up.
+    database, the waiting transactions would block one after another, even those of clients that no longer wait.
     """
 
     def __init__(self, engine: Engine, threads: int, patience_seconds: float) -> None:
@@ -402,9 +407,9 @@ class ThreadedEngine:
         self._patience_seconds = patience_seconds
 
     async def run(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` in a thread, in the order of the calls. `work` may wait for its connection and nothing else.
+        """Run `work` in a thread. Calls are run in their order. `work` may wait only for its connection.
 
-        Raises SQLAlchemy's TimeoutError, as its pools do, and NotConnected.
+        Raises SQLAlchemy's TimeoutError, as SQLAlchemy's pools do, and NotConnected.
         """
         until = time.monotonic() + self._patience_seconds
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work, until)
@@ -457,7 +462,7 @@ class _BlockingConnection:
 
 
 def _outcome(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits."""
+    """Return the result of a coroutine that never waits for anything."""
     try:
         work.send(None)
     except StopIteration as done:

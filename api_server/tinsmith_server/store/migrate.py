@@ -1,4 +1,4 @@
-"""The migration of a database to this version's schema, by one process at a time."""
+"""The migration of a database to the schema of this version. Only one process at a time migrates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = structlog.get_logger()
 
 
 def migrate(url: URL) -> None:
-    """Create or update the schema. All steps are one transaction: a failed step leaves nothing behind."""
+    """Create or update the schema. All steps run in one transaction, so a step that fails changes nothing."""
     with _ONE_ALEMBIC_AT_A_TIME, translate_errors(describe(url)):
         if url.drivername == "sqlite":
             _migrate_sqlite(url)
@@ -41,10 +41,10 @@ def migrate(url: URL) -> None:
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Run the missing steps up to `revision` in the connection's open transaction.
+    """Run the missing steps up to `revision`, in the transaction that is open on the connection.
 
-    A schema that this version does not know was made by a newer version, and stays unchanged. This version can still
-    use it, because steps only expand the schema until every replica is new (`migrations/README.md`).
+    If this version does not know the schema, a newer version made it, and it stays unchanged. This version can still
+    use it, because steps only add to the schema until every replica is new (`migrations/README.md`).
     """
     present, known = _revision_of(connection), known_revisions()
     if present == known[-1]:
@@ -64,12 +64,12 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 
 def known_revisions() -> list[str]:
-    """Return this version's revisions, the oldest first, from the names of the steps' files."""
+    """Return the revisions of this version, oldest first. They are in the names of the steps' files."""
     return sorted(file.name[1:5] for file in (_SCRIPTS / "versions").glob("v*.py"))
 
 
 def _revision_of(connection: Connection) -> str | None:
-    """Return the database's revision, or None in an empty database."""
+    """Return the revision of the database, or None if the database is empty."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     return connection.scalar(select(column("version_num", String)).select_from(table("alembic_version")))
@@ -106,7 +106,9 @@ def _upgrade_in_one_transaction(engine: Engine) -> None:
 
 @contextmanager
 def _locked_file(path: Path) -> Iterator[None]:
-    """Hold a lock file next to the database file. Make the database file private, because it contains secrets.
+    """Hold a lock on a file in the folder of the database file.
+
+    Make the database file readable only for its user, because it contains secrets.
 
     SQLite gives its write-ahead log the mode of the database file.
     """

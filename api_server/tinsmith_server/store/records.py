@@ -1,4 +1,4 @@
-"""The store's rows as the services see them: frozen values with aware UTC datetimes."""
+"""The rows of the store in the form in which services use them: frozen values with UTC datetimes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UsageKind = Literal["training", "prefill", "cached_prefill", "sample", "checkpoi
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without its secret. `prefix` lets a person recognise it."""
+    """A key without its secret. A person can recognise the key by its `prefix`."""
 
     key_id: int
     tenant: str
@@ -49,16 +49,16 @@ class Session:
     finish_type: FinishType | None = None
     finish_detail: str | None = None
     request_digest: str | None = None
-    """The digest of the request that created the session; None without an idempotency key."""
+    """The digest of the request that created the session, or None if the request had no idempotency key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A LoRA adapter with its optimizer: a training run. `model_id` is `<session>:train:<n>`.
+    """A LoRA adapter and its optimizer. Clients know it as a training run. `model_id` is `<session>:train:<n>`.
 
-    `accepted`: the creation is durable in the store, but the worker may not have it yet. `create_kind` ("create" or
-    "load") and `create_payload` contain the creation for the worker. `bound`: the worker has the model. `worker_id` is
-    empty until the model is placed, and stays after the model's end.
+    `accepted`: the creation is durable in the store, but the worker may not have the model yet. `create_kind` ("create"
+    or "load") and `create_payload` describe the creation for the worker. `bound`: the worker has the model. `worker_id`
+    is empty until the model is placed, and is kept after the model's end.
     """
 
     model_id: str
@@ -84,7 +84,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class QueuedModel:
-    """An accepted model without a worker: the fields that decide its position in the queue."""
+    """An accepted model without a worker. It has only the fields that decide its position in the queue."""
 
     model_id: str
     tenant: str
@@ -105,7 +105,7 @@ class SlotHolder:
 
 @dataclass(frozen=True, slots=True)
 class PlacementQueue:
-    """The models that wait for slots, oldest first, the models that hold slots, and the tenants with open sessions."""
+    """The models that wait for slots (oldest first), the models that hold slots, and the tenants with open sessions."""
 
     waiting: tuple[QueuedModel, ...] = ()
     holders: tuple[SlotHolder, ...] = ()
@@ -114,9 +114,10 @@ class PlacementQueue:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The journal of a worker. The epoch fences off older servers; the cursor is the last applied event.
+    """The journal of a worker. The epoch blocks older servers; the cursor is the last event that was applied.
 
-    `home` is the worker's last known location, in the form of its fleet; empty for a worker that was never seen.
+    `home` is the last known location of the worker, in the form that its fleet uses. It is empty if the worker was
+    never seen.
     """
 
     worker_id: str
@@ -128,10 +129,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSession:
-    """The target of `asample` requests. `model_path` is a tinker path of kind sampler, or None.
+    """The model or checkpoint from which `asample` requests draw.
+
+    `model_path` is a tinker path of the kind sampler, or None.
 
     An unnamed save opens a sampling session with `model_id` and `checkpoint_directory`. `inflight` means that the
-    target is the newest inflight save of this model, but never an older save than this one.
+    target is the newest inflight save of this model, but not a save older than this one.
     """
 
     sampling_session_id: str
@@ -149,9 +152,9 @@ class SamplingSession:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A name, and its immutable directory relative to the checkpoint root.
+    """A name, and its immutable directory, which is relative to the checkpoint root.
 
-    Checkpoints that are not deleted are unique by (run_id, type, name). The name of an ephemeral checkpoint is its
+    Among checkpoints that are not deleted, (run_id, type, name) is unique. The name of an ephemeral checkpoint is its
     sampling session. `epoch` and `event_id` order the writes: an older write never replaces a newer one.
     """
 
@@ -179,7 +182,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTotals:
-    """The number of named checkpoints, and their bytes."""
+    """The number of named checkpoints, and their total size in bytes."""
 
     checkpoints: int
     size_bytes: int
@@ -187,9 +190,9 @@ class CheckpointTotals:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The usage of the UTC hour that begins at `hour`: tokens, checkpoints, or byte seconds of storage.
+    """The usage in the UTC hour that begins at `hour`: tokens, checkpoints, or storage in byte seconds.
 
-    `session_id` is empty for usage outside of sessions. All fields but `amount` are the key.
+    `session_id` is empty for usage that belongs to no session. All fields except `amount` form the key.
     """
 
     tenant: str
@@ -202,7 +205,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoints:
-    """The named checkpoints of a tenant, in one project or in no project."""
+    """The named checkpoints of a tenant that are in one project, or in no project."""
 
     project_id: str | None
     count: int
@@ -211,7 +214,7 @@ class StoredCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """The path of the checkpoint to which a tenant's name refers from `at` on.
+    """The path of the checkpoint to which a tenant's name points from the time `at` on.
 
     `number` counts from 1. The promotion with the highest number is valid. `before` is the number of the promotion that
     a rollback restores, or None.
@@ -228,7 +231,7 @@ class Promotion:
 
 @dataclass(frozen=True, slots=True)
 class PromotedPath:
-    """The path of a checkpoint, and the tenant whose names may refer to this path."""
+    """The path of a checkpoint, and the tenant whose names may point to this path."""
 
     tenant: str
     tinker_path: str
@@ -236,7 +239,7 @@ class PromotedPath:
 
 @dataclass(frozen=True, slots=True)
 class PromotionBounds:
-    """The limits of a tenant's names, and of the kept changes of a name."""
+    """The limits on a tenant's names, and on the changes that are kept for each name."""
 
     names: int
     kept_per_name: int
@@ -256,7 +259,7 @@ class AuditEntry:
 
 
 ExtraRows = Sequence[Usage | AuditEntry]
-"""Rows that are written in the same transaction as a change, if the change has an effect."""
+"""Rows that are written in the same transaction as a change, but only if the change has an effect."""
 
 
 @dataclass(frozen=True, slots=True)

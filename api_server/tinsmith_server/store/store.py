@@ -1,4 +1,4 @@
-"""The store that services use, and the clock of its database."""
+"""The store that the services use, and the clock of its database."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Store(
     AuditQueries,
     PromotionQueries,
 ):
-    """The store on SQLite or PostgreSQL: one base class of `store/queries` per area.
+    """The store on SQLite or PostgreSQL. Each of its base classes is one area of `store/queries`.
 
-    Every method is one transaction. Several replicas and tasks may call it at the same time. Any of them raises
-    `StoreUnavailable` when the database does not answer, and `UnstorableValue` for text, numbers or times that no row
-    can hold (`store/connection.py`).
+    Every method is one transaction. Several replicas and tasks may call it at the same time. Each method raises
+    `StoreUnavailable` if the database does not answer, and `UnstorableValue` for text, numbers or times that no row can
+    hold (`store/connection.py`).
     """
 
     async def close(self) -> None:
@@ -51,7 +51,7 @@ class Store(
 
 
 async def open_store(url: str) -> Store:
-    """Migrate the schema, even if other processes do so at the same time, and open the store.
+    """Migrate the schema and open the store. Other processes may migrate at the same time.
 
     `url` is `sqlite:///path` or `postgresql://…`. Raises BadStoreUrl and StoreUnavailable.
     """
@@ -70,10 +70,10 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class DatabaseClock:
-    """The database's time, read every few seconds, and advanced by a monotonic clock in between.
+    """The time of the database. It is read every few seconds, and advanced by a monotonic clock in between.
 
-    The replicas' own clocks differ. A fast clock would end sessions that another replica keeps alive, and delete
-    checkpoints early.
+    The clocks of the replicas themselves may differ. A fast clock would end sessions that another replica keeps alive,
+    and would delete checkpoints early.
     """
 
     def __init__(self, store: Store) -> None:
@@ -105,7 +105,7 @@ class DatabaseClock:
 
 @asynccontextmanager
 async def database_clock(store: Store) -> AsyncIterator[Clock]:
-    """Keep a clock while the context is open. Raises StoreUnavailable."""
+    """Run a clock while the context is open. Raises StoreUnavailable."""
     clock = DatabaseClock(store)
     await clock.read()
     reading = asyncio.create_task(clock.keep())

@@ -1,6 +1,6 @@
-"""The schema. A change here needs a migration; a contract test compares the two.
+"""The schema. A change here needs a migration. A contract test compares the schema with the migrations.
 
-A column has the name of the record's field (`records.py`). By these names, rows are converted to records.
+A column has the same name as the field of the record (`records.py`), and rows are converted to records by these names.
 """
 
 from __future__ import annotations

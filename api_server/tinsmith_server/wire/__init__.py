@@ -1,1 +1,1 @@
-"""Tinker's requests and responses as this server reads and writes them."""
+"""Tinker's requests and responses, as this server reads and writes them."""

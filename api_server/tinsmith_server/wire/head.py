@@ -1,7 +1,7 @@
-"""The head of a forward_backward body, with the model and the number. It is read without decoding tensors.
+"""The head of a forward_backward body: the model and the number of the operation. It is read without decoding tensors.
 
-The message is protobuf: `model_id` is field 1, `seq_id` field 2, `loss_fn` field 4 after the data. Fields are skipped
-by their length, so a body of megabytes takes one step per datum.
+The message is protobuf: `model_id` is field 1, `seq_id` is field 2, and `loss_fn` is field 4, after the data. Fields
+are skipped by their length. So a body of several megabytes takes only one step for each datum.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MAX_UNPACKED_BYTES = 64 * 2**20
 
 
 class HeadUnreadable(ValueError):
-    """The body's first fields cannot be read, so the body cannot have a future."""
+    """The first fields of the body cannot be read, so the request cannot have a future."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The model and the number of a request. `loss_fn` comes after the data, and is None if it cannot be reached."""
+    """The model and the number of a request. `loss_fn` comes after the data. It is None if it could not be read."""
 
     model_id: str
     seq_id: int
@@ -67,7 +67,7 @@ def _opened(body: bytes, encoding: str) -> IO[bytes]:
 
 
 class _Fields:
-    """The top level of one protobuf message, read forwards."""
+    """The fields at the top level of one protobuf message, which are read from the beginning."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -89,7 +89,7 @@ class _Fields:
         raise HeadUnreadable("the body has no model_id or no seq_id")
 
     def _loss(self) -> str | None:
-        """Return the loss if it can be read. Otherwise return None, because errors after the head fail the future."""
+        """Return the loss, if it can be read. Otherwise return None, because errors after the head fail the future."""
         try:
             for number, wire_type in self._tags():
                 if number == 4 and wire_type == _LENGTH_DELIMITED:
@@ -162,10 +162,10 @@ class _Fields:
 
 
 def trained_tokens(payload: bytes, unpacked_bytes: int | None = None) -> int:
-    """Return the tokens of all inputs, images included.
+    """Return the number of tokens in all inputs, including images.
 
-    `unpacked_bytes` is the size that a zstd frame declares. An unreadable or too large payload counts as zero tokens,
-    because it fails at the worker without any work.
+    `unpacked_bytes` is the size that a zstd frame declares. A payload that is unreadable or too large counts as zero
+    tokens, because the worker refuses it without any work.
     """
     try:
         return outline_of(payload if unpacked_bytes is None else unpack(payload, unpacked_bytes)).tokens

@@ -1,7 +1,7 @@
-"""The identifiers that clients see.
+"""The IDs that clients see.
 
-Each id is a pure function of the client's request, and of the sampler that accepted it. So a repeated submission gets
-the same request id at any replica, unless another sampler accepts it.
+Each ID depends only on the client's request, and on the sampler that accepted it. So a repeated submission gets the
+same request ID at every replica, unless another sampler accepts it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_NAME_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class OperationId:
-    """A training operation; number 0 is the model's creation, and RELEASE_SEQ_ID its end."""
+    """The ID of a training operation. Number 0 is the model's creation, and RELEASE_SEQ_ID is its end."""
 
     model_id: str
     seq_id: int
@@ -47,9 +47,11 @@ class OperationId:
 
 @dataclass(frozen=True, slots=True)
 class SampleId:
-    """An `asample` submission with the sampler that accepted it, so that every replica asks this sampler.
+    """The ID of an `asample` submission.
 
-    If another sampler accepts the repeated submission, the result is another sample.
+    It names the sampler that accepted it, so that every replica asks this sampler.
+
+    If another sampler accepts a repeated submission, the result is another sample.
     """
 
     sampling_session_id: str
@@ -62,17 +64,20 @@ class SampleId:
 
     @property
     def client(self) -> int:
-        """The client's number in the sampling session. The first client is 0."""
+        """The number of the client in the sampling session. The first client is 0."""
         return self.seq_id // SAMPLES_OF_A_CLIENT
 
     def sequence_ids(self, count: int) -> tuple[str, ...]:
-        """Return the ids of the sequences, which do not depend on the sampler."""
+        """Return the IDs of the sequences. They do not depend on the sampler."""
         return tuple(f"{self.sampling_session_id}:asample:{self.seq_id}:{index}" for index in range(count))
 
 
 @dataclass(frozen=True, slots=True)
 class CustomLossId:
-    """A custom loss of a session. `loss_id` contains the loss, so its future is stored nowhere."""
+    """The ID of a custom loss in a session.
+
+    `loss_id` contains the loss, so the future of the loss is stored nowhere.
+    """
 
     session_id: str
     loss_id: str
@@ -88,7 +93,7 @@ TOKEN_PATTERN = re.compile(r"[0-9a-f]{8}")
 
 @lru_cache(maxsize=1024)
 def sampler_token(sampler_id: str) -> str:
-    """Return a sampler's name in request ids."""
+    """Return the name of a sampler that is used in request IDs."""
     return hashlib.sha256(sampler_id.encode()).hexdigest()[:8]
 
 
@@ -97,7 +102,7 @@ def is_sample(request_id: str) -> bool:
 
 
 def parse_request_id(text: str) -> OperationId | SampleId | CustomLossId | None:
-    """Return the inverse of `str`; None for an id that this server cannot have returned."""
+    """Parse the text of an ID (the inverse of `str`). Return None for an ID that this server cannot have returned."""
     owner, _, rest = text.rpartition(":")
     owner, _, marker = owner.rpartition(":")
     number, at, token = rest.partition("@")
@@ -118,14 +123,14 @@ def is_operation_number(seq_id: object) -> bool:
 
 
 def operation_number(seq_id: int) -> int:
-    """Return the number if it is a valid number of an operation. Raises Unprocessable otherwise."""
+    """Return the number if an operation can have it. Raises Unprocessable otherwise."""
     if not is_operation_number(seq_id):
         raise Unprocessable(f"seq_id must be a positive 64-bit number, not {seq_id}")
     return seq_id
 
 
 def is_sample_number(seq_id: object) -> bool:
-    """Return whether the number is valid.
+    """Return whether a sample can have the number.
 
     It needs 64 bits, because clones of a sampling client count from near 10**18.
     """
@@ -133,16 +138,22 @@ def is_sample_number(seq_id: object) -> bool:
 
 
 LAST_CLIENT = (2**63 - 1) // SAMPLES_OF_A_CLIENT
-"""The highest number of a client. The sample numbers of a higher client would exceed 64 bits."""
+"""The highest number that a client can have. The numbers of a higher client's samples would need more than 64 bits."""
 
 
 def is_client_counter(seq_id: object) -> bool:
-    """Return whether the number is valid. `model_seq_id` and `sampling_session_seq_id` count from 0 in one program."""
+    """Return whether the number is a valid client counter.
+
+    `model_seq_id` and `sampling_session_seq_id` count from 0 in one program.
+    """
     return _is_integer(seq_id) and 0 <= seq_id < 2**31  # type: ignore[operator]
 
 
 def drawn_sample_number(key: str | None) -> int:
-    """Return a number for a sample without a number: above all clients' numbers, from the idempotency key or random."""
+    """Return a number for a sample that has none.
+
+    It comes from the idempotency key or is random, and is above all clients' numbers.
+    """
     bits = secrets.randbits(62) if key is None else int.from_bytes(hashlib.sha256(key.encode()).digest()) % 2**62
     return 2**62 + bits
 
@@ -151,9 +162,9 @@ OWN_SESSION = "rest-"
 
 
 def own_session_id() -> str:
-    """Return the id of a session that no client created.
+    """Return an ID for a session that was not created by a client.
 
-    The id shows every server that calls keep the session alive.
+    Every server can see from this ID that calls keep the session alive.
     """
     return f"{OWN_SESSION}{uuid.uuid4().hex}"
 
@@ -167,28 +178,28 @@ def _is_integer(value: object) -> bool:
 
 
 def model_id_of(session_id: str, model_seq_id: int) -> str:
-    """Return the model's id. The SDK builds the same form itself for models made by `load_weights`."""
+    """Return the ID of the model. For models made by `load_weights`, the SDK builds the same form itself."""
     return f"{session_id}:train:{model_seq_id}"
 
 
 def sampling_session_id_of(session_id: str, seq_id: int, *, inflight: bool = False) -> str:
-    """Return the id of a sampling session, with the inflight flag.
+    """Return the ID of a sampling session. It includes the inflight flag.
 
-    The id is opaque to clients. It is in the worker's journal, so the flag reaches the store no matter which replica
-    drains the worker's events.
+    Clients must not interpret the ID. The worker's journal contains the ID, so the flag reaches the store, whichever
+    replica drains the events of the worker.
     """
     return f"{session_id}:{'inflight' if inflight else 'sample'}:{seq_id}"
 
 
 def session_of(owner_id: str) -> str:
-    """Return the session of a model or a sampling session, or an empty text for any other id."""
+    """Return the session of a model or a sampling session. For any other ID, return an empty text."""
     session_id, *rest = owner_id.rsplit(":", 2)
     return session_id if len(rest) == 2 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSessionName:
-    """The parts of a sampling session's id."""
+    """The parts of the ID of a sampling session."""
 
     session_id: str
     seq_id: int
@@ -196,7 +207,7 @@ class SamplingSessionName:
 
 
 def parse_sampling_session_id(text: str) -> SamplingSessionName:
-    """Return the parts of an id. Raises ValueError for an id that `sampling_session_id_of` did not make."""
+    """Return the parts of the ID. Raises ValueError for an id that `sampling_session_id_of` did not make."""
     session_id, marker, number = text.rsplit(":", 2)
     if marker not in {"sample", "inflight"}:
         raise ValueError(f"{text!r} is not a sampling session's id")
@@ -205,7 +216,7 @@ def parse_sampling_session_id(text: str) -> SamplingSessionName:
 
 @dataclass(frozen=True, slots=True)
 class TinkerPath:
-    """`tinker://<run>/<kind>/<name>`, exactly three segments."""
+    """A path `tinker://<run>/<kind>/<name>`, which has exactly three segments."""
 
     run_id: str
     kind: PathKind
@@ -237,7 +248,7 @@ def parse_tinker_path(text: str) -> TinkerPath:
 
 
 def check_name(name: str) -> str:
-    """Return a checkpoint's name, which becomes one segment of a path. Raises ValueError with a message."""
+    """Return the name of a checkpoint, which becomes one segment of a path. Raises ValueError with a message."""
     if not name or len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"a checkpoint name has 1 to {MAX_NAME_CHARACTERS} characters, this one has {len(name)}")
     if any(one in name for one in NOT_IN_NAMES) or not name.isprintable() or name in {".", ".."}:
@@ -253,13 +264,13 @@ ALL_TYPES: frozenset[CheckpointType] = frozenset(TYPE_OF_KIND.values())
 FIRST_WITH_EXTERNAL = (0, 28)
 """The first SDK version that knows external checkpoints.
 
-An SDK fails on a whole list if one checkpoint's type is unknown.
+If an SDK does not know the type of one checkpoint, it fails on the whole list.
 """
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?!\d)")
 
 
 def known_checkpoint_types(version: str | None) -> frozenset[CheckpointType]:
-    """Return the types that the SDK's version knows; all of them without a version."""
+    """Return the types that this version of the SDK knows. Without a version, return all types."""
     found = _VERSION.match(version or "")
     if found and (int(found[1]), int(found[2])) < FIRST_WITH_EXTERNAL:
         return ALL_TYPES - {"external"}

@@ -1,8 +1,8 @@
-"""A JSON reader that never blocks the process for long, whatever the body contains.
+"""A JSON reader that never blocks the process for long, whatever a body contains.
 
-The parts of a body are counted before anything is built. Long lists of numbers (prompts and tensors) and long texts
-(images) are read in slices. During one call of `orjson` or CPython no other code runs, and one call for a prompt of
-megabytes would block the process for a tenth of a second. The remaining content is small.
+It counts the parts of a body before it builds anything. It reads long lists of numbers (prompts and tensors) and long
+texts (images) in slices. No other code runs during one call of `orjson` or CPython. One call for a prompt of megabytes
+would block the process for a tenth of a second. The rest of the content is small.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LongPart: TypeAlias = "Numbers | bytes"
 
 
 class BadJson(ValueError):
-    """The body is invalid; the message is for the sender."""
+    """The body is invalid. The message is for the sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The limits of a body's content."""
+    """The limits on the content of a body."""
 
     values: int = 2048
     depth: int = 16
@@ -68,7 +68,10 @@ GRAPH = Shape(values=16384, depth=24)
 
 
 def read_object(body: bytes, shape: Shape = PLAIN) -> dict[str, Any]:
-    """Return the JSON object. Raises BadJson for anything else, and for content over the limits of `shape`."""
+    """Return the JSON object.
+
+    Raises BadJson if the body is no JSON object, and if its content is over the limits of `shape`.
+    """
     taken_out: dict[str, LongPart] = {}
     if shape.bytes_without_numbers is not None:
         body, taken_out = _without_long_parts(body, shape)
@@ -118,7 +121,7 @@ def _too_many(shape: Shape) -> str:
 
 
 def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, LongPart]]:
-    """Return the body with a name instead of each long list or text, and the lists and texts by name."""
+    """Return the body with a name in place of each long list or text, and the long parts by name."""
     mark, rest, taken_out, done, numbers = uuid.uuid4().hex, bytearray(), dict[str, LongPart](), 0, 0
     for start, end in _long_parts(body, shape):
         name = f"{mark}-{len(taken_out)}"
@@ -139,7 +142,7 @@ def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, Lon
 
 
 def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each long part. The number of steps is at most the body's limit of values."""
+    """Yield the begin and the end of each long part. The number of steps is at most the limit on values in the body."""
     at, string, steps = 0, body.find(b'"'), 0
     while (steps := steps + 1) <= shape.values:
         opening = body.find(b"[", at, string if string >= 0 else len(body))
@@ -160,7 +163,7 @@ def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_long_text(body: bytes, start: int) -> int:
-    """Return the end of a long text, or -1 if the text is short or its key does not allow a long text."""
+    """Return the end of a long text. Return -1 if the text is short, or if its key does not allow a long text."""
     if not _BEFORE_LONG_TEXT.search(body, max(0, start - _KEY_BYTES), start):
         return -1
     end = body.find(b'"', start + 1)
@@ -218,7 +221,7 @@ def _as_doubles(numbers: Numbers, values: list[Any]) -> array[float]:
 
 
 def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
-    """Yield slices, cut at commas. The commas at the cuts are left out."""
+    """Yield slices of the list. It is cut at commas. The commas at which it is cut are left out."""
     while end - start > SLICE_BYTES:
         comma = body.rfind(b",", start, start + SLICE_BYTES)
         if comma < 0:
@@ -229,7 +232,7 @@ def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
 
 
 def _with_long_parts(value: Any, taken_out: dict[str, LongPart]) -> Any:
-    """Put the long parts back, no deeper than the shape allows."""
+    """Put the long parts back, but only as deep as the shape allows."""
     match value:
         case str():
             return taken_out.get(value, value)
@@ -241,7 +244,7 @@ def _with_long_parts(value: Any, taken_out: dict[str, LongPart]) -> Any:
 
 
 def decode_base64(text: bytes) -> bytes:
-    """Return the bytes, decoded in slices. Raises ValueError."""
+    """Return the decoded bytes. The text is decoded in slices. Raises ValueError."""
     return b"".join(
         binascii.a2b_base64(text[start : start + SLICE_BYTES], strict_mode=True)
         for start in range(0, len(text), SLICE_BYTES)
@@ -249,9 +252,9 @@ def decode_base64(text: bytes) -> bytes:
 
 
 def pack(type_code: str, numbers: Sequence[float]) -> bytes:
-    """Return the numbers in little-endian form, packed in slices.
+    """Return the numbers in little-endian form. They are packed in slices.
 
-    Raises OverflowError if a number does not fit the type, TypeError for a fraction if the type is whole.
+    Raises OverflowError if a number does not fit the type, and TypeError for a fraction if the type is an integer.
     """
     packed: Numbers = array(type_code)
     step = SLICE_BYTES // 4
@@ -287,5 +290,5 @@ def _problem(location: tuple[int | str, ...], message: str, kind: str, value: ob
 
 
 def _cut(text: str) -> str:
-    """Shorten a text, because names and messages may contain the sender's text of any length."""
+    """Shorten a text. Names and messages may contain text of any length from the sender."""
     return text if len(text) <= 300 else f"{text[:300]}…"

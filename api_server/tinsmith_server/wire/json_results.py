@@ -1,4 +1,6 @@
-"""Results of forward, forward_backward and sample in JSON, for SDKs below 0.18, which do not know protobuf.
+"""Results of forward, forward_backward and sample in JSON.
+
+SDKs below 0.18 need them, because they do not know protobuf.
 
 Each tensor is converted separately, so that other requests run in between.
 """
@@ -27,7 +29,10 @@ EMPTY_CELL_LOGPROB = -99999.0
 
 
 def result_as_json(payload: bytes, *, of_sample: bool) -> bytes:
-    """Return the same numbers in JSON, exact to the last bit. A float32 is written as the equal double."""
+    """Return the same numbers in JSON. They are exact to the last bit.
+
+    A float32 is written as the double with the same value.
+    """
     return sample_as_json(payload) if of_sample else forward_backward_as_json(payload)
 
 
@@ -42,7 +47,10 @@ def forward_backward_as_json(payload: bytes) -> bytes:
 
 
 def _metrics(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """Return the metrics. JSON has no form for infinite values; every SDK reads these texts as numbers."""
+    """Return the metrics. JSON has no form for infinite values.
+
+    They are written as texts that every SDK reads as numbers.
+    """
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 
@@ -53,7 +61,7 @@ def _datums(record: wire_pb2.ArrayRecord) -> Iterator[bytes]:
 
 
 class _Batch:
-    """A field of all datums."""
+    """A field with the values of all datums."""
 
     def __init__(self, field: wire_pb2.BatchedTensor) -> None:
         self._type_code, self._dtype = DTYPES[field.dtype]
@@ -69,7 +77,10 @@ class _Batch:
 
 
 def _numbers(numbers: array[Any]) -> bytes:
-    """Return the numbers. Infinite values have Python's form, which the JSON reader of these SDKs accepts."""
+    """Return the numbers.
+
+    Infinite values are written as in Python, because the JSON reader of these SDKs accepts this form.
+    """
     values = numbers.tolist()
     finite = numbers.typecode != "f" or all(map(math.isfinite, values))
     return orjson.dumps(values) if finite else json.dumps(values).encode()
@@ -114,7 +125,7 @@ class _Likeliest:
         return cls(_array("i", likeliest.token_ids), _array("f", likeliest.logprobs), likeliest.k)
 
     def rows(self) -> list[list[tuple[int, float]] | None]:
-        """Return the likeliest tokens of each position; None for a position without such a request."""
+        """Return the most likely tokens of each position, or None for a position for which they were not requested."""
         starts = range(0, len(self.tokens), self.k) if self.k else ()
         return [self._row(start) or None for start in starts]
 

@@ -1,4 +1,4 @@
-"""Training requests in JSON, which SDKs below 0.22.3 send, as the protobuf message of later SDKs.
+"""Training requests in JSON, which SDKs below 0.22.3 send. They become the protobuf message of later SDKs.
 
 Each datum is checked and packed separately, so that other requests run in between.
 """
@@ -32,14 +32,14 @@ DTYPES: Mapping[str, tuple[str, wire_pb2.DType.ValueType]] = {
 
 
 def training_shape(limit_bytes: int) -> Shape:
-    """Return the limits of a JSON body, if a protobuf body may have `limit_bytes`."""
+    """Return the limits of a JSON body for which a protobuf body may have `limit_bytes`."""
     return Shape(
         VALUES, bytes_without_numbers=BYTES_WITHOUT_NUMBERS, fractions=True, numbers=limit_bytes // NUMBER_BYTES
     )
 
 
 class InvalidTraining(ValueError):
-    """The request is invalid; the message is for the user."""
+    """The request is invalid. The message is for the user."""
 
 
 def _numbers(value: object) -> Sequence[float]:
@@ -55,7 +55,7 @@ Size = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class JsonTensor(Request):
-    """A tensor in JSON; without a shape it has one dimension."""
+    """A tensor in JSON. Without a shape, it has one dimension."""
 
     data: Numbers
     dtype: Literal["float32", "int64"]
@@ -94,7 +94,7 @@ class ForwardBody(Request):
 
 
 def client_number(content: Mapping[str, Any]) -> int | None:
-    """Return the operation's number: 0 if the client omits it, None if it is invalid.
+    """Return the number of the operation: 0 if the client leaves it out, None if it is invalid.
 
     Raises Unprocessable for a number that no operation can have.
     """
@@ -105,9 +105,9 @@ def client_number(content: Mapping[str, Any]) -> int | None:
 
 
 def json_head(content: Mapping[str, Any], key: str) -> Head | None:
-    """Return the head, or None if the body does not contain one.
+    """Return the head, or None if the body contains no head.
 
-    `key` is the field of the call. The number is 0 if the client omits it.
+    `key` is the field that contains the call. If the client leaves the number out, it is 0.
     """
     model_id, seq_id, call = content.get("model_id"), client_number(content), content.get(key)
     if not isinstance(model_id, str) or seq_id is None:

@@ -1,6 +1,6 @@
-"""Requests of programs without an SDK: optional fields, and simpler forms.
+"""Requests of programs without an SDK. They have optional fields and simpler forms.
 
-They are converted into the SDK's requests, so that no other module needs to know them.
+They are converted to the SDK's requests, so that no other module needs to know them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tinsmith_server.wire.requests import MAX_SAMPLES, Count, Request, SamplingP
 
 
 class InvalidPlainRequest(ValueError):
-    """The request is invalid; the message is for the sender."""
+    """The request is invalid. The message is for the sender."""
 
 
 class CreateSamplingClientRequest(SamplingSource):
-    """A sampling client without a session: only its source."""
+    """A request for a sampling client without a session. It has only the source of the samples."""
 
 
 class DeleteModelRequest(Request):
@@ -27,14 +27,14 @@ class DeleteModelRequest(Request):
 
 
 class PromoteRequest(Request):
-    """A promotion. `expected_path` is the path that the name must refer to at present; null: the name must be new."""
+    """A promotion. `expected_path` is the path to which the name must point now. null: the name must be new."""
 
     model_path: str
     expected_path: str | None = None
 
 
 class PlainSampleRequest(Request):
-    """The schema of `/sample`: a sampling client, or its source, and one prompt."""
+    """The schema of `/sample`: a sampling client or its source, and one prompt."""
 
     sampling_session_id: str | None = None
     base_model: str | None = None
@@ -49,7 +49,7 @@ class PlainSampleRequest(Request):
 
 
 def as_sdk_sample(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of an `asample`, without its sampler and number. Raises InvalidPlainRequest."""
+    """Return the body of an `asample`. It has no sampling session and no number yet. Raises InvalidPlainRequest."""
     chunks = {"chunks": _chunks(_one_prompt(content))}
     params = _stops_in_one_place(content.get("sampling_params"))
     return {**content, "prompt": chunks, "sampling_params": params, "sampling_session_id": "", "seq_id": 0}
@@ -65,7 +65,10 @@ def _one_prompt(content: Mapping[str, Any]) -> object:
 
 
 def _chunks(prompt: object) -> object:
-    """Return the chunks of a prompt in any of its forms. Invalid chunks are kept, and fail the sample's future."""
+    """Return the chunks of a prompt, which may have any of its forms. Invalid chunks are kept.
+
+    They fail the future of the sample.
+    """
     if isinstance(prompt, dict):
         if "chunks" in prompt:
             return prompt["chunks"]
@@ -76,7 +79,7 @@ def _chunks(prompt: object) -> object:
 
 
 def _stops_in_one_place(params: object) -> object:
-    """Return the parameters with `stop_token_ids` moved to `stop`, which contains texts or ids."""
+    """Return the parameters, with `stop_token_ids` moved to `stop`. `stop` contains texts or IDs."""
     if params is None:
         return {}
     if not isinstance(params, dict) or params.get("stop_token_ids") is None:

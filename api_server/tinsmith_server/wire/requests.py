@@ -1,4 +1,7 @@
-"""JSON bodies of the SDK, as it sends them. Unknown fields are ignored: newer SDKs may send more."""
+"""JSON bodies in the form in which the SDK sends them.
+
+Unknown fields are ignored, because newer SDKs may send more fields.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def bounded_metadata(value: dict[str, T]) -> dict[str, T]:
 
 
 def whole_numbers(value: object) -> array[int]:
-    """Return the numbers of a list. A long list arrives as the array that `wire/json_bodies.py` has made."""
+    """Return the numbers of a list. If the list is long, its value is the array that `wire/json_bodies.py` has made."""
     if isinstance(value, array):
         return value
     if not isinstance(value, list) or any(type(item) is not int for item in value):
@@ -61,7 +64,10 @@ def whole_numbers(value: object) -> array[int]:
 
 
 def base64_text(value: object) -> bytes:
-    """Return the decoded base64 text. A long text arrives as the `bytes` that `wire/json_bodies.py` has made."""
+    """Return the decoded base64 text.
+
+    If the text is long, its value is the `bytes` that `wire/json_bodies.py` has made.
+    """
     if not isinstance(value, str | bytes):
         raise PydanticCustomError("base64", "must be text in base64")
     try:
@@ -93,7 +99,10 @@ Fraction = Annotated[Finite, Field(ge=0, lt=1)]
 
 
 class Request(BaseModel):
-    """The base class of all bodies. It is strict: strings and numbers are not converted into each other."""
+    """The base class of all bodies.
+
+    It is strict: a string is not converted to a number, and a number is not converted to a string.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
 
@@ -130,7 +139,7 @@ class FinishSessionRequest(Request):
 
 
 class LoraConfig(Request):
-    """The LoRA settings. The SDK has no alpha and no dropout: the server chooses the scaling."""
+    """The LoRA settings. The SDK has no alpha and no dropout; the server chooses the scaling."""
 
     rank: Annotated[int, Field(ge=1, lt=2**31)] = 32
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -146,7 +155,7 @@ class LoraConfig(Request):
 
 
 class OptimizerConfig(BaseModel):
-    """The choice of an optimizer by its tag. Each optimizer has its own fields."""
+    """The choice of an optimizer, by its tag. Each optimizer has its own fields."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     type: str = "adamw"
@@ -198,7 +207,10 @@ class SaveWeightsRequest(Request):
 
 
 class SaveWeightsForSamplerRequest(Request):
-    """A save for sampling: `path` makes a persistent checkpoint, `sampling_session_seq_id` an ephemeral one."""
+    """A save for sampling.
+
+    With `path` it makes a persistent checkpoint, and with `sampling_session_seq_id` an ephemeral one.
+    """
 
     model_id: str
     seq_id: int | None = None
@@ -224,7 +236,7 @@ class SaveWeightsExternalRequest(Request):
 
 
 class LoadWeightsRequest(Request):
-    """A load into an existing model with (`model_id`, `seq_id`), or a new one with (`session_id`, `model_seq_id`)."""
+    """A load: into an existing model (`model_id`, `seq_id`), or into a new one (`session_id`, `model_seq_id`)."""
 
     path: str
     # SDKs below 0.6 do not have this field. Their only kind of load is a resume, with the optimizer.
@@ -241,7 +253,7 @@ class LoadWeightsRequest(Request):
 class SamplingSource(Request):
     """The source of samples. The SDK sends both fields.
 
-    Then `base_model` is only the base model that the client expects for `model_path`.
+    If both are set, `base_model` is only the base model that the client expects for `model_path`.
     """
 
     base_model: str | None = None
@@ -264,7 +276,10 @@ class JoinSamplingSessionRequest(Request):
 
 
 def chunk_of_today(value: object) -> object:
-    """Return a chunk in today's form: SDKs below 0.18 send no type, and those below 0.6 an image's size as `tokens`."""
+    """Return a chunk in its current form.
+
+    SDKs below 0.18 send no type, and SDKs below 0.6 send the size of an image as `tokens`.
+    """
     if not isinstance(value, dict):
         return value
     chunk = dict(value)
@@ -305,7 +320,7 @@ class SamplingParams(Request):
 
 
 class TokenTensor(Request):
-    """Token ids `[rows, columns]`, either dense or as compressed sparse rows."""
+    """Token IDs `[rows, columns]`. They are dense, or in compressed sparse rows."""
 
     data: WholeNumbers
     dtype: Literal["int64"]
@@ -352,9 +367,9 @@ class SamplingSessionTarget(Request):
 
 
 class RetrieveFuturesRequest(Request):
-    """A poll for ended samples. Without a `timeout` it is held.
+    """A poll for ended samples. Without a `timeout`, the server holds it.
 
-    A server may forget the samples in `retrieved_request_ids`. This server keeps them like all others.
+    A server may forget the samples in `retrieved_request_ids`. This server keeps these samples like all others.
     """
 
     target: SamplingSessionTarget
@@ -375,7 +390,7 @@ class TtlRequest(Request):
 
 
 class UploadStartRequest(Request):
-    """A request of SDK 0.39: the import of an external adapter."""
+    """The request that starts the import of an external adapter. SDK 0.39 sends it."""
 
     base_model: str
     lora_config: LoraConfig
@@ -388,9 +403,9 @@ class UploadFinishRequest(Request):
 
 
 class CopyWeightsRequest(Request):
-    """A copy into a new run, in a project or in no project.
+    """A copy into a new run. The run is in a project, or in no project.
 
-    Any other destination is refused. The SDK sends none.
+    Any other destination is refused. The SDK never sends another destination.
     """
 
     source_path: str

@@ -1,4 +1,4 @@
-"""JSON answers to the SDK. The SDK checks them strictly: a missing field or an extra null is an error."""
+"""JSON answers to the SDK. The SDK checks them strictly, so a missing field or an additional null is an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Response(BaseModel):
 
 
 class Empty(Response):
-    """The object `{}`, where the SDK reads only the status."""
+    """The object `{}`, for answers of which the SDK reads only the status."""
 
 
 class HealthResponse(Response):
@@ -22,7 +22,7 @@ class HealthResponse(Response):
 
 
 class ClientConfigResponse(Response):
-    """Feature flags of the SDK; missing flags keep its defaults."""
+    """Feature flags of the SDK. If a flag is missing, the SDK keeps its default."""
 
     pjwt_auth_enabled: bool
     # These flags request training data in protobuf (from SDK 0.19 on), and `forward` as a call of forward_backward
@@ -48,7 +48,7 @@ class UserAddress(Response):
 
 
 class KeyDetails(Response):
-    """A key of the vendor's accounts; here keys belong to tenants."""
+    """A key in the form of the vendor's accounts. Here, a key belongs to a tenant."""
 
     org_details: OrganizationName
     user_details: UserAddress
@@ -86,7 +86,7 @@ class TelemetryResponse(Response):
 
 
 class FutureResponse(Response):
-    """The SDK's untyped future."""
+    """A future, as the SDK reads it without a type."""
 
     request_id: str
     model_id: str | None = None
@@ -99,13 +99,13 @@ class PendingResponse(Response):
 
 
 class PlainSampleResponse(FutureResponse):
-    """A sample. If it has opened a sampling session, `sampling_session_id` names this session for the next sample."""
+    """A sample. If the request has opened a sampling session, `sampling_session_id` names it for the next sample."""
 
     sampling_session_id: str
 
 
 class SamplingClientResponse(Response):
-    """A sampling client. `sampling_client_id` and `sampling_session_id` are the same id under two names."""
+    """A sampling client. `sampling_client_id` and `sampling_session_id` are two names for the same ID."""
 
     sampling_client_id: str
     sampling_session_id: str
@@ -120,7 +120,7 @@ class DeletedModelResponse(Response):
 
 
 class TokenizerResponse(Response):
-    """A tokenizer. Fields are null until a worker of the model has been asked."""
+    """A tokenizer. Fields are null until a worker of the model has answered."""
 
     tokenizer_id: str
     tokenizer_type: Literal["HuggingFace"] = "HuggingFace"
@@ -139,9 +139,9 @@ class FailedResponse(Response):
 
 
 class CompletionResponse(Response):
-    """An ended sample. Only a result has a size.
+    """A sample that has ended. It has a size only if it has a result.
 
-    With the size, the SDK can fetch the result when it has enough memory.
+    By the size, the SDK can fetch the result when it has enough memory.
     """
 
     state: Literal["finished", "failed"]
@@ -187,9 +187,9 @@ class SamplerResponse(Response):
 
 
 class SupportedModel(Response):
-    """A served model. `images` is Tinsmith's own field.
+    """A served model. `images` exists only in Tinsmith.
 
-    It tells whether datums and prompts may contain images; None means unknown.
+    It tells whether datums and prompts may contain images. None means that this is unknown.
     """
 
     model_name: str
@@ -207,7 +207,7 @@ class CapabilitiesResponse(Response):
 
 
 class WaitingModel(Response):
-    """A model without a worker. The SDK does not request these."""
+    """A model without a worker. The SDK does not request this object."""
 
     model_id: str
     base_model: str
@@ -279,7 +279,7 @@ class CopyWeightsResponse(Response):
 
 
 class PromotionResponse(Response):
-    """A name and the path to which it refers since `time`."""
+    """A name, and the path to which it has pointed since `time`."""
 
     name: str
     model_path: str
@@ -303,14 +303,14 @@ class WeightsInfoResponse(Response):
 
 
 class TrainingUsage(Response):
-    """The tokens of inputs to forward passes, with or without a backward pass."""
+    """The tokens in the inputs of forward passes, with or without a backward pass."""
 
     type: Literal["training"] = "training"
     token_count: int
 
 
 class PrefillUsage(Response):
-    """The tokens of prompts, once for all samples of a prompt; `cached` tokens were not computed."""
+    """The tokens of prompts. Each prompt counts once for all its samples, and `cached` tokens were not computed."""
 
     type: Literal["sampling_prefill"] = "sampling_prefill"
     cached: bool
@@ -341,7 +341,7 @@ UsageInfo = TrainingUsage | PrefillUsage | SampledUsage | CheckpointUsage | Stor
 
 
 class UsageEvent(Response):
-    """An event of usage. Nothing has a price: the SDK's fields for costs are left out."""
+    """An event of usage. There are no prices, so the SDK's fields for costs are left out."""
 
     bucket_start: datetime
     bucket_end: datetime
@@ -376,7 +376,10 @@ class StoredCheckpointsResponse(Response):
 
 
 class AuditLogEntry(Response):
-    """An entry of the audit log. `model_id` and `tinker_path` repeat the details, for programs of older SDKs."""
+    """An entry of the audit log.
+
+    `model_id` and `tinker_path` repeat fields of the details, for programs with older SDKs.
+    """
 
     timestamp: datetime
     event: str

@@ -1,4 +1,4 @@
-"""The SDK's search of sessions: request and answer."""
+"""The search of sessions in the SDK: its request and its answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AssignProjectRequest(Request):
 
 
 class SessionStatus(Response):
-    """The status of a session. `reason` is only for `client_finished`."""
+    """The status of a session. `reason` is set only for `client_finished`."""
 
     type: Literal["active", "cancelled", "client_finished"]
     reason: dict[str, str] | None = None

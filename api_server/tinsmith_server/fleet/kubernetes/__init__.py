@@ -1,1 +1,1 @@
-"""Workers as TrainingSessions of a Kubernetes namespace: watched, connected to, and made from a catalogue."""
+"""Workers as TrainingSessions of a Kubernetes namespace: watched, connected to, and created from a catalogue."""

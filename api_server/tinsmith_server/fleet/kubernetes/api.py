@@ -28,7 +28,7 @@ class KubernetesError(TinsmithError):
 
 
 class ApiUnavailable(KubernetesError):
-    """The API does not answer at present. A retry may succeed."""
+    """The API does not answer now. A retry may succeed."""
 
 
 class ApiRefused(KubernetesError):
@@ -36,7 +36,7 @@ class ApiRefused(KubernetesError):
 
 
 class AlreadyThere(KubernetesError):
-    """An object of this name exists."""
+    """An object with this name already exists."""
 
 
 class HistoryGone(KubernetesError):
@@ -66,7 +66,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of objects that this server reads. `label` selects the objects that have this label."""
+    """A kind of object that this server reads. `label` selects the objects that have this label."""
 
     group_version: str
     plural: str
@@ -74,7 +74,7 @@ class Resource:
     label: str | None = None
 
     def path(self, namespace: str | None) -> str:
-        """Return the URL path of the objects of one namespace, or of all."""
+        """Return the URL path of the objects in one namespace, or in all namespaces."""
         inside = f"namespaces/{namespace}/" if namespace is not None else ""
         return f"/apis/{self.group_version}/{inside}{self.plural}"
 
@@ -97,7 +97,7 @@ class KubernetesApi:
 
     def __init__(self) -> None:
         self.cluster = ""
-        """A digest that identifies the cluster; empty before the first request."""
+        """A digest that identifies the cluster. It is empty before the first request."""
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
@@ -109,7 +109,7 @@ class KubernetesApi:
             await self._disconnect()
 
     async def list(self, resource: Resource, namespace: str | None) -> tuple[list[Manifest], str]:
-        """Return all objects, and the version from which a watch continues."""
+        """Return all objects, and the version from which a watch can continue."""
         answer = await self._send("GET", resource.path(namespace), query=resource.query)
         return answer["items"], answer["metadata"]["resourceVersion"]
 
@@ -118,7 +118,7 @@ class KubernetesApi:
     ) -> AsyncGenerator[tuple[str, Manifest], None]:
         """Yield events after the version, as (type, object), until the server ends the watch.
 
-        Raises HistoryGone if the version is too old; then list again.
+        Raises HistoryGone if the version is too old; the caller must then list again.
         """
         query = {
             **resource.query,
@@ -137,7 +137,7 @@ class KubernetesApi:
             raise ApiUnavailable(f"a watch of the Kubernetes API ended: {error!r}") from error
 
     async def create_session(self, manifest: Manifest) -> Manifest:
-        """Create a TrainingSession. Raises AlreadyThere if the name is in use."""
+        """Create a TrainingSession. Raises AlreadyThere if the name is already in use."""
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         path = SESSIONS.path(manifest["metadata"]["namespace"])
         return await self._send("POST", path, query=query, body=manifest)
@@ -212,10 +212,12 @@ class KubernetesApi:
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value of a JSON text, without values that nest deeper than any Kubernetes object. Raises ValueError.
+    """Return the value of a JSON text. Leave out values that are nested deeper than in any Kubernetes object.
 
-    A user who may write an object may nest its managed fields 10,000 levels deep, and every parser fails at this depth.
-    Such an object must not break every list of its kind.
+    Raises ValueError.
+
+    A user who may write an object can nest its managed fields 10,000 levels deep, and every parser fails at this depth.
+    One such object must not break every list of its kind.
     """
     try:
         return orjson.loads(text)
@@ -224,7 +226,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _flattened(text: bytes) -> bytes:
-    """Return the text with empty objects and lists at the deepest level that is kept."""
+    """Return the text with empty objects and lists at the deepest level that remains."""
     kept, depth, begins = bytearray(), 0, 0
     for token in _STRINGS_AND_BRACKETS.finditer(text):
         bracket = token[0]
@@ -240,14 +242,17 @@ def _flattened(text: bytes) -> bytes:
 
 
 def cluster_of(configuration: Configuration) -> str:
-    """Return a digest of the cluster's certificate authority, because two clusters may share an address and names."""
+    """Return a digest of the cluster's certificate authority.
+
+    Two clusters may have the same address and the same names.
+    """
     authority = configuration.ssl_ca_cert
     named = Path(authority).read_bytes() if authority else str(configuration.host).encode()
     return hashlib.sha256(named).hexdigest()[:12]
 
 
 def own_namespace() -> str | None:
-    """Return the namespace of this server's pod, or None outside a pod."""
+    """Return the namespace of this server's pod, or None if it does not run in a pod."""
     try:
         return NAMESPACE_FILE.read_text().strip()
     except OSError:
@@ -278,7 +283,7 @@ def _parse_event(event: Manifest) -> tuple[str, Manifest]:
 
 
 async def _configuration() -> Configuration:
-    """Return the configuration of $KUBECONFIG or of the pod's service account.
+    """Return the configuration from $KUBECONFIG, or from the pod's service account.
 
     The account's token is read every minute.
     """

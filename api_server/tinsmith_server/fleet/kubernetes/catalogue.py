@@ -1,4 +1,4 @@
-"""The catalogue: sessions that this server may create when models wait for a slot."""
+"""The catalogue: the sessions that this server may create when models wait for a slot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_NAME = 46
 
 
 class CatalogueEntry(BaseModel):
-    """A TrainingSession that may be created. The cluster validates `spec` at creation."""
+    """A TrainingSession that this server may create. The cluster validates `spec` when the session is created."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel)
 
@@ -40,9 +40,9 @@ class CatalogueEntry(BaseModel):
         )
 
     def next_name(self, sessions: Mapping[str, TrainingSession]) -> str | None:
-        """Return the name of the next session, given the names in its namespace; None if the limit is reached.
+        """Return the next session's name from the names in its namespace, or None if the limit is reached.
 
-        The result depends only on the existing names. Two servers that need a session therefore try to create the same
+        The result depends only on the names that exist. So two servers that need a session try to create the same
         session, and only one of them succeeds.
         """
         if sum(session.entry == self.name for session in sessions.values()) >= self.max_sessions:
@@ -61,7 +61,7 @@ class CatalogueEntry(BaseModel):
 
 
 def read_catalogue(path: Path | None) -> tuple[CatalogueEntry, ...]:
-    """Read the catalogue. Raises StartupError, which names the invalid entry and field."""
+    """Read the catalogue. Raises StartupError with the invalid entry and field."""
     if path is None:
         return ()
     try:

@@ -1,6 +1,6 @@
-"""A connection to a target, kept open and reopened after each loss.
+"""A connection to a target. It is kept open, and opened again after each loss.
 
-`ConnectedHandle` gives the connection of a session's worker or of a pool's replica to callers.
+`ConnectedHandle` gives this connection to the callers of a session's worker or of a pool's replica.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CERTIFICATE_CHECK_SECONDS = 10.0
 RENEWAL_GRACE_SECONDS = IMPORT_TIMEOUT_SECONDS
 
 Target = Callable[[], "str | None"]
-"""The current address; None while there is nothing to connect to."""
+"""A function that returns the current address, or None while there is no address to connect to."""
 Greet = Callable[[GrpcWorkerClient], Awaitable[None]]
 """The handshake that must succeed before callers get the connection."""
 
@@ -53,15 +53,18 @@ class Connector:
 
     @property
     def client(self) -> GrpcWorkerClient | None:
-        """The client while it is connected."""
+        """The client while it is connected, otherwise None."""
         return self._client
 
     def note_change(self) -> None:
-        """Read the target again, because it may have changed or appeared."""
+        """Read the target again, because it may have changed."""
         self._changed.set()
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient | None:
-        """Return a client, or None at the deadline. Raises HandleClosed, also during the wait."""
+        """Return a client, or None at the end of the timeout.
+
+        Raises HandleClosed, even if the handle is closed during the wait.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 # A new connection can be lost before a waiting task runs.
@@ -120,9 +123,9 @@ class Connector:
             changed.cancel()
 
     async def _one_connection(self, target: str) -> None:
-        """Open a connection. Return when it is lost or must be replaced.
+        """Open one connection. Return when the connection is lost or must be replaced.
 
-        Raises WorkerUnavailable if it cannot be opened.
+        Raises WorkerUnavailable if the connection cannot be opened.
         """
         certificate = self._tls.for_worker(self._identity)
         client = GrpcWorkerClient(target, certificate)
@@ -174,7 +177,7 @@ class ConnectedHandle(ABC):
 
     @abstractmethod
     def _why_not(self) -> WorkerUnavailable:
-        """Return the error to raise when there is no connection."""
+        """Return the error for callers while there is no connection."""
 
 
 def unreachable(what: str, failure: str) -> WorkerUnavailable:

@@ -1,4 +1,4 @@
-"""The fleet in a cluster: TrainingSessions, SamplerPools, and the sessions that its catalogue allows."""
+"""The fleet in a cluster: TrainingSessions, SamplerPools, and sessions that the catalogue allows."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def target_of(endpoint: Endpoint) -> str:
 class KubernetesFleet(Fleet):
     """The workers and samplers of a cluster.
 
-    A worker is identified by its session's volume: its id is the UID of the volume's claim. A pool's replica is a pod.
-    The constructor raises StartupError if the catalogue or the namespace cannot be read.
+    The volume of a worker's session identifies the worker: its ID is the UID of the volume's claim. A pool's replica is
+    a pod. The constructor raises StartupError if the catalogue or the namespace cannot be read.
     """
 
     def __init__(self, settings: Settings, target_of: TargetOf = target_of) -> None:
@@ -91,13 +91,13 @@ class KubernetesFleet(Fleet):
 
     @override
     async def begin(self) -> None:
-        """Do nothing: workers in a cluster run already."""
+        """Do nothing, because workers in a cluster run without this server."""
 
     @override
     async def open(self, epochs: Store) -> None:
-        """Return once all objects are listed.
+        """Return when all objects are listed.
 
-        Before that, models would be refused, and sessions would be created needlessly.
+        Before that, this server would refuse models and create unnecessary sessions.
         """
         self._epochs = epochs
         await together(view.open() for view in self._views)
@@ -117,7 +117,7 @@ class KubernetesFleet(Fleet):
     @property
     @override
     def models(self) -> Sequence[ServedModel]:
-        """The models of the catalogue, and of sessions and pools, including those that do not run."""
+        """The models of the catalogue, and the models of sessions and pools, even if they do not run."""
         of_sessions = {session.model for session in self._sessions.values() if not session.deleted}
         of_pools = {pool.model for pool in self._pools.pools}
         names = of_sessions | of_pools | names_of(self._catalogue)
@@ -186,7 +186,7 @@ class KubernetesFleet(Fleet):
 
     @override
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """Return the reason if the claim of the worker's volume no longer exists in its last known namespace."""
+        """Return the reason if the claim of the worker's volume is gone from its last known namespace."""
         home = Home.parse(worker.home)
         is_elsewhere = home.cluster != self._api.cluster or not self._scope.covers(home.namespace)
         if is_elsewhere or worker.worker_id in self._handles:
@@ -205,7 +205,7 @@ class KubernetesFleet(Fleet):
         return next((problem for view in self._views if (problem := view.problem)), None)
 
     async def _list_all(self) -> bool:
-        """List all objects. Return whether anything changed."""
+        """List all objects. Return whether something changed."""
         watches = [watch for view in self._views for watch in view.watches if not watch.refused]
         # This method waits for all lists, even after a failure. A list that continued could start a watch after the
         # fleet was closed.
@@ -221,7 +221,7 @@ class KubernetesFleet(Fleet):
 
     @property
     def _connected(self) -> list[SessionHandle | PoolReplica]:
-        """All connections of this server."""
+        """All handles with a connection from this server."""
         return [*self._handles.values(), *self._pools.replicas]
 
     def _at_work(self, base_model: str) -> list[SessionHandle]:
@@ -272,7 +272,10 @@ REFUSED_SECONDS = 30.0
 
 
 class SessionProvisioner:
-    """A creator of sessions from the catalogue. It creates the next session when the last one is ready and full."""
+    """An object that creates sessions from the catalogue.
+
+    It creates the next session when the last session is ready and full.
+    """
 
     def __init__(
         self,
@@ -283,7 +286,8 @@ class SessionProvisioner:
     ) -> None:
         """Keep the catalogue.
 
-        Sessions are created in `namespace`. `made` is called with each new session before the watch reports it.
+        Sessions are created in `namespace`. `made` is called with each new session, before the watch reports the
+        session.
         """
         self._api = api
         self._catalogue = catalogue
@@ -293,7 +297,7 @@ class SessionProvisioner:
         self._refusals: dict[str, tuple[str, float]] = {}
 
     async def provide(self, sessions: Mapping[Key, TrainingSession], base_model: str, rank: int, sampling: bool) -> str:
-        """Create a session if allowed. Return what the caller is waiting for, for display."""
+        """Create a session if the catalogue allows this. Return a message that says what the caller is waiting for."""
         async with self._turn:
             fitting = [one for one in sessions.values() if one.model == base_model and one.suits(rank, sampling)]
             coming = next((one for one in fitting if one.coming), None)
@@ -308,7 +312,7 @@ class SessionProvisioner:
             return _nothing_more(fitting, entries) or _nothing_fits(base_model, rank, sampling)
 
     async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, TrainingSession]) -> str | None:
-        """Return what this entry is waiting for; None if it allows no more sessions.
+        """Return what the caller is waiting for from this entry, or None if the entry allows no more sessions.
 
         `sessions` are the sessions of the namespace.
         """
@@ -344,7 +348,7 @@ class SessionProvisioner:
 
 
 def _nothing_more(sessions: Sequence[TrainingSession], entries: Sequence[CatalogueEntry]) -> str | None:
-    """Return why there is no more capacity, and what to do; None if nothing in the fleet or the catalogue fits."""
+    """Return why there is no more capacity and what to do, or None if nothing in the fleet or the catalogue fits."""
     idle = next((session for session in sessions if not session.at_work and not session.deleted), None)
     if idle is not None:
         return idle.unavailable_reason_text()

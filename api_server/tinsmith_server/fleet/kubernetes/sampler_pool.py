@@ -1,4 +1,4 @@
-"""SamplerPools: the fields of pools and their endpoints that this server reads, and connections to the replicas."""
+"""SamplerPools: the fields that this server reads of pools and their endpoints, and connections to the replicas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _SamplerPool(Part):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A SamplerPool: any number of equal samplers of one base model."""
+    """A SamplerPool: any number of identical samplers of one base model."""
 
     name: str
     namespace: str
@@ -71,7 +71,7 @@ class Pool:
         return f"SamplerPool {self.namespace}/{self.name}"
 
     def not_sampling_reason(self) -> str:
-        """Return why the pool does not sample, and what to do, for waiting clients."""
+        """Return why the pool does not sample, and what to do. Waiting clients see this text."""
         if self.deleted:
             return f"{self.title} is being deleted"
         if self.replicas == 0:
@@ -134,7 +134,7 @@ class _EndpointSlice(Part):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A pod of a pool. A `terminating` pod takes no new samples, and keeps its results for a while."""
+    """A pod of a pool. A pod that is `terminating` takes no new samples, but keeps its results for some time."""
 
     pod_uid: str
     pod_name: str
@@ -150,7 +150,7 @@ class Endpoint:
 
     @property
     def target(self) -> str:
-        """The gRPC target."""
+        """The address of the gRPC server."""
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
@@ -192,7 +192,7 @@ def _endpoint(part: _EndpointPart, port: int) -> Endpoint:
 def endpoints_of(slices: Iterable[Slice], pool: Key) -> dict[str, Endpoint]:
     """Return the endpoints by the pod's UID.
 
-    A pod can be in two slices: in one for each address family, or while it moves from one slice to another.
+    A pod can be in two slices: in one for each address family, or in both slices while it moves.
     """
     own = sorted((one for one in slices if one.pool == pool), key=lambda one: one.address_type, reverse=True)
     return {endpoint.pod_uid: endpoint for one in own for endpoint in one.endpoints}
@@ -204,7 +204,7 @@ TargetOf = Callable[[Endpoint], str]
 class PoolReplica(ConnectedHandle, SamplerHandle):
     """A pod of a pool.
 
-    It stays connected while it is listed, even while it terminates, because it may still have results.
+    It stays connected as long as it is listed, even while it terminates, because it may still have results.
     """
 
     def __init__(self, pool: Pool, endpoint: Endpoint, tls: TlsDirectory, target_of: TargetOf) -> None:
@@ -249,7 +249,8 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
     def may_answer(self) -> bool:
         """True if the pod may still answer.
 
-        A lost node never removes its pods. So this server does not wait for a pod that is neither ready nor connected.
+        The pods of a lost node are never removed. So this server does not wait for a pod that is neither ready nor
+        connected.
         """
         return self.endpoint.at_work or self._connector.client is not None
 
@@ -285,9 +286,9 @@ class Pools:
     """
 
     def __init__(self, tls: TlsDirectory, target_of: TargetOf, close: Callable[[PoolReplica], None]) -> None:
-        """Start without replicas.
+        """Start with no replicas.
 
-        `close` closes a replica that is no longer listed.
+        `close` is called for a replica that is no longer listed.
         """
         self._tls = tls
         self._target_of = target_of
@@ -305,7 +306,7 @@ class Pools:
         return [pool for pool in self._pools.values() if not pool.deleted]
 
     def take(self, pools: Mapping[Key, Pool], slices: Iterable[Slice]) -> None:
-        """Update pools and replicas after a change."""
+        """Update pools and replicas from the cluster's new state."""
         self._pools = pools
         present = dict(self._parts(tuple(slices)))
         for pod_uid, known in list(self._replicas.items()):
@@ -324,7 +325,7 @@ class Pools:
         return [one for one in suiting if one.accepting and rank <= one.pool.max_rank]
 
     def why_none(self, base_model: str, rank: int) -> str | None:
-        """Return why no pool can sample; None if no pool is configured for the base model and rank."""
+        """Return why no pool can sample, or None if no pool is configured for this base model and rank."""
         own = [pool for pool in self.pools if pool.model == base_model and rank <= pool.max_rank]
         # A pool with replicas is more likely to be ready soon than a pool that was scaled to zero.
         best = max(own, key=lambda pool: pool.replicas > 0, default=None)
@@ -345,7 +346,7 @@ class Pools:
 def _stays(known: PoolReplica, endpoint: Endpoint) -> bool:
     """Return whether the pod still belongs to its pool, and not to a newer pool of the same name.
 
-    A newer pool's pod can be listed before the pool itself. A connected pod has shown its certificate, and a
-    terminating pod belongs to the old pool.
+    A newer pool's pod can be listed before the pool itself. A connected pod has proved its identity by its certificate,
+    and a terminating pod belongs to the old pool.
     """
     return endpoint.terminating or known.running() is not None

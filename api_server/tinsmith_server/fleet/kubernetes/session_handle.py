@@ -1,4 +1,7 @@
-"""The handle of one session's worker. It is connected while the worker is ready, under the running instance's epoch."""
+"""The handle of a session's worker.
+
+It is connected while the worker is ready, under the epoch of the running instance.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 class SessionHandle(ConnectedHandle, ActivatedHandle):
     """A handle of a session's worker.
 
-    Each server has its own connection, but all servers give an instance the same epoch.
+    Each server has its own connection, but all servers give the same instance the same epoch.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     ) -> None:
         """Prepare the connection.
 
-        The store records the worker's location as `cluster`, namespace and name.
+        The store records the worker's location: `cluster`, namespace and name.
         """
         super().__init__(worker_id)
         self._epochs = epochs
@@ -102,13 +105,13 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         await self._epochs.record_home(self._worker_id, str(Home.of(self.session, self._cluster)))
 
     async def _saves_address(self) -> SavesAddress | None:
-        """Return the address as an IP address, because a sampler may reach workers but no name server."""
+        """Return the address with an IP address, because a sampler may reach workers but no name server."""
         target = await numbered(self.session.endpoint or "")
         return SavesAddress(target, self._worker_id, self.session.namespace) if target else None
 
 
 async def numbered(target: str) -> str | None:
-    """Return the target with its host name resolved; None if that fails."""
+    """Return the target with its host name resolved, or None if it cannot be resolved."""
     host, _, port = target.rpartition(":")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -120,10 +123,10 @@ async def numbered(target: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A worker's last known location, in the form of the store.
+    """The location where a worker was last seen, as the store records it.
 
-    Another cluster may have a namespace of the same name. A server that runs in that cluster with this store finds no
-    claim of the worker, and must not consider the worker lost.
+    Another cluster may have a namespace of the same name. A server in that other cluster with this store would find no
+    claim of the worker, but must not consider the worker lost.
     """
 
     namespace: str

@@ -17,7 +17,7 @@ DEFAULT_SLOTS, DEFAULT_MAX_RANK = 8, 128
 
 
 class Part(BaseModel):
-    """Part of a Kubernetes object. Unknown fields are ignored, because a newer operator may add some."""
+    """A part of a Kubernetes object. Unknown fields are ignored, because a newer operator may add fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel)
 
@@ -96,7 +96,7 @@ class TrainingSession:
 
     @property
     def title(self) -> str:
-        """The name for messages, with the namespace."""
+        """The session's name for messages, with its namespace."""
         return f"TrainingSession {self.namespace}/{self.name}"
 
     @property
@@ -114,19 +114,19 @@ class TrainingSession:
 
     @property
     def coming(self) -> bool:
-        """True if the session is about to become ready."""
+        """True if the session will be ready soon."""
         return not (self.ready or self.spec.suspend or self.deleted or self.stalled)
 
     @property
     def leaving(self) -> bool:
-        """True if the session and its volume are being deleted."""
+        """True if the session and its volume are going to be deleted."""
         return self.deleted and self.spec.storage.retention_policy.when_deleted == "Delete"
 
     def suits(self, rank: int, sampling: bool) -> bool:
         return rank <= self.spec.adapters.max_rank and (self.samples or not sampling)
 
     def unavailable_reason_text(self) -> str:
-        """Return why the session is not ready, and what to do, for waiting clients."""
+        """Return why the session is not ready, and what to do. Waiting clients see this text."""
         if self.leaving:
             return f"{self.title} is being deleted; its models are saved as checkpoints named autosave"
         if self.deleted:

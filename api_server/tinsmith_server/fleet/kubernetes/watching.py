@@ -1,4 +1,4 @@
-"""Lists and watches: this server's copy of the objects of a kind, in one namespace or several."""
+"""Lists and watches. They keep a copy of all objects of one kind, in one or several namespaces."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def key_of(manifest: Manifest) -> Key:
 
 
 def _version_of(manifest: Manifest) -> int:
-    """Return the version as a number. Versions of one kind grow with each write."""
+    """Return an object's version as a number. The versions of one kind of object grow with each write."""
     return int(manifest["metadata"]["resourceVersion"])
 
 
 class Watch(Generic[T]):
     """A copy of the objects of one kind in one namespace.
 
-    It is level-triggered: the listener reads all `objects` after each change. A write to a field that this server does
-    not read does not count as a change. The status of a busy session is written every minute, and each change wakes all
-    held polls.
+    It is level-triggered: the listener reads all `objects` after each change. If only fields change that this server
+    does not read, this does not count as a change. The reason is that the status of a busy session is written every
+    minute, and each change wakes all held polls.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class Watch(Generic[T]):
         parse: Callable[[Manifest], T],
         on_change: Callable[[], None],
     ) -> None:
-        """Start empty.
+        """Start with an empty copy.
 
-        `parse` raises pydantic's ValidationError for an invalid object, which is logged and left out.
+        `parse` raises pydantic's ValidationError for an invalid object. The error is logged, and the object is left
+        out.
         """
         self._api = api
         self._resource = resource
@@ -107,11 +108,14 @@ class Watch(Generic[T]):
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     def start(self, version: str = "") -> None:
-        """Start the watch from this version. Without a version, list first, and retry until the list succeeds."""
+        """Start the watch from this version.
+
+        Without a version, list the objects first, and retry until the list succeeds.
+        """
         self._task = asyncio.create_task(self._watch(version), name=f"watch {self.what}")
 
     async def refresh(self) -> bool:
-        """Replace the copy and the watch, because the watch may have ended unnoticed.
+        """Replace the copy and the watch. The old watch may have ended unnoticed.
 
         Returns whether the copy has changed. Raises KubernetesError.
         """
@@ -129,7 +133,7 @@ class Watch(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """The reason why the copy may be outdated, or None if it is current.
+        """The reason why the copy may be outdated, or None if it is up to date.
 
         A copy is outdated if the watch has received nothing for too long.
         """
@@ -141,7 +145,7 @@ class Watch(Generic[T]):
     def note(self, manifest: Manifest) -> None:
         """Add an object that this server has just created, unless the watch has reported it or a later version.
 
-        If the watch has reached a later version without the object, the object was deleted in between.
+        If the watch has reached a later version without reporting the object, the object was already deleted.
         """
         if key_of(manifest) not in self._objects and _version_of(manifest) > self._seen_version:
             self._put(manifest)
@@ -166,7 +170,10 @@ class Watch(Generic[T]):
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _follow(self, version: str) -> str:
-        """Follow one watch, and return the last version. Without a version to continue from, list first."""
+        """Follow one watch, and return the last version.
+
+        If there is no version to continue from, list the objects first.
+        """
         version = version or await self._list()
         async with aclosing(self._api.watch(self._resource, self._namespace, version)) as events:
             async for type, manifest in events:
@@ -224,7 +231,10 @@ MOST_PAUSE_SECONDS = 15.0
 
 
 class View(Generic[T]):
-    """The copies of several namespaces. A namespace that cannot be read is retried, and does not block the others."""
+    """The copies of the objects in several namespaces.
+
+    If a namespace cannot be read, this is retried, and the other namespaces are not affected.
+    """
 
     def __init__(
         self,
@@ -238,7 +248,10 @@ class View(Generic[T]):
         self._watches = {namespace: Watch(api, resource, namespace, parse, on_change) for namespace in scope.watched}
 
     async def open(self) -> None:
-        """Return after the first lists. Raises StartupError if all are refused, or one gets no answer in time."""
+        """Return when each namespace was listed once.
+
+        Raises StartupError if the API refuses all lists, or does not answer one of them in time.
+        """
         refusals = await together(self._open(watch) for watch in self._watches.values())
         if all(refusals):
             raise StartupError(
@@ -255,7 +268,10 @@ class View(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """The reason why a copy may be outdated. A namespace without access does not count while others can be read."""
+        """The reason why a copy may be outdated.
+
+        A namespace without access does not count as long as other namespaces can be read.
+        """
         silent = [watch for watch in self.watches if watch.problem is not None]
         counted = silent if len(silent) == len(self.watches) else [watch for watch in silent if not watch.refused]
         return next((watch.problem for watch in counted), None)
@@ -270,7 +286,7 @@ class View(Generic[T]):
         watch.note(manifest)
 
     async def _open(self, watch: Watch[T]) -> str | None:
-        """Open the watch. Return why the API refuses its list, or None if it does not."""
+        """Open one watch. Return the reason if the API refuses the list, otherwise None."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await watch.until_listed()
@@ -283,17 +299,17 @@ class View(Generic[T]):
 
 
 class SharedRefresh:
-    """A refresh that concurrent callers share, as long as it began recently.
+    """A refresh that callers share if it began recently.
 
-    A refresh without news doubles the pause before the next refresh. The reason: each unknown sampler id causes a list
-    of the whole fleet, and any client can make up such ids.
+    After a refresh without changes, the pause before the next refresh is doubled. This is necessary because each
+    unknown sampler ID causes a list of the whole fleet, and any client can invent such IDs.
     """
 
     def __init__(self, refresh: Callable[[], Awaitable[bool]], age_seconds: float, timeout_seconds: float) -> None:
-        """Prepare the refresh.
+        """Prepare the refreshes.
 
-        `refresh` returns whether it brought news. A shared result may be `age_seconds` old. A refresh takes at most
-        `timeout_seconds`.
+        `refresh` returns whether it found changes. A shared result may be up to `age_seconds` old. A refresh takes at
+        most `timeout_seconds`.
         """
         self._refresh = refresh
         self._age_seconds = age_seconds
@@ -304,7 +320,10 @@ class SharedRefresh:
         self._closed = False
 
     async def recent(self) -> None:
-        """Return after a refresh that began recently. Raises its error, TimeoutError, or ApiUnavailable once closed."""
+        """Wait for a refresh that began recently.
+
+        Raises the error of the refresh, TimeoutError, or ApiUnavailable after `close`.
+        """
         clock = asyncio.get_running_loop().time
         oldest = clock() - self._age_seconds
         while self._task is None or self._began_at < oldest:
@@ -343,7 +362,7 @@ class SharedRefresh:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The namespaces that this server reads; `namespaces` is None for the whole cluster.
+    """The namespaces that this server reads. If `namespaces` is None, it reads the whole cluster.
 
     Sessions are created in `home`.
     """
@@ -356,7 +375,7 @@ class Scope:
 
     @property
     def watched(self) -> tuple[str | None, ...]:
-        """The namespaces to list and to watch; None stands for the whole cluster."""
+        """The namespaces to list and to watch. None stands for the whole cluster."""
         return (None,) if self.namespaces is None else self.namespaces
 
     @override
@@ -369,9 +388,9 @@ class Scope:
 
 
 def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
-    """Return the scope of the chosen namespaces, or else of `own`, the server's namespace.
+    """Return the scope of the chosen namespaces. If none are chosen, return the scope of `own`, the server's namespace.
 
-    Raises StartupError if there is neither.
+    Raises StartupError if there are no chosen namespaces and no own namespace.
     """
     if tuple(chosen) == (EVERY_NAMESPACE,):
         return Scope(None, own)
@@ -384,9 +403,9 @@ def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
 
 
 async def together(beginnings: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results.
+    """Return the results of all calls.
 
-    Raises the first failure after all calls have ended; `gather` would leave the others running.
+    Raises the first failure when all calls have ended. `gather` would leave the other calls running.
     """
     try:
         async with asyncio.TaskGroup() as group:

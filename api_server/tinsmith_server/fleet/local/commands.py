@@ -87,7 +87,7 @@ class SamplerCommand:
 
 
 def check_commands(settings: Settings, directory: ModelDirectory) -> None:
-    """Raise StartupError for a missing sampler, and for flags that the worker's parser refuses or the server sets."""
+    """Raise StartupError for a missing sampler, and for flags that the worker refuses or that the server sets."""
     socket, parent_fd = Path("socket"), 0
     if (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
         worker = WorkerCommand(settings, directory).own_flags(socket, parent_fd)
@@ -130,12 +130,15 @@ def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, 
 
 
 def _saves_socket(worker_id: str, socket: Path) -> list[str]:
-    """Return the flags of the socket for saves. Its path is constant for a worker, and short enough for a socket."""
+    """Return the flags for the socket that shares saves.
+
+    Its path is always the same for one worker, and short enough for a socket.
+    """
     return ["--saves-socket", str(socket.with_name(f"{worker_id[-DIGEST_CHARACTERS:]}.saves"))]
 
 
 def _of_the_base_model(settings: Settings) -> list[str]:
-    """Return the engine's flags that also apply to its sampler, unless the sampler sets its own."""
+    """Return those flags of the engine that its sampler needs, too, unless the sampler sets its own values."""
     names = OF_BOTH - set(_names(settings.sampler_flags))
     found: list[str] = []
     for place, word in enumerate(settings.engine_flags):
@@ -146,18 +149,18 @@ def _of_the_base_model(settings: Settings) -> list[str]:
 
 
 def _check_not_set_twice(setting: str, more: Sequence[str], others: Sequence[str]) -> None:
-    """Raise StartupError for flags that are set twice, because the process would silently use one of the two values."""
+    """Raise StartupError for flags that are set twice, because the process would silently use one of the values."""
     if twice := [name for name in _names(more) if name in _names(others)]:
         raise StartupError(f"{setting}: --{twice[0]} is set by the server itself; remove it")
 
 
 def _names(flags: Sequence[str]) -> list[str]:
-    """Return the names of flags: `--flag value`, `--flag=value` and `--no-flag` are all `flag`."""
+    """Return the names of flags. The name of `--flag value`, `--flag=value` and `--no-flag` is `flag`."""
     words = [word.removeprefix("--") for word in flags if word.startswith("--")]
     return [word.partition("=")[0].removeprefix("no-") for word in words]
 
 
 def _sentence(stderr: str) -> str:
-    """Return the parser's message. Without the worker's package it is the last line of Python's error."""
+    """Return the parser's message. If the worker's package is not installed, return the last line of Python's error."""
     last = (stderr.strip().splitlines() or ["the worker's program cannot run, and printed no reason"])[-1]
     return last.removeprefix(SENTENCE_PREFIX)

@@ -1,4 +1,4 @@
-"""The processors and accelerators of this machine that workers use."""
+"""The processors and accelerators of this machine, and how workers use them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device of one worker, among the workers of a model.
+    """The device of one worker of a model.
 
-    The first place has the same id as the only worker of a server without `devices`, and therefore the same volume.
-    Without a device the worker uses any device that it finds. `cpu_workers` share this machine's processors.
+    The first place has the same ID as the only worker of a server without `devices`, so it keeps the same volume.
+    Without a device, the worker uses any device that it finds. `cpu_workers` share this machine's processors.
     """
 
     number: int = 0
@@ -27,7 +27,10 @@ class Place:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags that require the device. Without them, a worker that sees no GPU would silently use the CPU."""
+        """The flags that force the worker to use the device.
+
+        Without them, a worker that sees no GPU would silently use the CPU.
+        """
         if self.device is None:
             return ()
         return ("--device", "cpu" if self.device == CPU else "cuda")
@@ -48,7 +51,7 @@ ONLY_PLACE = Place()
 
 
 def places(devices: Sequence[str]) -> list[Place]:
-    """Return one place for each device, or the only place of a server without `devices`."""
+    """Return one place for each device, or one place if the server has no `devices`."""
     cpu_workers = devices.count(CPU)
     return [Place(number, device, cpu_workers) for number, device in enumerate(devices)] or [ONLY_PLACE]
 
@@ -59,7 +62,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def worker_threads() -> int:
-    """Return a worker's number of threads, at least one.
+    """Return the number of threads for a worker, at least one.
 
     If the system does not report which processors share a core, each processor counts as a core.
     """
@@ -68,9 +71,9 @@ def worker_threads() -> int:
 
 
 def usable_threads(cores: int, quota: str) -> int:
-    """Return the number of threads.
+    """Return the number of threads that the process can use.
 
-    `quota` is the kernel's text: `max 100000`, or the microseconds of processor time in a period.
+    `quota` is the kernel's text: `max 100000`, or the microseconds of processor time in each period.
     """
     allowed, _, period = quota.partition(" ")
     if allowed.isdigit() and period.strip().isdigit():
@@ -79,7 +82,7 @@ def usable_threads(cores: int, quota: str) -> int:
 
 
 def cores_of(cpus: Iterable[int], root: Path = CPUS) -> int:
-    """Return the number of cores. Hyper-threads of one core compute no faster than one of them."""
+    """Return the number of cores. The hyper-threads of one core together compute no faster than one of them."""
     return len({_read(root / f"cpu{cpu}" / "topology" / "thread_siblings_list").strip() or str(cpu) for cpu in cpus})
 
 

@@ -1,6 +1,6 @@
-"""Workers as child processes of this server: one for each model directory and device.
+"""Workers as child processes of this server. There is one worker for each model directory and device.
 
-For a worker that cannot sample, a separate sampler runs on the same device.
+If a worker cannot sample, a separate sampler runs on the same device.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LocalFleet(Fleet):
 
     @override
     async def begin(self) -> None:
-        """Start the workers, which load their models while the server is still being assembled."""
+        """Start the workers. They load their models while the server is still starting."""
         self._lock = _lock_data(self._settings.data)
         self._sockets = _socket_directory(self._settings.data)
         for directory in self._directories:
@@ -74,7 +74,7 @@ class LocalFleet(Fleet):
             self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
 
     def _supervise(self, directory: ModelDirectory, place: Place, sockets: Path) -> None:
-        """Add a supervisor for the directory's weights at the place. All names of the weights share it."""
+        """Add a supervisor for the directory's weights at the place. All names of the weights share this supervisor."""
         worker_id, index = place.worker_id(directory.served.weights), len(self._supervisors)
         if worker_id in self._supervisors:
             return
@@ -120,7 +120,7 @@ class LocalFleet(Fleet):
     @property
     @override
     def changes(self) -> Changes:
-        """A counter that never changes, because the models are fixed at the start."""
+        """A counter that never changes, because the models are known at the start."""
         return self._changes
 
     @property
@@ -149,12 +149,18 @@ class LocalFleet(Fleet):
 
     @override
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
-        """Return the workers of the directory for any rank. They refuse unsupported ranks themselves."""
+        """Return the workers of the directory, for any rank.
+
+        A worker itself refuses a rank that it does not support.
+        """
         return [self._supervisors[worker_id] for worker_id in self._worker_ids(base_model)]
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        """Return the workers or their samplers for any rank. They refuse unsupported ranks themselves."""
+        """Return the workers that sample, or their samplers, for any rank.
+
+        A sampler itself refuses a rank that it does not support.
+        """
         if not self._samplers:
             return self.trainers(base_model, rank)
         return [self._samplers[worker_id] for worker_id in self._worker_ids(base_model)]
@@ -170,7 +176,7 @@ class LocalFleet(Fleet):
 
     @override
     async def refresh(self) -> None:
-        """Do nothing: the workers do not change while the server runs."""
+        """Do nothing, because the workers do not change while the server runs."""
 
     @override
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
@@ -192,7 +198,7 @@ class LocalFleet(Fleet):
 
 
 def _lock_data(data: Path) -> IO[bytes]:
-    """Lock the data directory. Two servers with one directory would fence off each other's workers endlessly."""
+    """Lock the data directory. Two servers with the same directory would repeatedly take each other's workers."""
     make_data_directory(data)
     lock = (data / "server.lock").open("wb")
     try:
@@ -204,10 +210,10 @@ def _lock_data(data: Path) -> IO[bytes]:
 
 
 def _socket_directory(data: Path) -> Path:
-    """Return a private directory whose path leaves room for a socket's name.
+    """Return a private directory with a path that leaves room for a socket's name.
 
-    Its name is derived from the data directory, which this server has locked. An existing directory of that name is
-    therefore left over from a killed server, and is removed.
+    Its name is derived from the data directory, which this server has locked. So an existing directory of that name was
+    left by a server that was killed, and is removed.
     """
     prefix = f"tinsmith-{hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:8]}-"
     for parent in (Path(tempfile.gettempdir()), Path("/tmp")):

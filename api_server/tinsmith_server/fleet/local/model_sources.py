@@ -1,4 +1,4 @@
-"""The model directories of `--model NAME[=PATH]`."""
+"""The model directories that `--model NAME[=PATH]` names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A base model on this machine, and the name that clients use. Several names may share a worker."""
+    """A base model on this machine, and the name that clients use for it. Several names may share a worker."""
 
     served: ServedModel
     path: Path
 
 
 def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
-    """Return the directory of every NAME[=PATH]. Hub ids are downloaded. Raises StartupError with the missing file."""
+    """Return the directory of every NAME[=PATH]. For the name of a hub repository, the model is downloaded.
+
+    Raises StartupError with the name of the missing file.
+    """
     directories = [_locate(spec) for spec in specs]
     names = [directory.served.name for directory in directories]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -73,7 +76,10 @@ def _served(name: str, path: Path, config: dict[str, Any]) -> ServedModel:
 
 
 def worker_id_of(path: Path) -> str:
-    """Return the worker id of a directory. It is the same for every name of the directory, and after a restart."""
+    """Return the worker's ID for a model directory.
+
+    It is the same for all names of the directory, and the same after a restart.
+    """
     readable = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")[:32] or "model"
     return f"{readable}-{hashlib.sha256(str(path).encode()).hexdigest()[:10]}"
 

@@ -1,4 +1,4 @@
-"""A worker process: its start, its first answer, its end, and its last message."""
+"""The process of a worker: its start, its first answer, its end, and the last message that it wrote."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
 
 
 def worker_environment(device: Mapping[str, str] = {}) -> dict[str, str]:
-    """Return the server's environment without its secrets, and with the variables of the worker's device."""
+    """Return the server's environment without secrets, and with the variables for the worker's device."""
     own = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     return {THREADS_VARIABLE: str(worker_threads()), **own, **device}
 
@@ -40,7 +40,7 @@ class WorkerDied(WorkerUnavailable):
 
 
 class WorkerProcess:
-    """A child process that never outlives the server: it exits when the pipe that it inherits is closed."""
+    """A child process that never runs longer than the server. It inherits a pipe, and exits when the pipe is closed."""
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int, socket: Path) -> None:
         self._process = process
@@ -56,7 +56,7 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """Start the process.
 
-        `command` gets the socket's path and the file descriptor of the pipe's reading end.
+        `command` receives the socket's path and the file descriptor from which the pipe can be read.
         """
         reading, lifeline = os.pipe()
         try:
@@ -81,7 +81,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def until_serving(self) -> None:
-        """Return after the first answer. Raises WorkerDied."""
+        """Wait for the first answer of the process. Raises WorkerDied if the process ends before."""
         while not self._socket.exists():
             if self._process.returncode is not None:
                 await self.wait()
@@ -97,7 +97,7 @@ class WorkerProcess:
                 await asyncio.sleep(SOCKET_POLL_SECONDS)
 
     async def unless_dead(self, call: Coroutine[Any, Any, T]) -> T:
-        """Return the call's result. Raises WorkerDied as soon as the process has ended."""
+        """Return the result of the call. Raises WorkerDied as soon as the process has ended."""
         work, death = asyncio.create_task(call), asyncio.create_task(self.wait())
         try:
             await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,22 +109,22 @@ class WorkerProcess:
             death.cancel()
 
     async def wait(self) -> int:
-        """Return the exit status after all output of the process has been read."""
+        """Return the exit status when all output of the process has been read."""
         status = await self._process.wait()
         await asyncio.wait({self._reading}, timeout=LAST_WORDS_SECONDS)
         return status
 
     @property
     def needs_mending(self) -> bool:
-        """True if a restart would also fail until a person fixes the model's directory or the worker's flags."""
+        """True if a restart would fail, too, until a person corrects the model's directory or the worker's flags."""
         return self._process.returncode in EXITS_UNTIL_MENDED
 
     def cause_of_death(self) -> str:
-        """Return the process's own last message, or else a description of its exit."""
+        """Return the last message of the process, or a description of its exit if there is no message."""
         return self._sentence or f"the worker process ended with status {self._process.returncode}"
 
     async def stop(self) -> None:
-        """Send SIGTERM, wait for snapshots, then close the pipe and send SIGKILL."""
+        """Send SIGTERM, wait for the snapshots, then close the pipe and send SIGKILL."""
         if self._process.returncode is None:
             self._process.terminate()
             with contextlib.suppress(TimeoutError):
@@ -133,7 +133,7 @@ class WorkerProcess:
         await self.discard()
 
     async def discard(self) -> None:
-        """Kill the process unless it has ended, and free its resources."""
+        """Kill the process if it has not ended, and free its resources."""
         if self._process.returncode is None:
             self._process.kill()
         os.close(self._lifeline)
@@ -153,7 +153,7 @@ class WorkerProcess:
             self._note(unfinished)
 
     def _note(self, line: bytes) -> None:
-        """Pass the line on, except the message that the supervisor logs as the cause of the exit."""
+        """Write the line to the log, unless it is the message that the supervisor logs as the cause of the exit."""
         text = line.decode(errors="replace").rstrip()
         if text.startswith(SENTENCE_PREFIX):
             self._sentence = text.removeprefix(SENTENCE_PREFIX)

@@ -1,4 +1,4 @@
-"""A supervisor of one process, which starts, prepares and watches it, and restarts it with back-off.
+"""A supervisor of one process. It starts, prepares and watches the process, and restarts it with back-off.
 
 Each start of a worker gets a new epoch.
 """
@@ -53,8 +53,8 @@ class ProcessSupervisor:
     ) -> None:
         """Prepare the process.
 
-        Each start gets a new socket whose path begins with `sockets`. `role` names the process in messages. `device`
-        determines variables of the process's environment.
+        Each start uses a new socket, whose path begins with `sockets`. `role` names the process in messages. `device`
+        determines some variables in the environment of the process.
         """
         self._called = name
         self._base_model = base_model
@@ -82,12 +82,12 @@ class ProcessSupervisor:
 
     @property
     def _task(self) -> str:
-        """The activity of the process before it is ready, for messages."""
+        """The work of the process before it is ready, for messages."""
         return f"loading base model {self._base_model}"
 
     @property
     def _subject(self) -> str:
-        """The name of the process's service, for messages."""
+        """The name of the service that the process offers, for messages."""
         return self._base_model
 
     async def _until_it_may_start(self) -> None:
@@ -98,7 +98,7 @@ class ProcessSupervisor:
 
     @property
     def unavailable_reason(self) -> str | None:
-        """The reason why the process is not ready, for waiting clients; None while it is ready."""
+        """The reason why the process is not ready, which waiting clients see. It is None while the process is ready."""
         if self._running is not None:
             return None
         seconds = asyncio.get_running_loop().time() - self._loading_since
@@ -110,7 +110,8 @@ class ProcessSupervisor:
     async def preload(self, on_progress: Callable[[str], None]) -> None:
         """Start the process before the first request, and call `on_progress` with its progress.
 
-        Returns when the process is ready or needs a person's fix. In the second case the first request starts it again.
+        Returns when the process is ready, or when a person must correct something. In the second case, the first
+        request starts it again.
         """
         started = asyncio.get_running_loop().time()
         on_progress(self._task)
@@ -130,8 +131,8 @@ class ProcessSupervisor:
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         """Return a client of the ready process. The first call starts the process.
 
-        Raises WorkerUnavailable with the reason if it is not ready in time, and WorkerUnstartable at once if its model
-        directory or its flags are the cause.
+        Raises WorkerUnavailable with the reason if the process is not ready before the timeout, and WorkerUnstartable
+        immediately if its model directory or its flags are the cause.
         """
         if (ready := self.running()) is not None:
             return ready
@@ -147,27 +148,30 @@ class ProcessSupervisor:
         raise WorkerUnstartable(reason) if self._needs_mending else WorkerUnavailable(reason)
 
     def running(self) -> GrpcWorkerClient | None:
-        """Return a client if the process is ready now. Does not start the process."""
+        """Return a client if the process is ready now. This call does not start the process."""
         return self._running.client if self._running else None
 
     @property
     def outlives_connections(self) -> bool:
-        """Return False, because the process ends with this server, and each start begins without samples."""
+        """Return False. The process ends with this server, and each start begins without samples."""
         return False
 
     async def loaded(self) -> None:
-        """Return when the process is ready or needs a person's fix; at once if it is not starting."""
+        """Return when the process is ready, or when a person must correct something.
+
+        If it is not starting, return immediately.
+        """
         if self._life is not None and not self._life.done():
             await self._settled.wait()
 
     async def close(self) -> None:
-        """Stop the process. A worker first snapshots its models."""
+        """Stop the process. A worker first takes snapshots of its models."""
         if self._life is not None:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
 
     def _see_that_it_lives(self) -> None:
-        """Start the process for the first time, and again after a person's fix."""
+        """Start the process for the first time, and again after a person has corrected something."""
         over = self._life is None or self._life.done()
         if over and asyncio.get_running_loop().time() >= self._start_not_before:
             self._lost(None, needs_mending=False)
@@ -177,9 +181,9 @@ class ProcessSupervisor:
             )
 
     async def _live(self) -> None:
-        """Restart the process until the server stops or a person's fix is needed.
+        """Restart the process until the server stops, or until a person must correct something.
 
-        After a fix, the next request starts it again.
+        After the correction, the next request starts it again.
         """
         backoff = FIRST_BACKOFF_SECONDS
         while True:
@@ -242,14 +246,17 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
         slots: int,
         device: Mapping[str, str] = {},
     ) -> None:
-        """Prepare the worker. It counts as having `slots` slots until it reports its own number."""
+        """Prepare the worker. Until the worker reports its number of slots, it counts as having `slots` slots."""
         ProcessSupervisor.__init__(self, worker_id, base_model, command, sockets, role="worker", device=device)
         ActivatedHandle.__init__(self, worker_id)
         self._has_epochs = asyncio.Event()
         self._slots = slots
 
     def open(self, epochs: Store) -> None:
-        """Set the store, from which a worker gets its epoch. A worker that is ready earlier waits for it."""
+        """Set the store that gives a worker its epoch.
+
+        If a worker is ready before this call, it waits for the store.
+        """
         self._epochs = epochs
         self._has_epochs.set()
 
@@ -270,10 +277,9 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
 
 
 class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
-    """The supervisor of the sampler process next to `worker`; `engine` names its kind.
+    """The supervisor of a sampler process next to `worker`. `engine` is the kind of sampler.
 
-    It starts after the worker has loaded its model. At its start, such a sampler counts all GPU memory in use as its
-    own.
+    It starts after the worker has loaded its model. At its start, such a sampler counts all used GPU memory as its own.
     """
 
     def __init__(
@@ -306,7 +312,7 @@ class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
     @property
     @override
     def accepting(self) -> bool:
-        """Return True, because its first sample starts a sampler that is not running."""
+        """Return True, because the first sample starts a sampler that is not running."""
         return True
 
     @property

@@ -1,1 +1,1 @@
-"""OpenAI's and Anthropic's calls over HTTP."""
+"""The calls of OpenAI and Anthropic over HTTP."""

@@ -1,4 +1,4 @@
-"""Answers to text requests, whole or as a stream of events. The samples of a client that disconnects are stopped."""
+"""Answers to text requests: a whole answer, or a stream of events. If a client disconnects, its samples are stopped."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ IndexedPiece = tuple[int, worker_pb2.TextPiece]
 
 
 class EventWriter(Protocol):
-    """The events of a dialect's stream."""
+    """A writer of the events in a dialect's stream."""
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]: ...
     def of(self, index: int, piece: worker_pb2.TextPiece) -> Iterable[bytes]: ...
     def end(self, usage: TokenUsage) -> Iterable[bytes]: ...
     def error_event(self, error: TinsmithError) -> bytes:
-        """Return the event of an error after the answer has begun."""
+        """Return the event for an error that occurs after the answer has begun."""
 
 
 class TextGeneration:
-    """The samples of one request. The owner of this object must call `end`."""
+    """The samples of one text request. The owner of this object must call `end`."""
 
     def __init__(self, services: Services, key: str | None, request: TextRequest) -> None:
         self._services = services
@@ -58,9 +58,9 @@ class TextGeneration:
         )
 
     async def pieces(self) -> AsyncIterator[IndexedPiece]:
-        """Yield pieces, each with the number of its choice. Choices are numbered across all prompts.
+        """Yield pieces, each with the number of its choice. Choices are numbered over all prompts.
 
-        They are sampled at the same time, but the pieces come prompt by prompt.
+        All choices are sampled at the same time, but their pieces come prompt by prompt.
         """
         for number, generation in enumerate(self._generations):
             async for pieces in generation.pieces():
@@ -74,7 +74,7 @@ class TextGeneration:
         return found
 
     async def end(self) -> None:
-        """Stop the running samples, and charge the sampled tokens."""
+        """Stop the samples that still run, and charge the sampled tokens."""
         await stop_all(self._generations)
         self._services.admission.charge_sampled(self._key, self.usage.sampled)
 
@@ -99,7 +99,7 @@ async def whole_answer(
 
 
 async def streamed_answer(request: Request, drawing: TextGeneration, tenant: str, writer: EventWriter) -> Response:
-    """Return a stream that begins with the first piece.
+    """Return a stream whose first piece is already known.
 
     Raises the error of a sample that fails before its first piece.
     """
@@ -135,7 +135,7 @@ async def _events(
 
 
 class EventStream(Response):
-    """A response of server-sent events. `on_end` is always called, also when the client disconnects."""
+    """A response of server-sent events. `on_end` is always called, even if the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -160,9 +160,9 @@ class EventStream(Response):
 
 
 async def while_connected(receive: Callable[[], Awaitable[AsgiMessage]], work: Coroutine[Any, Any, T]) -> T:
-    """Return the work's result.
+    """Return the result of the work.
 
-    If the client disconnects, cancel the work, wait for its end, and raise ClientDisconnect.
+    If the client disconnects, cancel the work, wait until it ends, and raise ClientDisconnect.
     """
 
     async def until_disconnect() -> None:

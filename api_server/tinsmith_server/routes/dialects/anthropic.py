@@ -77,7 +77,7 @@ router = APIRouter(
     route_class=AnthropicRoute,
 )
 elsewhere = APIRouter(route_class=AnthropicRoute)
-"""The paths that clients with a wrong base URL call; added after all other routes."""
+"""The paths to which clients with a wrong base URL send calls. These routes are added after all others."""
 
 
 @router.post("/messages", summary="Answer a conversation", openapi_extra=takes(MessagesRequest), responses=STREAMS)
@@ -128,7 +128,7 @@ add_not_here(elsewhere, ["/anthropic", "/anthropic/{path:path}", *misplaced("/me
 
 
 class MessageWriter(EventWriter):
-    """Anthropic's events, each with its name."""
+    """A writer of Anthropic's events, each of which has a name."""
 
     def __init__(self, model: str) -> None:
         self._events = MessageEvents(model)

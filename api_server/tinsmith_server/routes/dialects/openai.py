@@ -72,7 +72,7 @@ router = APIRouter(
     prefix=OPENAI, tags=["OpenAI's dialect"], responses=problems_as(OpenAiProblem), route_class=OpenAiRoute
 )
 elsewhere = APIRouter(route_class=OpenAiRoute)
-"""The paths that clients with a wrong base URL call; added after all other routes."""
+"""The paths to which clients with a wrong base URL send calls. These routes are added after all others."""
 
 
 @router.get("/models", summary="Base models and saved samplers")
@@ -126,7 +126,7 @@ add_not_here(elsewhere, ["/oai", "/oai/{path:path}", "/models", "/models/{name:p
 
 
 class ChunkWriter(EventWriter):
-    """OpenAI's chunks. `with_usage` adds a chunk with the usage before the end."""
+    """A writer of OpenAI's chunks. With `with_usage`, the last chunk before the end reports the usage."""
 
     def __init__(self, chunks: ChatChunks | CompletionChunks, *, with_usage: bool) -> None:
         self._chunks = chunks

@@ -1,4 +1,4 @@
-"""Routes of a dialect: bodies that may be conversations, errors in the dialect's form, and its base URLs."""
+"""Routes of a dialect: bodies that may be conversations, errors in the form of the dialect, and base URLs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 M = TypeVar("M", bound=Body)
 
 Problem = Callable[[int, str], dict[str, Any]]
-"""A function from a status and a message to an error body of the dialect."""
+"""A function that makes an error body of the dialect from a status and a message."""
 
 # Other clients take a 422 for an error of their own validation, and do not show its message.
 BAD_REQUEST = 400
@@ -50,7 +50,7 @@ def problems_as(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 class DialectRoute(PlannedRoute):
-    """A route whose errors have the form that the dialect's clients show."""
+    """A route whose errors have the form that clients of the dialect show."""
 
     problem: Problem
 
@@ -87,7 +87,7 @@ def _error_response(error: TinsmithError, problem: Problem) -> Response:
 def conversation_as(model: type[M], *, samples: bool = True) -> Callable[..., Awaitable[M]]:
     """Return a dependency that reads the body.
 
-    `samples` is True for requests that sample tokens, which are limited by the key's rate. The dependency raises
+    `samples` is True for requests that sample tokens. The rate of the key limits these requests. The dependency raises
     BodyTooLarge, TooBusy and Unprocessable.
     """
 
@@ -112,16 +112,16 @@ OPENAI = "/oai/api/v1"
 ANTHROPIC = "/anthropic/api/v1"
 ANTHROPIC_CALLS = ("/messages", "/messages/count_tokens")
 VERSION_HEADER = b"anthropic-version"
-"""The header that every client of Anthropic sends."""
+"""The header that every Anthropic client sends."""
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _SENT_PATH = "tinsmith.sent_path"
 
 
 def full_path(path: str, *, by_anthropic: bool = False) -> str:
-    """Return the route's path for a path below `/v1`, or `path` itself.
+    """Return the path of the route for a path below `/v1`, or `path` itself.
 
-    Clients of OpenAI and of Anthropic both call `/v1`. The only path they share is `models`; for it, `by_anthropic`
-    selects the dialect.
+    Both OpenAI's and Anthropic's clients call paths below `/v1`. They share only the path `models`, for which
+    `by_anthropic` selects the dialect.
     """
     if path != SHORT and not path.startswith(f"{SHORT}/"):
         return path
@@ -131,7 +131,7 @@ def full_path(path: str, *, by_anthropic: bool = False) -> str:
 
 
 class ShortPaths:
-    """Middleware that rewrites a short path before routing, so that limits and metrics know one route for both."""
+    """Middleware that rewrites a short path before routing. Limits and metrics then know one route for both paths."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -148,16 +148,16 @@ class ShortPaths:
 
 
 def base_url(request: Request, path: str) -> str:
-    """Return the URL of `path` at the setting `public_url`, or at the address that the client used."""
+    """Return the URL of `path` below the setting `public_url`, or below the address that the client used."""
     services: Services = request.app.state.services
     base = services.settings.public_url or str(request.base_url)
     return f"{base.rstrip('/')}{path}"
 
 
 def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path: str) -> None:
-    """Add routes for wrong paths, after all others, that answer with the right base URL in the dialect's form.
+    """Add routes for wrong paths, after all other routes. They answer with the right base URL in the dialect's form.
 
-    `calls` names the calls that exist below `base_path`.
+    `calls` are the names of the calls below `base_path`.
     """
 
     async def not_here(request: Request) -> None:
@@ -173,5 +173,5 @@ def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path:
 
 
 def misplaced(*calls: str) -> list[str]:
-    """Return the paths where these calls arrive if the base URL is the server's address, or Tinker's."""
+    """Return the paths on which these calls arrive if a client uses the server's address or Tinker's base URL."""
     return [f"{prefix}{call}" for prefix in ("", API_PREFIX) for call in calls]

@@ -1,1 +1,1 @@
-"""API keys, sessions of client programs, quotas and rates."""
+"""API keys, sessions of client programs, quotas and rates of tenants."""

@@ -1,4 +1,4 @@
-"""Limits on the server's resources for requests: memory for bodies, their parsing, the event loop, and rates."""
+"""Limits on the resources that requests use: memory for bodies, the parsing of bodies, the event loop, and rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INLINE_BYTES = 16 * 1024
 
 
 class Admission:
-    """The limits of one server: `bodies` of requests, `results` on their way to clients, `slots` of the event loop."""
+    """The limits of one server: for `bodies` of requests, for `results` that it sends, and for `slots` of the loop."""
 
     def __init__(self, settings: Settings, keys: Keys) -> None:
         self.bodies = BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all)
@@ -50,12 +50,12 @@ class Admission:
         self.rates.sampled.charge(self._keys.counted_as(key), tokens)
 
     def charge_result(self, key: str | None, request_id: str, count_tokens: Callable[[], int]) -> None:
-        """Charge a fetched sample once, however often it is fetched."""
+        """Charge a sample's result once, even if it is fetched several times."""
         if self.rates.sampled.limits:
             self.rates.note_sampled(self._keys.counted_as(key), request_id, count_tokens())
 
     async def wait_to_train(self, key: str | None) -> None:
-        """Wait for the key's rate of training tokens. Raises TooBusy."""
+        """Wait until the key is below its rate of training tokens. Raises TooBusy."""
         await self.rates.trained.admit_late(self._keys.counted_as(key))
 
     def charge_trained(self, key: str | None, tokens: int) -> None:
@@ -64,10 +64,10 @@ class Admission:
     async def off_the_loop(
         self, tenant: str, size: int, work: Callable[[], T], during: AbstractContextManager[None] | None = None
     ) -> T:
-        """Run `work` on a body of `size` bytes in a thread, so that only its sender waits.
+        """Run `work` in a thread on a body of `size` bytes. Only the body's sender waits for it.
 
-        The context `during` is open while `work` runs. One body is read at a time, and tenants take turns, because
-        Python runs only one thread at a time.
+        The context `during` is open while `work` runs. Only one body is read at a time, because Python runs one thread
+        at a time. Tenants take turns.
         """
         if size <= INLINE_BYTES:
             return work()

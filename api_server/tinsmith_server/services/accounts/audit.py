@@ -1,4 +1,4 @@
-"""The audit log of a tenant's checkpoints. Each change writes an entry. Entries are read by day."""
+"""The audit log of a tenant's checkpoints. Each change of a checkpoint writes an entry. Entries are read by day."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def entry(checkpoint: Checkpoint, event: CheckpointEvent, at: datetime, **detail
 
 
 def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry | Usage, ...]:
-    """Return the rows to write with a new named checkpoint: an audit entry and usage.
+    """Return the rows that are written together with a new named checkpoint: an audit entry and usage.
 
-    Unnamed checkpoints have neither.
+    For an unnamed checkpoint there are no such rows.
     """
     if checkpoint.type == "ephemeral":
         return ()
@@ -48,14 +48,14 @@ def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry |
 
 
 class AuditLog:
-    """The audit log, which has entries about checkpoints only. Each tenant reads its own."""
+    """The audit log. It has only entries about checkpoints. Each tenant reads its own."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store
         self._clock = clock
 
     async def of_day(self, tenant: str, event_type: EventType, day: date | None) -> AsyncIterator[Sequence[AuditEntry]]:
-        """Yield the entries of a UTC day, by default today's, oldest first, in batches.
+        """Yield the entries of a UTC day in batches, oldest first. The default is today.
 
         Raises Unprocessable for a day outside of the calendar.
         """

@@ -1,7 +1,7 @@
-"""Memory for request bodies and large results: a limit for each tenant, and one for all.
+"""Memory for request bodies and large results. There is a limit for each tenant, and a common limit.
 
-Only the received bytes of a body count, so a slow sender holds no memory that others could use. A body without room
-waits without being read, so TCP slows its sender down.
+Only the bytes of a body that were received count, so a slow sender holds no memory that others could use. If there is
+no room for a body, it is not read, and TCP slows its sender down.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Wait:
 class BodyBudget:
     """A budget of bytes.
 
-    The request that has been receiving longest always gets room, even beyond its tenant's limit and the common limit.
-    Otherwise partly received bodies could wait for each other.
+    The request that has been receiving for the longest time always gets room, even beyond its tenant's limit and the
+    common limit. Otherwise, bodies that are only partly received could wait for each other without end.
     """
 
     def __init__(self, bytes_per_tenant: int, bytes_in_all: int, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -48,7 +48,7 @@ class BodyBudget:
 
     @contextmanager
     def account(self, tenant: str) -> Iterator[Account]:
-        """Open an account. Its bytes are returned at the end of the context."""
+        """Open an account. At the end of the context, its bytes are returned."""
         account = Account(self, tenant)
         self._receiving[tenant][account] = None
         try:
@@ -80,7 +80,10 @@ class BodyBudget:
         self._wake_all()
 
     def received(self, account: Account) -> None:
-        """Mark the body as completely received. The next request is then the one that has been receiving longest."""
+        """Mark the body as received completely.
+
+        The request that has then been receiving for the longest time gets its place.
+        """
         _remove(self._receiving, account)
         self._wake_all()
 
@@ -89,7 +92,7 @@ class BodyBudget:
             self._wake(tenant)
 
     def _wake(self, tenant: str) -> None:
-        """Grant the tenant's waits: the oldest request first, then the others in order while there is room."""
+        """Grant bytes to the tenant's waiting requests. The oldest comes first, then the others while there is room."""
         waiting = self._waiting[tenant]
         first = next(iter(self._receiving[tenant]), None)
         if first in waiting:
@@ -150,11 +153,11 @@ class Account:
         self.number = Account._last
 
     def has_room(self, size: int) -> bool:
-        """Return whether `take` would not wait."""
+        """Return whether `take` would get the bytes without waiting."""
         return self._budget.fits(self, size)
 
     async def take(self, size: int) -> None:
-        """Take bytes once there is room. Raises TooBusy after a long wait."""
+        """Take bytes when there is room. Raises TooBusy after a long wait."""
         await self._budget.take(self, size)
 
     def give_back(self, size: int) -> None:
@@ -162,7 +165,10 @@ class Account:
 
     @contextmanager
     def overdrawn(self, size: int) -> Iterator[None]:
-        """Hold these bytes without waiting. Only for work that runs one at a time, so that its memory is limited."""
+        """Take bytes without waiting.
+
+        This is only for work that runs one at a time, whose memory is therefore limited.
+        """
         self._budget.overdraw(self, size)
         try:
             yield

@@ -1,7 +1,7 @@
 """Fair sharing of the server between tenants: slots of the event loop, and a lock.
 
-An event loop runs what is ready in the order of arrival. With hundreds of one tenant's requests in the loop, each step
-of another tenant's request would wait for a step of every one of these.
+An event loop runs everything that is ready in the order of arrival. So if one tenant has hundreds of requests in the
+loop, each step of another tenant's request waits for a step of each of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RequestSlots:
 
     @asynccontextmanager
     async def slot(self, tenant: str, *, is_other: bool = True, may_wait: bool = True) -> AsyncIterator[None]:
-        """Hold a slot of the tenant until the end, or for the longest time that a request may hold one.
+        """Hold a slot of the tenant until the end of the context, or for the longest time that a request may hold it.
 
         With `may_wait` False the slot is freed as soon as the request waits. With `is_other` False, as for health
         probes, the request does not reduce other tenants' slots.
@@ -93,9 +93,9 @@ class RequestSlots:
         self._latest, self._latest_at = tenant, now
 
     def _places(self, tenant: str) -> int:
-        """Return the tenant's number of slots.
+        """Return how many slots the tenant has.
 
-        Addresses without a key are not tenants, but share the slots with tenants.
+        Addresses without a key are not tenants, but share the slots with the tenants.
         """
         now = self._clock()
         is_other_than_latest = tenant != self._latest and now < self._latest_at + SHARED_SECONDS
@@ -103,7 +103,7 @@ class RequestSlots:
 
 
 class FairLock:
-    """A lock that tenants get in turn, for work of which only one call may run at a time."""
+    """A lock that tenants get in turn. It is for work of which only one call may run at a time."""
 
     def __init__(self) -> None:
         self._busy = False
@@ -112,7 +112,7 @@ class FairLock:
 
     @asynccontextmanager
     async def held(self, tenant: str) -> AsyncIterator[None]:
-        """Hold the lock."""
+        """Hold the lock until the end of the context."""
         if self._busy:
             await self._wait(tenant)
         self._busy = True
@@ -133,7 +133,7 @@ class FairLock:
             raise
 
     def _next(self) -> None:
-        """Pass the lock to the next tenant. The lock never looks free in between."""
+        """Pass the lock to the next tenant. In between, the lock never counts as free."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             turns = self._waiting.pop(tenant)

@@ -1,4 +1,4 @@
-"""API keys: created, hashed at rest, revoked, exchanged for tokens, and resolved to their tenant."""
+"""API keys: they are created, stored as hashes, revoked, exchanged for tokens, and resolved to tenants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWNER_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A new key with its secret, which is stored nowhere."""
+    """A new key and its secret. The secret is stored nowhere."""
 
     secret: str
     record: ApiKey
@@ -43,9 +43,9 @@ class Keys:
     """The keys of an installation."""
 
     def __init__(self, store: Store, static_key: str | None, clock: Clock = utc_now, *, required: bool = True) -> None:
-        """Start with an optional static key.
+        """Start, with a static key or without one.
 
-        Without `required` another part of the server limits access (`LoopbackOnly`).
+        If keys are not `required`, another part of the server limits access (`LoopbackOnly`).
         """
         self._store = store
         self._required = required
@@ -60,7 +60,7 @@ class Keys:
     async def authenticate(self, secret: str | None) -> str:
         """Return the tenant of a key or of a token. Raises AuthenticationFailed.
 
-        If no key is required, an unknown key belongs to the default tenant.
+        If keys are not required, an unknown key belongs to the default tenant.
         """
         try:
             return await self._tenant_of(secret)
@@ -78,21 +78,24 @@ class Keys:
         return self._seen.get(digest) or await self._look_up(digest)
 
     def owner(self, secret: str) -> str | None:
-        """Return the tenant of a recently used key.
+        """Return the tenant of a key that was used recently.
 
-        The key may be revoked by now, so the result is only for counting.
+        The key may have been revoked since, so the result is only for counting.
         """
         digest = self.counted_as(secret)
         return DEFAULT_TENANT if self._is_static(digest) else self._owners.get(digest)
 
     def counted_as(self, secret: str | None) -> str:
-        """Return the name under which requests of a key are counted. Known tokens count as their key."""
+        """Return the name under which requests of a key are counted. A known token counts as its key."""
         digest = hash_key(secret or "")
         token = self._read.get(digest)
         return digest if token is None else token.key_hash
 
     async def token_for(self, secret: str | None) -> str:
-        """Return a token for an hour, or for the remaining time of a token. Raises AuthenticationFailed."""
+        """Return a token for an hour. For a token, return a token for its remaining time.
+
+        Raises AuthenticationFailed.
+        """
         tenant = await self.authenticate(secret)
         return await self._tokens.issue(await self._credential(secret), tenant)
 
@@ -102,7 +105,7 @@ class Keys:
         return await self._store.find_key((await self._credential(secret)).key_hash)
 
     async def _credential(self, secret: str | None) -> Credential:
-        """Return the credential of a key or a token, whether or not the key is known. Raises AuthenticationFailed."""
+        """Return the credential of a key or a token. The key may be unknown. Raises AuthenticationFailed."""
         if not secret:
             raise AuthenticationFailed("no API key: set TINKER_API_KEY, which the SDK sends as X-API-Key")
         digest = hash_key(secret)
@@ -148,11 +151,11 @@ class Keys:
         return await self._store.list_keys(tenant)
 
     async def revoke(self, key_id: int) -> bool:
-        """Revoke a key. Returns False if it does not exist. Other replicas notice within CACHE_SECONDS."""
+        """Revoke a key. Returns False if the key does not exist. Other replicas notice within CACHE_SECONDS."""
         return await self._store.revoke_key(key_id, self._clock())
 
     async def revoke_own(self, secret: str | None) -> None:
-        """Revoke the caller's key. Raises Unprocessable for the static key, and for a token."""
+        """Revoke the key of the caller. Raises Unprocessable for the static key and for a token."""
         if (await self._credential(secret)).is_token:
             raise Unprocessable("a token cannot revoke its key: use the key itself")
         record = await self.record_of(secret)
@@ -163,7 +166,7 @@ class Keys:
 
 
 def check_tenant_name(tenant: str) -> None:
-    """Raise Unprocessable for an invalid tenant name. Every tenant name comes from a key."""
+    """Raise Unprocessable for an invalid tenant name. Tenant names exist only in keys."""
     if not is_tenant_name(tenant):
         raise Unprocessable(f"{tenant[:80]!r} is not a valid tenant name: {RULE}")
 
@@ -181,13 +184,13 @@ ISSUER = "tinsmith"
 ALGORITHM = "HS256"
 LIFE_SECONDS = 3600.0
 TOKEN_PREFIX = "eyJ"
-"""The beginning of every JSON object in base64. By this prefix the SDK distinguishes tokens from keys."""
+"""The beginning of every JSON object in base64. The SDK uses this prefix to tell tokens from keys."""
 CLAIMS = ("iss", "sub", "key", "iat", "exp")
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """The digest of a key, and its expiry in seconds since 1970; a key itself never expires."""
+    """The digest of a key, and an expiry in seconds since 1970. A key itself never expires."""
 
     key_hash: str
     expires: float = math.inf
@@ -198,12 +201,12 @@ class Credential:
 
 
 def tenant_urn(tenant: str) -> str:
-    """Return the tenant as a URN, in the field where the vendor's server names the user."""
+    """Return the tenant as a URN, for the field in which the vendor's server names the user."""
     return f"{ISSUER}:tenant:{tenant}"
 
 
 class Tokens:
-    """Tokens signed with a secret from the store, so that every replica can check them."""
+    """Tokens that are signed with a secret from the store, so that every replica can check them."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store
@@ -211,9 +214,9 @@ class Tokens:
         self._drawn: bytes | None = None
 
     async def issue(self, credential: Credential, tenant: str) -> str:
-        """Return a token for an hour, at most for its credential's lifetime: a stolen token must not outlive its key.
+        """Return a token for an hour, or until its credential expires, because a stolen token must not outlive its key.
 
-        The SDK's `whoami` shows `sub`, `org_id` and `email`, which are all the tenant here.
+        The SDK's `whoami` shows `sub`, `org_id` and `email`. All three are the tenant here.
         """
         now = self._clock().timestamp()
         claims = {
@@ -228,7 +231,10 @@ class Tokens:
         return jwt.encode(claims, await self._secret(), ALGORITHM)
 
     async def read(self, token: str) -> Credential:
-        """Return the credential of a token. Raises TokenRefused for a foreign or expired token."""
+        """Return the credential of a token.
+
+        Raises TokenRefused for a token that this server did not issue, and for an expired token.
+        """
         # Expiry is checked against this server's clock, which tests control.
         options: jwt.types.Options = {"require": list(CLAIMS), "verify_exp": False, "verify_iat": False}
         try:

@@ -22,7 +22,7 @@ MOST_MODELS = 65536
 
 
 class AdapterQuota:
-    """The quota of live models: accepted, or bound to a worker."""
+    """The quota of live models, which are models that were accepted or bound to a worker."""
 
     def __init__(self, store: Store, most: int) -> None:
         self._store = store
@@ -31,9 +31,9 @@ class AdapterQuota:
 
     @asynccontextmanager
     async def one_more(self, tenant: str) -> AsyncIterator[str | None]:
-        """Yield why the tenant may have no further model, or None.
+        """Yield the reason why the tenant may have no further model, or None if it may have one.
 
-        The tenant's other creations wait until the context ends.
+        Other creations of the tenant wait until the context ends.
         """
         async with self._creating[tenant]:
             held = await self._store.count_live_models(tenant)
@@ -47,7 +47,10 @@ class AdapterQuota:
 
 
 class QueueQuota:
-    """The quota of queued operations, from the workers' last descriptions and the submissions since."""
+    """The quota of queued operations.
+
+    They are counted from the workers' last descriptions and from later submissions.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -60,8 +63,8 @@ class QueueQuota:
     async def admit(self, tenant: str, model_id: str, seq_id: int) -> None:
         """Wait until the tenant is below its quota. Raises TooBusy.
 
-        `seq_id` is 0 if the worker assigns the number. An operation that fills a gap is admitted at once, because all
-        later operations wait for it.
+        `seq_id` is 0 if the worker will assign the number. An operation that fills a gap is admitted immediately,
+        because all later operations wait for it.
         """
         if self._waiting(tenant) < self._most or 0 < seq_id < self._known.get(model_id, ("", 0))[1]:
             return
@@ -84,7 +87,10 @@ class QueueQuota:
             self._known.popitem(last=False)
 
     async def refresh(self, replies: Iterable[worker_pb2.DescribeReply]) -> None:
-        """Replace the counts by the workers' descriptions. Other replicas count the models that only they use."""
+        """Replace the counts by the workers' descriptions.
+
+        Models that only other replicas use are counted by those replicas.
+        """
         described: Counter[str] = Counter()
         for reply in replies:
             for model in reply.models:
@@ -99,9 +105,9 @@ class QueueQuota:
 
 
 class CheckpointQuota:
-    """The quota of bytes of named checkpoints.
+    """The quota on the total size of named checkpoints.
 
-    The number of unnamed checkpoints is limited separately (`ephemeral_per_tenant`).
+    The number of unnamed checkpoints has another limit (`ephemeral_per_tenant`).
     """
 
     def __init__(self, store: Store, most_bytes: int) -> None:
@@ -109,7 +115,7 @@ class CheckpointQuota:
         self._most_bytes = most_bytes
 
     async def refusal(self, tenant: str) -> str | None:
-        """Return why nothing more may be saved, or None."""
+        """Return the reason why nothing more may be saved, or None."""
         held = await self._store.checkpoint_bytes(tenant)
         if held < self._most_bytes:
             return None
@@ -120,7 +126,10 @@ class CheckpointQuota:
 
 
 class SamplesInFlight:
-    """The quota of samples that were accepted and not fetched here, as long as a client polls for them."""
+    """The quota of samples that were accepted, and not fetched, at this server.
+
+    A sample counts as long as a client polls for it.
+    """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -145,7 +154,7 @@ class SamplesInFlight:
         samples.move_to_end(sample)
 
     def unfetched(self, tenant: str, sampling_session_id: str) -> list[str]:
-        """Return the session's samples that were accepted and not fetched here."""
+        """Return the samples of the session that were accepted, and not fetched, at this server."""
         prefix = f"{sampling_session_id}:"
         return [sample for sample in self._polled_at[tenant] if sample.startswith(prefix)]
 
@@ -154,7 +163,7 @@ class SamplesInFlight:
 
 
 class TenantQuotas:
-    """The quotas of all tenants."""
+    """The quotas that apply to each tenant."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.adapters = AdapterQuota(store, settings.adapters_per_tenant)

@@ -1,4 +1,4 @@
-"""Rates of each key per minute. Each API server counts its own requests."""
+"""Rates per minute for each key. Each API server counts only its own requests."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Account:
 
 
 class Rate:
-    """A token bucket for each key, refilled evenly.
+    """A token bucket for each key, which is refilled evenly.
 
-    A call may use more tokens than are left, because its size is known only afterwards. Later calls then wait until the
-    debt is paid.
+    A call may use more tokens than the bucket has, because the size of a call is known only afterwards. Later calls
+    then wait until the debt is paid.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Rate:
     ) -> None:
         """Start with full buckets.
 
-        `per_minute` None means no limit.
+        If `per_minute` is None, there is no limit.
         """
         self._what = what
         self._setting = setting
@@ -49,7 +49,7 @@ class Rate:
         return self._per_minute is not None
 
     def admit(self, key: str) -> None:
-        """Raise TooBusy with the time of the next try if the bucket is empty."""
+        """Raise TooBusy with the time of the next attempt if the bucket is empty."""
         if (seconds := self._owed_seconds(key)) > 0:
             error = TooBusy(
                 f"this key has used up its {self._per_minute} {self._what} a minute (setting {self._setting}); retry "
@@ -59,7 +59,7 @@ class Rate:
             raise error
 
     async def admit_late(self, key: str) -> None:
-        """Wait for the refill, but not for long. Raises TooBusy."""
+        """Wait until the bucket is refilled, but not for long. Raises TooBusy."""
         if 0 < (seconds := self._owed_seconds(key)) <= PATIENCE_SECONDS:
             await asyncio.sleep(seconds)
         self.admit(key)

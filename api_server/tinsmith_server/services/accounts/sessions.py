@@ -1,4 +1,4 @@
-"""Sessions. A session is one run of a client program, kept alive by the program's calls and heartbeats."""
+"""Sessions. A session is one run of a client program. The program's calls and heartbeats keep it alive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OWN_SESSION_RETENTION = timedelta(days=1)
 
 
 class Sessions:
-    """The sessions of an installation. `finished` is set whenever a session ends here."""
+    """The sessions of an installation. `finished` is set whenever a session ends at this server."""
 
     def __init__(self, store: Store, timeout_seconds: float, clock: Clock = utc_now) -> None:
         """Start.
@@ -51,12 +51,12 @@ class Sessions:
         self.finished = asyncio.Event()
 
     async def create(self, tenant: str, request: CreateSessionRequest, idempotency_key: str | None) -> Session:
-        """Create a session. Raises Unprocessable if the idempotency key came with another request."""
+        """Create a session. Raises Unprocessable if the idempotency key was used with another request."""
         keyed = keyed_request(idempotency_key, request.model_dump(mode="json", exclude_unset=True))
         return await self._create(f"sess-{uuid.uuid4().hex}", tenant, request, keyed)
 
     async def create_for_one(self, tenant: str, keyed: KeyedRequest | None) -> Session:
-        """Create a session for one model or sampling client of a program without sessions.
+        """Create a session for one model or sampling client of a program that does not use sessions.
 
         The calls of the model or client keep the session alive. Raises the errors of `create`.
         """
@@ -85,11 +85,11 @@ class Sessions:
         return made
 
     async def owned(self, tenant: str, session_id: str) -> Session:
-        """Return the session. Raises NotFound, also for another tenant's session."""
+        """Return the session. Raises NotFound for an unknown session, and for another tenant's session."""
         return await owned_session(self._store, tenant, session_id)
 
     async def active(self, tenant: str, session_id: str) -> Session:
-        """Return a session that takes new work. Raises NotFound, and Gone for a finished session."""
+        """Return a session that may take new work. Raises NotFound, and Gone for a finished session."""
         session = self._active.get(session_id)
         if session is None or session.tenant != tenant:
             session = await self.owned(tenant, session_id)
@@ -100,13 +100,16 @@ class Sessions:
         return session
 
     async def note_call(self, session_id: str) -> None:
-        """Record a call as a sign of life. The session must be the caller's."""
+        """Record a call as a sign of life. The session must belong to the caller."""
         if is_own_session(session_id) and not self._recent_calls.get(session_id):
             self._recent_calls.put(session_id, True)
             await self._store.heartbeat(session_id, self._clock())
 
     async def heartbeat(self, tenant: str, session_id: str) -> None:
-        """Record a heartbeat. Raises Gone only for a finished session: after a 410 the SDK sends no more."""
+        """Record a heartbeat.
+
+        Raises Gone only for a finished session, because the SDK sends no more heartbeats after a 410.
+        """
         session, now = await self.owned(tenant, session_id), self._clock()
         if session.finished_at is None and now - session.last_heartbeat_at >= self._sign:
             session = await self._store.heartbeat(session_id, now) or session
@@ -123,19 +126,22 @@ class Sessions:
             self._announce(session_id, finish_type)
 
     async def finish_own(self, tenant: str, session_id: str) -> None:
-        """Finish the session of one model. A session that a client created stays open."""
+        """Finish a session that was created for one model. A session that a client has created stays open."""
         if is_own_session(session_id):
             await self.finish(tenant, session_id, FinishSessionRequest(reason=FinishReason(type="success")))
 
     async def reap(self, session_id: str, last_heartbeat_before: datetime) -> None:
-        """End a session without a recent call. A session with a call in the meantime stays open."""
+        """End a session that had no recent call. If a call has arrived in the meantime, the session stays open."""
         now, why = self._clock(), "no heartbeat"
         if await self._store.finish_silent_session(session_id, "reaped", why, now, last_heartbeat_before):
             self._active.forget(session_id)
             self._announce(session_id, "reaped")
 
     async def sweep(self) -> None:
-        """Delete sessions of samples a day after their end. Sessions of models stay, with the models' checkpoints."""
+        """Delete sessions of samples one day after their end.
+
+        Sessions of models are kept, together with the models' checkpoints.
+        """
         finished_before = self._clock() - OWN_SESSION_RETENTION
         forgotten = await self._store.delete_sessions_without_models(OWN_SESSION, finished_before)
         if forgotten:
@@ -150,7 +156,7 @@ class Sessions:
         return [session.session_id for session in page.rows]
 
     async def contents(self, session_id: str) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the ids of the session's models and sampling sessions, in the order of their numbers."""
+        """Return the IDs of the session's models and sampling sessions, ordered by their numbers."""
         models = await self._store.model_ids_of_session(session_id)
         return models, await self._store.sampler_ids_of_session(session_id)
 
@@ -181,9 +187,9 @@ def keyed_request(key: str | None, content: object) -> KeyedRequest | None:
 
 
 def check_repeats(made: Session, request: KeyedRequest) -> None:
-    """Raise Unprocessable if another request made the session of this key.
+    """Raise Unprocessable if the session of this key was made by another request.
 
-    After a 409 the SDK would retry for minutes.
+    It does not answer 409, because the SDK would then retry for minutes.
     """
     if made.request_digest != request.digest:
         raise Unprocessable(
@@ -193,9 +199,9 @@ def check_repeats(made: Session, request: KeyedRequest) -> None:
 
 
 LOOKED_THROUGH = 1000
-"""The number of sessions that one request reads.
+"""The number of sessions that one request reads in a search.
 
-The matches among these are a page, and the next request continues there.
+The sessions among them that match are one page, and the next request continues after them.
 """
 AT_ONCE = 100
 
@@ -208,14 +214,14 @@ class FoundSession:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """A page of found sessions. `behind` is the position of the next page, or None after the last page."""
+    """A page of found sessions. `behind` is the position of the next page, or None if this is the last page."""
 
     found: Sequence[FoundSession]
     behind: tuple[datetime, str] | None
 
 
 class SessionSearch:
-    """The search over a tenant's own sessions."""
+    """The search among a tenant's own sessions."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -254,7 +260,7 @@ class SessionSearch:
 
 
 def matches(session: Session, request: SessionSearchRequest) -> bool:
-    """Return whether the session meets all conditions. If an id and a name are given, one of the two must match."""
+    """Return whether the session meets all conditions. If an ID and a name are given, one of them must match."""
     metadata = session.user_metadata
     return (
         _is_named(session, request)
@@ -274,7 +280,9 @@ def _is_named(session: Session, request: SessionSearchRequest) -> bool:
 
 
 def _has_status(session: Session, status: StatusQuery | ClientFinishedQuery) -> bool:
-    """Return whether the session has the status. A session that ended without a heartbeat counts as cancelled.
+    """Return whether the session has the status.
+
+    A session that ended because of missing heartbeats counts as cancelled.
 
     A session never fails; only models fail.
     """

@@ -1,4 +1,4 @@
-"""The state of the workers and the store: for metrics, capabilities, and the routing of samples."""
+"""The state of the workers and of the store. Metrics, capabilities and the routing of samples use it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STORE_SECONDS = 2.0
 
 
 class Inspection:
-    """The descriptions of the latest refresh.
+    """The descriptions of workers from the latest refresh.
 
-    Reading the descriptions never waits for a worker, and never starts one.
+    Reading a description never waits for a worker and never starts a worker.
     """
 
     def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads, queued: QueueQuota) -> None:
@@ -42,7 +42,7 @@ class Inspection:
         return describable_handles(self._fleet)
 
     async def refresh(self) -> None:
-        """Ask all workers, and store their descriptions in `workers` by id."""
+        """Ask all workers for their descriptions, and store these in `workers` by ID."""
         handles = self.handles
         sampler_ids = {handle.sampler_id for handle in handles if handle.running() is not None}
         descriptions = await asyncio.gather(*(_describe(handle) for handle in handles))
@@ -53,30 +53,33 @@ class Inspection:
         self.rows = await self._store.counts()
 
     def max_sequence_length(self, base_model: str) -> int | None:
-        """Return the length that all trainers and samplers of the base model accept; None if unknown."""
+        """Return the length that all trainers and samplers of the base model accept, or None if it is unknown."""
         lengths = [reply.base_model.max_sequence_length for reply in self._replies(base_model)]
         return min((length for length in lengths if length), default=None)
 
     def takes_images(self, base_model: str) -> bool | None:
-        """Return whether all trainers and samplers of the base model accept images; None if unknown."""
+        """Return whether all trainers and samplers of the base model accept images, or None if this is unknown."""
         seen = [reply.capabilities.images for reply in self._replies(base_model)]
         return all(seen) if seen else None
 
     def runs_custom_losses(self) -> bool:
-        """Return whether all described workers run custom losses. A program asks this before it names its model."""
+        """Return whether all described workers run custom losses. A program asks this before it has chosen a model."""
         seen = [self.workers[one.sampler_id] for one in self._fleet.workers if one.sampler_id in self.workers]
         return all(CUSTOM_LOSS in reply.capabilities.losses for reply in seen)
 
     def vocab_size(self, base_model: str) -> int | None:
-        """Return the vocabulary's size; None before the first description."""
+        """Return the size of the vocabulary, or None before the first description."""
         return max((reply.base_model.vocab_size for reply in self._replies(base_model)), default=0) or None
 
     def quantization(self, base_model: str) -> str | None:
-        """Return the quantization format of the weights in memory, or None for dense weights."""
+        """Return the quantization format of the weights in memory, or None if they are dense."""
         return _joined(reply.base_model.quantization for reply in self._replies(base_model))
 
     def stored_as(self, base_model: str) -> str | None:
-        """Return the files' quantization format if the worker has made the weights dense; None for dense files."""
+        """Return the quantization format of the files if the worker has made the weights dense.
+
+        Return None for dense files.
+        """
         return _joined(reply.base_model.stored_as for reply in self._replies(base_model))
 
     def _replies(self, base_model: str) -> list[worker_pb2.DescribeReply]:
@@ -101,9 +104,9 @@ async def _describe(handle: SamplerHandle) -> worker_pb2.DescribeReply | None:
 
 
 class Capabilities:
-    """The served models.
+    """The models that the server offers, and their properties.
 
-    The longest sequence is the running worker's limit, which may differ from the model's configuration.
+    The longest sequence is the limit of the running worker, which may differ from the model's configuration.
     """
 
     def __init__(self, fleet: Fleet, inspection: Inspection) -> None:
@@ -126,17 +129,17 @@ class Capabilities:
 
 
 class Readiness:
-    """The readiness of this replica for requests.
+    """The readiness of this replica to serve requests.
 
-    The store must answer. The fleet must know its workers, unless no replica's fleet knows them. In that case this
-    replica stays ready: most requests need only existing connections, and clients without any server give up. Running
-    workers are not required.
+    The store must answer. The fleet must know its workers, unless this is true for no replica. In that case, this
+    replica stays ready: most requests need only connections that exist already, and clients would give up if no server
+    were ready. Workers need not be running.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str) -> None:
         """Start.
 
-        `replica` is the name under which this replica takes leases.
+        `replica` is the name with which this replica takes leases.
         """
         self._store = store
         self._fleet = fleet
@@ -145,7 +148,7 @@ class Readiness:
         self._logged: str | None = None
 
     async def problem(self) -> str | None:
-        """Return why the replica is not ready; None if it is."""
+        """Return why the replica is not ready, or None if it is ready."""
         try:
             async with asyncio.timeout(STORE_SECONDS):
                 await self._store.check()

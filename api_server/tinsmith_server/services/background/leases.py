@@ -1,4 +1,4 @@
-"""Leases of maintenance tasks: each task has one owner at a time, and the replicas share the tasks."""
+"""Leases of maintenance tasks. Each task has one owner at a time, and the replicas share the tasks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Leases:
-    """The leases of this replica, renewed independently of the tasks, so that a long task keeps its lease.
+    """The leases of this replica. They are renewed independently of the tasks, so a long task keeps its lease.
 
-    A replica that was paused has lost its leases. Its interrupted work is safe, because every task is idempotent, or
-    changes a row only if nothing else has changed it.
+    A replica that was paused has lost its leases. Its work can be interrupted safely: every task is idempotent, or
+    changes a row only if the row is unchanged.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str = "") -> None:
@@ -60,7 +60,7 @@ class Leases:
             await self._renewed.wait()
 
     async def keep(self) -> None:
-        """Renew until cancelled. If the store does not answer, the leases expire."""
+        """Renew the leases until cancelled. If the store does not answer, the leases expire."""
         while True:
             self._changed.clear()
             try:
@@ -75,7 +75,7 @@ class Leases:
                     await self._changed.wait()
 
     async def renew(self) -> None:
-        """Renew once: announce this replica, and take its share of the tasks."""
+        """Renew the leases once. Announce this replica, and take its share of the tasks."""
         if self._fleet.problem is not None:
             # This replica does not know its workers, so the other replicas must not leave tasks to it.
             await self.leave()
@@ -90,7 +90,7 @@ class Leases:
         self._hold(held, requested_at + LEASE_SECONDS)
 
     async def leave(self) -> None:
-        """Give up all leases at once, so that another replica, or this server's successor, takes them."""
+        """Give up all leases immediately, so that another replica or the next process can take them."""
         self._hold(frozenset(), 0.0)
         await self._store.leave(self.replica)
 
@@ -101,9 +101,9 @@ class Leases:
 
 
 async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
-    """Run the transaction to its end even if cancelled, because the store continues it.
+    """Run the transaction to its end even if this call is cancelled, because the store continues it anyway.
 
-    A transaction that ended after `leave` would announce a replica that has stopped, and hold its leases.
+    If the transaction ended after `leave`, it would announce a replica that has stopped, and would hold its leases.
     """
     task = asyncio.create_task(transaction)
     try:
@@ -114,8 +114,8 @@ async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
 
 
 def preferred(task: str, replicas: Sequence[str]) -> str:
-    """Return the preferred owner of a task.
+    """Return the replica that should own a task.
 
-    Every replica computes the same owner. When a replica appears or disappears, only its own share moves.
+    Every replica computes the same result. When a replica appears or disappears, only the tasks in its own share move.
     """
     return max(replicas, key=lambda replica: hashlib.sha256(f"{replica}\0{task}".encode()).digest())

@@ -1,4 +1,4 @@
-"""The reaper, which ends silent sessions, and models whose worker is permanently lost."""
+"""The reaper. It ends silent sessions, and ends models whose worker is permanently lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ CURE = "its checkpoints are kept: list them with `tinker checkpoint list`, and r
 
 
 class Reaper:
-    """Ends silent sessions and releases their models. Each round reads the store, and repeats unfinished work."""
+    """A task that ends silent sessions and releases their models.
+
+    Each round reads the store, and repeats work that was not finished.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Reaper:
         self._logged: dict[str, str] = {}
 
     async def listen(self) -> None:
-        """Start to measure the clients' silence."""
+        """Begin to measure how long clients are silent."""
         await self._store.record_round("reaper", self._clock(), ABSENCE)
 
     async def reap(self) -> None:
@@ -91,7 +94,7 @@ class Reaper:
         await asyncio.gather(*(self._release_quietly(model, save=save) for model, save in models))
 
     async def evacuate(self) -> None:
-        """Save and release the models at workers that are about to be removed."""
+        """Save and release the models of workers that will be removed soon."""
         models = [
             (model, why_evacuated(model.model_id, leaving))
             for worker in self._fleet.workers
@@ -143,14 +146,17 @@ class Reaper:
 
 
 class LostWorkers:
-    """Ends models of lost workers. A suspended or unreachable worker is not lost."""
+    """A task that ends the models of lost workers. A suspended or unreachable worker is not lost."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
         self._store = store
         self._fleet = fleet
 
     async def write_off(self) -> None:
-        """End the bound models of lost workers. `Binding` places accepted models again."""
+        """End the models that are bound to lost workers.
+
+        Models that are only accepted are placed again by `Binding`.
+        """
         for worker in await self._store.workers_with_live_models():
             reason = await self._fleet.permanently_lost_reason(worker)
             if reason is not None:

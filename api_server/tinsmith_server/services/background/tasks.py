@@ -1,4 +1,4 @@
-"""Background tasks: each maintenance task runs at the replica that holds its lease."""
+"""Background tasks. Each maintenance task runs at the replica that holds its lease."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRITE_OFF_SECONDS = 60.0
 FOLLOW_SECONDS = 10.0
 
 USAGE = "usage"
-"""The task that collects the usage counted by workers."""
+"""The name of the task that collects the usage that workers have counted."""
 
 MaintenanceTask = Callable[[], Awaitable[None]]
 
@@ -72,7 +72,7 @@ class Background:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the tasks. Returns when the reaper has begun to measure clients' silence."""
+        """Start the tasks. Returns when the reaper has begun to measure how long clients are silent."""
         await self._reaper.listen()
         tasks = [
             self._leases.keep(),
@@ -89,7 +89,7 @@ class Background:
         self._tasks = [asyncio.create_task(task) for task in tasks]
 
     async def stop(self) -> None:
-        """Stop the tasks, and give up the leases at once."""
+        """Stop the tasks, and give up the leases immediately."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -100,7 +100,7 @@ class Background:
     # ---- Each method is one round. After a change of the lease's owner, a round may run twice.
 
     async def reap_now(self) -> None:
-        """End sessions, and free what they held."""
+        """End sessions, and free what they used."""
         await self._reaper.reap()
         await self._release()
 
@@ -128,7 +128,10 @@ class Background:
         await self._reaper.evacuate()
 
     async def _release_finished_here(self) -> None:
-        """Release the models of sessions that end at this server, without waiting for the lease owner's next round."""
+        """Release the models of sessions that end at this server.
+
+        The next round of the lease's owner would be later.
+        """
         while True:
             await self._sessions.finished.wait()
             self._sessions.finished.clear()
@@ -183,7 +186,7 @@ class Background:
             await asyncio.sleep(seconds)
 
     async def _by_one(self, seconds: float, name: str, task: MaintenanceTask) -> None:
-        """Run rounds while this replica holds the lease. The first round starts at once."""
+        """Run rounds while this replica holds the lease. The first round starts immediately."""
         async with self._share(name) as held:
             while True:
                 await held()
@@ -192,7 +195,7 @@ class Background:
 
     @contextlib.asynccontextmanager
     async def _share(self, name: str) -> AsyncIterator[MaintenanceTask]:
-        """Request the task's lease while the context is open, and yield a task that waits for the lease."""
+        """Request the lease of a task while the context is open. Yield a task that waits for the lease."""
         self._leases.want(name)
         try:
             yield lambda: self._leases.until_held(name)

@@ -1,1 +1,1 @@
-"""Checkpoints: reported by workers, found, kept, downloaded and deleted."""
+"""Checkpoints: workers report them, and the services find, keep, send and delete them."""

@@ -1,4 +1,4 @@
-"""Training runs and their checkpoints: list, get, delete, publish, expire, describe."""
+"""Training runs and their checkpoints: list, get, delete, publish, set an expiry, and describe."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class Checkpoints:
         return Page(tuple(self._unexpired(page.rows)), page.total)
 
     async def readable(self, tenant: str, path: str) -> Checkpoint:
-        """Return the checkpoint of a path. Raises NotFound with the reason."""
+        """Return the checkpoint at a path. Raises NotFound with a reason."""
         try:
             return await self._lookup.readable(tenant, path)
         except CheckpointRefused as error:
             raise NotFound(str(error)) from error
 
     async def delete(self, tenant: str, path: TinkerPath) -> None:
-        """Delete a checkpoint. Raises Unprocessable if a promoted name refers to it."""
+        """Delete a checkpoint. Raises Unprocessable if a promoted name points to it."""
         checkpoint = await self._owned(tenant, path)
         extra_rows = (entry(checkpoint, "checkpoint_deleted", self._clock()),)
         promoted = PromotedPath(tenant, str(path))
@@ -88,7 +88,7 @@ class Checkpoints:
     async def publish(self, tenant: str, path: TinkerPath, public: bool) -> None:
         """Publish or unpublish a checkpoint.
 
-        Raises Unprocessable if nothing changes; after a 409 the SDK would retry for minutes.
+        Raises Unprocessable if nothing would change, because after a 409 the SDK would retry for minutes.
         """
         checkpoint = await self._owned(tenant, path)
         if checkpoint.public is public:
@@ -98,7 +98,7 @@ class Checkpoints:
         await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public, extra_rows)
 
     async def set_ttl(self, tenant: str, path: TinkerPath, ttl_seconds: int | None) -> None:
-        """Set the expiry. Raises Unprocessable if a promoted name refers to the checkpoint."""
+        """Set the expiry of a checkpoint. Raises Unprocessable if a promoted name points to it."""
         checkpoint, now = await self._owned(tenant, path), self._clock()
         named, extra_rows = (
             (path.run_id, path.type, path.name),
@@ -113,11 +113,11 @@ class Checkpoints:
         )
 
     async def _unless_promoted(self, path: TinkerPath, promoted: PromotedPath, change: Callable[[], Awaitable[R]]) -> R:
-        """Make a change unless a promoted name refers to the checkpoint.
+        """Make a change, unless a promoted name points to the checkpoint.
 
-        The store checks the names in the transaction of the change. Otherwise a name that is promoted in between would
-        refer to nothing. Returns the change's result, also if the checkpoint no longer exists. Raises Unprocessable
-        with the names.
+        The store checks the names in the same transaction. Otherwise, a name could be promoted in between, and would
+        point to nothing. Returns the result of the change, even if the checkpoint no longer exists. Raises
+        Unprocessable with the names.
         """
         while not (changed := await change()):
             await refuse_to_end(self._store, promoted)

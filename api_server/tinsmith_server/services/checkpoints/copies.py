@@ -1,6 +1,6 @@
-"""Copies of the tenant's own checkpoints, and of other tenants' readable checkpoints.
+"""Copies of the tenant's own checkpoints, and of other tenants' checkpoints that it can read.
 
-Each copy has a run of its own.
+Each copy has its own run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ TAG = "copied"
 
 
 class Copies:
-    """Copies of checkpoints. An idempotency key makes one copy; another request with that key is refused.
+    """Copies of checkpoints. An idempotency key makes only one copy, and another request with the same key is refused.
 
-    Each attempt writes to a random directory, so that no text from a tenant becomes a path. If several attempts at one
-    copy run, at any servers, the first record stays. The other attempts remove their own directories.
+    Each attempt writes to a directory with a random name, so that no text from a tenant becomes a path. If several
+    attempts at one copy run, the first record in the store is kept. The other attempts remove their own directories.
+    They may run at other servers.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class Copies:
     async def copy(
         self, tenant: str, request: CopyWeightsRequest, access_token: str | None, idempotency_key: str | None
     ) -> str:
-        """Return the copy's path; the copy expires only if the request says so.
+        """Copy a checkpoint, and return the path of the copy. The copy expires only if the request says so.
 
-        Raises NotFound for a checkpoint that this tenant cannot read, with or without the token, CheckpointDamaged for
-        files that differ from the manifest, and Unprocessable if the quota is used up or the key came with another
+        Raises NotFound for a checkpoint that this tenant cannot read, even with the token; CheckpointDamaged for files
+        that differ from the manifest; and Unprocessable if the quota is used up, or if the key was used with another
         request.
         """
         keyed = keyed_request(idempotency_key, request.model_dump(mode="json"))
@@ -76,9 +77,9 @@ class Copies:
     async def _make(
         self, tenant: str, source: Checkpoint, request: CopyWeightsRequest, keyed: KeyedRequest | None
     ) -> str:
-        """Check the quota and the key, and make the copy, under the tenant's lock.
+        """Check the quota and the key, and make the copy, while holding the tenant's lock.
 
-        Without the lock, concurrent copies would all pass the check.
+        Without the lock, concurrent copies could all pass the check.
         """
         if (path := await self._made_before(tenant, request, keyed)) is not None:
             return path
@@ -114,7 +115,7 @@ class Copies:
     async def _copy_files(self, source: Checkpoint, directory: str) -> None:
         """Copy the files that the manifest names, then the manifest.
 
-        Contents are not checked here, but at each read.
+        The contents are checked at each read, not here.
         """
 
         def copy() -> None:
@@ -134,7 +135,7 @@ class Copies:
         request: CopyWeightsRequest,
         keyed: KeyedRequest | None,
     ) -> Checkpoint:
-        """Return the record in the store, of this copy or of another server's copy for the same request."""
+        """Return the record in the store. It may be of another server's copy for the same request."""
         now = self._clock()
         session = await self._store.create_session(
             _session(tenant, now, request, keyed), None if keyed is None else keyed.key

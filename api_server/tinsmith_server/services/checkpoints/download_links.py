@@ -1,4 +1,4 @@
-"""Download links of checkpoints: signed, expiring, readable by a plain GET without a key."""
+"""Download links of checkpoints. They are signed, expire, and need only a plain GET without a key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET_NAME = "external-urls"
 DOWNLOAD_PATH = "/api/v1/downloads"
 ARCHIVE_PATH = "/api/v1/archives"
 ARCHIVE, FILES = "archive", "download"
-"""The kinds of links. The signature covers the kind, so a link to an archive gives no access to single files."""
+"""The kinds of links. The signature includes the kind, so a link to an archive gives no access to single files."""
 
 # Weights hardly compress: level 1 takes a sixth of the time of level 6, and saves as much.
 LEVEL = 1
@@ -61,10 +61,10 @@ class Download:
 
 
 class DownloadLinks:
-    """Signs and checks links.
+    """An object that signs and checks links.
 
-    A link contains the directory, its manifest's digest and the expiry, signed with an HMAC that every replica can
-    check. The files are compared with that manifest while they are sent.
+    A link contains the directory, the digest of its manifest, and the expiry. It is signed with an HMAC that every
+    replica can check. The files are compared with that manifest while they are sent.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DownloadLinks:
         return Links({file: f"{prefix}/{quote(file)}" for file in sorted(files)}, expires)
 
     async def archive_link(self, tenant: str, path: TinkerPath, base_url: str) -> ArchiveLink:
-        """Return a link to an archive of a checkpoint of any kind. Raises NotFound."""
+        """Return a link to an archive of a checkpoint, which may be of any kind. Raises NotFound."""
         checkpoint = await self._checkpoints.readable(tenant, str(path))
         expires = self._expiry(checkpoint)
         token = sign(await self._secret(), _claim(ARCHIVE, checkpoint), expires)
@@ -99,7 +99,7 @@ class DownloadLinks:
     async def archive(self, token: str) -> Iterator[bytes]:
         """Yield the archive.
 
-        Raises NotFound for a forged or expired link or removed files, and CheckpointDamaged at any part.
+        Raises NotFound for a forged link, an expired link or removed files, and CheckpointDamaged before any part.
         """
         directory, digest = await self._linked(ARCHIVE, token)
         try:
@@ -113,7 +113,10 @@ class DownloadLinks:
         return expires if checkpoint.expires_at is None else min(expires, checkpoint.expires_at)
 
     async def download(self, token: str, path: str) -> Download:
-        """Return a file. Raises the errors of `archive`, and NotFound for a name that the checkpoint does not have."""
+        """Return a file.
+
+        Raises the errors of `archive`, and NotFound for a file name that the checkpoint does not have.
+        """
         directory, digest = await self._linked(FILES, token)
         try:
             saved = (await self._saved_files(directory, digest))[path]
@@ -123,7 +126,7 @@ class DownloadLinks:
         return Download(saved.size_bytes, await asyncio.to_thread(_begun, checked(parts, saved, path)))
 
     async def _linked(self, kind: str, token: str) -> tuple[str, str]:
-        """Return the directory and the manifest's digest of a link of this kind. Raises NotFound."""
+        """Return the directory and the manifest's digest from a link of this kind. Raises NotFound."""
         match verify(await self._secret(), token, self._clock()):
             case [claimed, str(directory), str(digest)] if claimed == kind:
                 return directory, digest
@@ -137,12 +140,18 @@ class DownloadLinks:
 
 
 def _claim(kind: str, checkpoint: Checkpoint) -> list[str]:
-    """Return the content to sign. It includes the manifest's digest, so that the link serves only unchanged files."""
+    """Return the content that is signed.
+
+    It includes the digest of the manifest, so that the link gives access only to unchanged files.
+    """
     return [kind, checkpoint.directory, checkpoint.manifest_digest]
 
 
 def _begun(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Read the first part now. A small altered file then causes an error response instead of a broken response."""
+    """Read the first part immediately.
+
+    If a small file was altered, the client then gets an error response instead of a broken one.
+    """
     return chain([next(parts, b"")], parts)
 
 
@@ -165,13 +174,13 @@ def _plain_parts(files: CheckpointFiles, directory: str, saved: Mapping[str, Sav
 
 
 def sign(secret: bytes, what: object, expires: datetime) -> str:
-    """Return the content `what` with its expiry and signature, as one URL segment."""
+    """Return the content `what`, its expiry and its signature as one URL segment."""
     claim = orjson.dumps([what, int(expires.timestamp())])
     return f"{_encode(claim)}.{_encode(_mac(secret, claim))}"
 
 
 def verify(secret: bytes, token: str, now: datetime) -> Any:
-    """Return the content of a valid token; None for anything else."""
+    """Return the content of a valid token, or None if the token is not valid."""
     try:
         claim, mac = (_decode(part) for part in token.split("."))
         if not hmac.compare_digest(mac, _mac(secret, claim)):

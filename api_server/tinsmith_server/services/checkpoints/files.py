@@ -1,4 +1,4 @@
-"""The files of the checkpoint root, on any fsspec URL: listed, read, copied, removed and uploaded.
+"""The files on the checkpoint root, which may be any fsspec URL: listed, read, copied, removed and uploaded.
 
 A file with its final name is never changed, because it may be a hard link to a file of another tenant's checkpoint.
 """
@@ -23,7 +23,7 @@ from tinsmith_server.errors import CheckpointRootUnavailable, StartupError
 
 READ_BYTES = 2**20
 FETCH_BYTES = 8 * READ_BYTES
-"""The size of one request to an object store, which a download holds in memory. The default of s3fs is 50 MiB."""
+"""The size of one request to an object store. A download holds this much in memory. The default of s3fs is 50 MiB."""
 # The worker's own description of a checkpoint, which is not exported.
 MANIFEST = "manifest.json"
 
@@ -31,8 +31,8 @@ MANIFEST = "manifest.json"
 class CheckpointFiles:
     """The checkpoint root. All paths are relative to it. Calls block: run them in a thread.
 
-    The constructor raises StartupError if there is no file system for the URL. Calls raise CheckpointRootUnavailable if
-    the file system refuses them, or cannot be reached after a retry.
+    The constructor raises StartupError if no file system supports the URL. Calls raise CheckpointRootUnavailable if the
+    file system refuses them, or if it cannot be reached even after a retry.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,7 +46,7 @@ class CheckpointFiles:
             raise StartupError(f"the checkpoint root cannot be opened: {error}") from error
 
     def list(self, directory: str) -> dict[str, int]:
-        """Return the sizes in bytes of the exported files below a directory, by relative path."""
+        """Return the sizes in bytes of the exported files below a directory, by their relative paths."""
         base = self._path(directory)
         with self.reaching():
             found = self._filesystem.find(base, detail=True)
@@ -61,10 +61,10 @@ class CheckpointFiles:
         return self._parts(stream)
 
     def copy(self, source: str, target: str, names: Iterable[str]) -> None:
-        """Copy files of a checkpoint into a new directory; durable on return. Raises FileNotFoundError.
+        """Copy files of a checkpoint into a new directory. The copy is durable on return. Raises FileNotFoundError.
 
-        A local file system makes hard links if it supports them. An object store copies internally. Refuses a name that
-        exists in `target`.
+        A local file system makes hard links, if it supports them. An object store copies the objects itself. A name
+        that already exists in `target` is refused.
         """
         with self.reaching():
             for name in names:
@@ -90,7 +90,7 @@ class CheckpointFiles:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
-        """Translate the drivers' errors. Those of botocore are not OSErrors."""
+        """Translate the drivers' errors. The errors of botocore are not OSErrors."""
         try:
             yield
         except FileNotFoundError:
@@ -129,20 +129,20 @@ def _copy_durably(path: str, target: str) -> None:
 
 
 def temporary_name(path: str) -> str:
-    """Return a name next to `path` that no other attempt uses."""
+    """Return a name in the folder of `path` that no other attempt uses."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
 
 
 def finish_file(written: str, path: str) -> None:
-    """Give a file on disk its final name, replacing an earlier one; durable on return."""
+    """Give a file on disk its final name, replacing an earlier file. The name is durable on return."""
     _sync(written)
     os.replace(written, path)
     _sync(posixpath.dirname(path))
 
 
 def _sync_upwards(folder: str, root: str) -> None:
-    """Make the names in a folder durable, and those of its parents up to the root."""
+    """Make the names in a folder durable, and also the names in its parents up to the root."""
     while True:
         _sync(folder)
         if folder == root or folder == posixpath.dirname(folder):
@@ -174,11 +174,11 @@ class UploadFiles(CheckpointFiles):
 
     @staticmethod
     def new_directory(tenant: str, expires: datetime) -> str:
-        """Return the name of a new directory, which is created with the first file."""
+        """Return the name of a new directory. The first file creates the directory."""
         return f"{_area_of(tenant)}/{int(expires.timestamp())}-{uuid.uuid4().hex}"
 
     def others_of(self, tenant: str, directory: str) -> set[str]:
-        """Return the directories of the tenant's other uploads that have files."""
+        """Return the directories of the tenant's other uploads in which there are files."""
         return self._directories(_area_of(tenant)) - {directory}
 
     def open(self, directory: str, name: str) -> UploadedFile:
@@ -201,7 +201,7 @@ class UploadFiles(CheckpointFiles):
 
 
 class UploadedFile:
-    """A file that is being written. It exists only once it is finished. Calls block."""
+    """A file that is being written. It has its final name only after it is finished. Calls block."""
 
     def __init__(self, files: UploadFiles, filesystem: Any, path: str) -> None:
         self._files = files
@@ -228,7 +228,7 @@ class UploadedFile:
                 self._filesystem.mv(self._written, self._path)
 
     def give_up(self) -> None:
-        """Remove the file. If that fails, it is removed with the upload's expiry."""
+        """Remove the file. If that fails, the file is removed when the upload expires."""
         with contextlib.suppress(Exception):
             if self._is_object:
                 self._file.discard()
@@ -242,5 +242,5 @@ class UploadedFile:
 
 
 def _area_of(tenant: str) -> str:
-    """Return the directory of a tenant, whose name may contain characters that no path may."""
+    """Return the directory of a tenant. The tenant's name may contain characters that are not allowed in a path."""
     return f"{AREA}/{hashlib.sha256(tenant.encode()).hexdigest()[:16]}"

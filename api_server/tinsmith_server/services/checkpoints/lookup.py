@@ -1,4 +1,4 @@
-"""The lookup of a checkpoint by its `tinker://` path, for readers with access."""
+"""The lookup of a checkpoint by its `tinker://` path, for readers who have access."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ MADE_BY = {"training": "save_state", "sampler": "save_weights_for_sampler", "ext
 
 
 class CheckpointRefused(TinsmithError):
-    """The checkpoint does not exist for this reader, or has the wrong kind."""
+    """The checkpoint does not exist for this reader, or is of the wrong kind."""
 
 
 class CheckpointLookup:
-    """A finder of own and public checkpoints. It asks the worker for a checkpoint that is not in the store yet."""
+    """An object that finds the tenant's own checkpoints and public checkpoints.
+
+    If a checkpoint is not in the store yet, it asks the worker.
+    """
 
     def __init__(self, store: Store, events: Events, keys: Keys, clock: Clock = utc_now) -> None:
         self._store = store
@@ -28,10 +31,12 @@ class CheckpointLookup:
     async def readable(
         self, tenant: str, path: str, required_type: CheckpointType | None = None, access_token: str | None = None
     ) -> Checkpoint:
-        """Return the checkpoint. Raises CheckpointRefused; another tenant's private checkpoint looks absent.
+        """Return the checkpoint.
 
-        An external checkpoint has weights, so it is accepted wherever weights are wanted. `access_token` may be a key
-        or a token of another tenant, whose checkpoints can then be read.
+        Raises CheckpointRefused; another tenant's private checkpoint looks as if it did not exist.
+
+        An external checkpoint contains weights, so it is accepted wherever weights are required. `access_token` may be
+        a key or a token of another tenant. The checkpoints of that tenant can then be read, too.
         """
         try:
             parsed = parse_tinker_path(path)
@@ -68,7 +73,7 @@ class CheckpointLookup:
         return await self.live(run_id, type, name)
 
     async def live(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
-        """Return the record, or None if it has expired and waits for its removal."""
+        """Return the record, or None if it has expired and will be removed."""
         checkpoint = await self._store.get_checkpoint(run_id, type, name)
         if checkpoint is None or (checkpoint.expires_at is not None and checkpoint.expires_at <= self._clock()):
             return None

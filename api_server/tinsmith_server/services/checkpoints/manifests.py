@@ -1,6 +1,6 @@
-"""A checkpoint's files, checked against its manifest when they are copied or downloaded.
+"""The files of a checkpoint. They are checked against the manifest when they are copied or downloaded.
 
-The store has the manifest's digest. The manifest has the size and the digest of each file.
+The store holds the digest of the manifest. The manifest holds the size and the digest of each file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class SavedFile:
 
 
 def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) -> dict[str, SavedFile]:
-    """Return the files of a checkpoint by name, after a check that all have their full size.
+    """Return the files of a checkpoint by name, after checking that each has its full size.
 
-    Blocking: run it in a thread. Raises FileNotFoundError without a manifest, CheckpointDamaged, and as `files` does.
+    Blocking: run it in a thread. Raises FileNotFoundError if there is no manifest, CheckpointDamaged, and the errors of
+    `files`.
     """
     content = b"".join(_at_most(files.read(directory, MANIFEST), MOST_MANIFEST_BYTES))
     if hashlib.sha256(content).hexdigest() != manifest_digest:
@@ -42,11 +43,14 @@ def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) ->
 
 
 def checked(parts: Iterator[bytes], saved: SavedFile, name: str) -> Iterator[bytes]:
-    """Yield the parts of a file, but the last part only if the file's digest is correct. Raises CheckpointDamaged.
+    """Yield the parts of a file. Yield the last part only if the digest of the file is correct.
 
-    The digest is computed from the sent bytes. A check before sending would double the traffic of a bucket and the
-    client's wait, and would not cover the second read. An altered file never arrives completely: the response ends
-    before its announced length, and clients report this as an error. One part is held back, so memory is bounded.
+    Raises CheckpointDamaged.
+
+    The digest is computed from the sent bytes. A check before sending would double the traffic of a bucket and the time
+    that the client waits. It would also not cover the second read. So an altered file never arrives completely: the
+    response ends before its announced length, and clients report this as an error. Only one part is held back, so the
+    use of memory is bounded.
     """
     digest, size_bytes, held = hashlib.sha256(), 0, b""
     for part in parts:
@@ -74,7 +78,7 @@ def _check_sizes(directory: str, saved: Mapping[str, SavedFile], found: Mapping[
 
 
 def _at_most(parts: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
-    """Yield the parts up to a limit, because a replaced manifest must not fill the memory."""
+    """Yield the parts up to a limit. A manifest that was replaced must not fill the memory."""
     size_bytes = 0
     for part in parts:
         yield part

@@ -1,4 +1,4 @@
-"""Stable names for a tenant's saved samplers. A name is moved atomically, and can be rolled back."""
+"""Stable names for a tenant's saved samplers. A name changes its checkpoint atomically, and can be rolled back."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Event = Literal["checkpoint_promoted", "checkpoint_demoted"]
 
 
 class Expected(Enum):
-    """The path that a name must refer to at present; None for a new name."""
+    """The path to which a name must point now, or None for a new name."""
 
     ANYTHING = "the name's present path"
 
 
 class Promotions:
-    """The promoted names of tenants. A name refers to a checkpoint of its own tenant without an expiry.
+    """The promoted names of tenants. A name points to a checkpoint of its own tenant that has no expiry.
 
-    Each request reads the store, so no server answers with an older value than another.
+    Each request reads the store, so all servers answer with the current value.
     """
 
     def __init__(self, store: Store, fleet: Fleet, lookup: CheckpointLookup, clock: Clock = utc_now) -> None:
@@ -51,13 +51,13 @@ class Promotions:
     async def promote(
         self, tenant: str, name: str, path: str, expected: str | Expected | None = Expected.ANYTHING
     ) -> Promotion:
-        """Make the name refer to `path`. A name that refers to it already is unchanged.
+        """Make the name point to `path`. If the name already points to it, nothing changes.
 
-        `expected` is the path that the name must refer to at present, None for a new name. So a repeated promotion gets
-        the same answer, and a rollback always leads to another path.
+        `expected` is the path to which the name must point now, or None for a new name. So a repeated promotion gets
+        the same answer, and a rollback always leads to a different path.
 
-        Raises Unprocessable for an invalid name, a checkpoint that expires or has the wrong kind, too many names, and
-        another present path than `expected`; NotFound for a checkpoint that the tenant does not have.
+        Raises Unprocessable for an invalid name, for a checkpoint that expires or has the wrong kind, for too many
+        names, and if the name does not point to `expected`; NotFound for a checkpoint that the tenant does not have.
         """
         self._check_name(name)
 
@@ -74,9 +74,9 @@ class Promotions:
         return await _until_first(attempt)
 
     async def roll_back(self, tenant: str, name: str, expected_number: int | None = None) -> Promotion:
-        """Make the name refer to its previous path. A second rollback restores the path before that.
+        """Make the name point to its previous path. A second rollback makes it point to the path before that one.
 
-        Raises NotFound and Unprocessable. `expected_number` is the number of the change to undo. If the change is
+        Raises NotFound and Unprocessable. `expected_number` is the number of the change to undo. If this change is
         already undone, nothing changes, so a repeated request gets the same answer.
         """
 
@@ -109,20 +109,20 @@ class Promotions:
         return await _until_first(attempt)
 
     async def list(self, tenant: str) -> Sequence[Promotion]:
-        """Return the current path of each name."""
+        """Return the current path of each promoted name."""
         return await self._store.list_promotions(tenant)
 
     async def history(self, tenant: str, name: str) -> Sequence[Promotion]:
-        """Return a name's changes, newest first. Raises NotFound."""
+        """Return the changes of a name, newest first. Raises NotFound."""
         return await self._history(tenant, name)
 
     async def remove(self, tenant: str, name: str) -> None:
-        """Remove the name, not the checkpoint. Raises NotFound."""
+        """Remove the name. Its checkpoint is kept. Raises NotFound."""
         (current, *_) = await self._history(tenant, name)
         await self._store.remove_promotions(tenant, name, (_entry(current, "checkpoint_demoted", self._clock()),))
 
     async def path_of(self, tenant: str, name: str) -> str | None:
-        """Return the name's path, or None if the tenant has no such name."""
+        """Return the path to which the name points, or None if the tenant has no such name."""
         if NAME.fullmatch(name) is None:
             return None
         current = await self._store.promotion(tenant, name)
@@ -137,7 +137,8 @@ class Promotions:
     async def _add(self, promotion: Promotion, previous: Promotion | None, checkpoint: Checkpoint) -> Promotion | None:
         """Store the promotion.
 
-        Returns None if the name has changed in between, the limit is reached, or the checkpoint has an expiry now.
+        Returns None if the name has changed in between, if the limit is reached, or if the checkpoint now has an
+        expiry.
         """
         most = PromotionBounds(NAMES_PER_TENANT, KEPT_PER_NAME)
         extra_rows = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)
@@ -172,7 +173,7 @@ class Promotions:
 
 
 async def refuse_to_end(store: Store, path: PromotedPath) -> None:
-    """Raise Unprocessable if a name refers to the path: its users would lose their model."""
+    """Raise Unprocessable if a name points to the path, because users of the name would lose their model."""
     if names := await store.names_promoted_to(path.tenant, path.tinker_path):
         raise Unprocessable(
             f"{', '.join(names)} refers to {path.tinker_path}: promote another checkpoint, roll back, or remove the "
@@ -181,7 +182,7 @@ async def refuse_to_end(store: Store, path: PromotedPath) -> None:
 
 
 async def _until_first(attempt: Callable[[], Awaitable[Promotion | None]]) -> Promotion:
-    """Retry until no other request changes the name or the checkpoint at the same moment."""
+    """Repeat the attempt until no other request changes the name or the checkpoint at the same time."""
     while (made := await attempt()) is None:
         pass
     return made

@@ -1,6 +1,6 @@
 """Retention of checkpoints.
 
-Records are removed first, then files: a crash leaves garbage, never a record without files.
+A record is removed before its files, so a crash may leave files without a record, but never a record without files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESERVED_FOR = timedelta(days=1)
 
 
 class Retention:
-    """The removal of expired checkpoints, unnamed weights of ended sessions, and files without a record."""
+    """The removal of expired checkpoints, of unnamed weights of ended sessions, and of files without a record."""
 
     def __init__(self, store: Store, files: CheckpointFiles, settings: Settings, clock: Clock = utc_now) -> None:
         self._store = store
@@ -46,10 +46,10 @@ class Retention:
         await self._store.delete_old_tombstones(now - TOMBSTONE_RETENTION)
 
     async def enforce_ephemeral_cap(self, tenant: str) -> None:
-        """Remove the tenant's oldest unnamed weights over the limit; sampling from them answers 410.
+        """Remove the tenant's oldest unnamed weights over the limit. Sampling from them then answers 410.
 
-        The newest weights of each model stay, because a program that saves often must not remove another program's
-        current weights.
+        The newest weights of each model are kept, because a program that saves often must not remove the current
+        weights of another program.
         """
         kept = await self._store.ephemeral_checkpoints(tenant)
         newest = {checkpoint.run_id: checkpoint for checkpoint in kept}
@@ -60,9 +60,9 @@ class Retention:
     async def forget(
         self, checkpoint: Checkpoint, extra_rows: ExtraRows = (), unless_promoted: PromotedPath | None = None
     ) -> Checkpoint | None:
-        """Delete the record. Its files are removed by the next collection.
+        """Delete the record of a checkpoint. Its files are removed by the next collection.
 
-        Returns None if the record no longer exists, or a promoted name refers to the checkpoint.
+        Returns None if the record no longer exists, or if a promoted name points to the checkpoint.
         """
         deleted = await self._store.delete_checkpoint(
             checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock(), extra_rows, unless_promoted
@@ -76,7 +76,10 @@ class Retention:
             log.info("checkpoint deleted", model_id=deleted.run_id, type=deleted.type, name=deleted.name)
 
     async def reserve(self, directory: str) -> None:
-        """Reserve a directory before it is written. After a crash, the directory is removed within a day."""
+        """Reserve a directory. Call this before the directory is written.
+
+        If the server then crashes, the directory is removed within a day.
+        """
         await self._store.reserve_directory(directory, self._clock() + RESERVED_FOR)
 
     async def collect_garbage(self) -> None:
@@ -84,7 +87,10 @@ class Retention:
             await self.remove_files(directory)
 
     async def remove_files(self, directory: str) -> None:
-        """Remove the files of a checkpoint without a record. If the root refuses, the next collection tries again."""
+        """Remove the files of a checkpoint whose record is gone.
+
+        If the checkpoint root refuses this, the next collection tries again.
+        """
         try:
             await asyncio.to_thread(self._files.remove, directory)
         except (CheckpointRootUnavailable, FileNotFoundError) as error:
@@ -119,7 +125,10 @@ def ended_session(
 async def add_ended_run(
     store: Store, session_id: str, checkpoint: Checkpoint, *, event: CheckpointEvent, worker_id: str = ""
 ) -> None:
-    """Add a released model and its checkpoint to a session in the store. Existing rows stay unchanged."""
+    """Add a released model and its checkpoint to a session that is in the store.
+
+    Rows that exist already are not changed.
+    """
     await store.add_model(_model(session_id, checkpoint, worker_id))
     await store.put_checkpoint(checkpoint, of_new(checkpoint, event))
 

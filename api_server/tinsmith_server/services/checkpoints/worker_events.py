@@ -1,4 +1,4 @@
-"""Events of workers, written to the store, whether or not a client polls for a result."""
+"""Events of workers. They are written to the store, even if no client polls for a result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
 class Events:
     """The application of workers' events.
 
-    An event applied twice changes nothing, so any replica may drain at any time.
+    An event that is applied twice changes nothing the second time, so any replica may drain events at any time.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Events:
     ) -> None:
         """Start.
 
-        `freed` is notified when a model has ended and freed a slot; `to_be_sampled` is called with saved weights for
-        sampling, and their worker.
+        `freed` is notified when a model has ended and its slot is free. `to_be_sampled` is called with weights that
+        were saved for sampling, and with their worker.
         """
         self._store = store
         self._fleet = fleet
@@ -70,7 +70,7 @@ class Events:
         self._next_drains: dict[str, asyncio.Task[int]] = {}
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
-        """Apply all events that the worker has reported; return the cursor. Raises WorkerUnavailable."""
+        """Apply all events that the worker has reported, and return the cursor. Raises WorkerUnavailable."""
         # The wait is outside the lock. Inside it, callers would wait for an absent worker one after the other.
         await self._fleet.worker(worker_id).connection(connect_seconds)
         drain = self._next_drains.get(worker_id)
@@ -82,7 +82,10 @@ class Events:
         return await asyncio.shield(drain)
 
     async def _drain(self, worker_id: str) -> int:
-        """Drain under the worker's lock, for all callers that asked before the lock was acquired."""
+        """Drain the events while holding the worker's lock.
+
+        This serves all callers that asked before the lock was acquired.
+        """
         async with self._turns[worker_id]:
             # A later caller needs another drain, because this drain may miss newer events.
             del self._next_drains[worker_id]
@@ -91,7 +94,10 @@ class Events:
             return (await self._store.get_worker(worker_id)).event_cursor
 
     async def drain_for(self, worker_id: str, result: worker_pb2.Result, connect_seconds: float) -> None:
-        """Apply at least the events that the store needs before a client sees this result. Raises WorkerUnavailable."""
+        """Apply at least the events that must be in the store before a client sees this result.
+
+        Raises WorkerUnavailable.
+        """
         if result.event_id and (await self._store.get_worker(worker_id)).event_cursor < result.event_id:
             await self.drain(worker_id, connect_seconds)
 
@@ -128,11 +134,11 @@ class Events:
                 await self._model_created(worker_id, event.model_created.model_id)
 
     async def _model_created(self, worker_id: str, model_id: str) -> None:
-        """Bind a model whose acknowledgement was lost, or release it if it is bound elsewhere or has ended.
+        """Bind a model whose acknowledgement was lost. If it is bound elsewhere or has ended, release it.
 
-        An accepted model that no other worker has created is bound to this worker, wherever it was placed. If it were
-        released here, a later placement at this worker would find a model that has ended. The event comes only once, so
-        the model must not be displaced again.
+        If an accepted model was created by no other worker, it is bound to this worker, even if it was placed
+        elsewhere. If it were released here, a later placement at this worker would find that the model has ended. This
+        event comes only once, so the model must not be moved to another worker later.
         """
         slots = self._fleet.worker(worker_id).slots
         if await self._store.bind_to_creator(model_id, worker_id, slots):
@@ -146,7 +152,7 @@ class Events:
             await self._delivery.release(worker_id, model_id, model.tenant)
 
     async def _end(self, worker_id: str, model_id: str, state: FinalState, failure: str | None = None) -> None:
-        """End the model, if it is bound to this worker."""
+        """End the model if it is bound to this worker."""
         model = await self._store.get_model(model_id)
         if model is not None and model.worker_id == worker_id:
             await self._store.end_model(model_id, state, failure)
@@ -167,7 +173,10 @@ class Events:
 
 
 def _checkpoint(event: worker_pb2.Event, model: Model, now: datetime) -> Checkpoint:
-    """Return the row of a save. Its expiry counts from `now`, because a worker's slow clock would expire it early."""
+    """Return the row for a save.
+
+    The time until its expiry counts from `now`, because the clock of a worker may be slow.
+    """
     saved = event.checkpoint_saved
     return Checkpoint(
         run_id=saved.model_id,

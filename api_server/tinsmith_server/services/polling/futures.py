@@ -1,6 +1,6 @@
 """The answers of `retrieve_future`: the state of an operation or a sample.
 
-A poll is held until the end of its subject.
+A poll is held until the operation or sample ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENDED = frozenset({"released", "corrupted"})
 
 Answer = Pending | Ready | Metadata | Failure
 WorkerCall = Callable[[], Awaitable[worker_pb2.AwaitReply]]
-"""A call that waits for an answer until the hold is over."""
+"""A call that waits for an answer while the poll is held."""
 
 
 class Futures:
@@ -76,9 +76,9 @@ class Futures:
         self._worker_calls: SharedCalls[tuple[str, int], worker_pb2.AwaitReply] = SharedCalls()
 
     async def retrieve(self, tenant: str, request_id: str, *, allow_metadata_only: bool) -> Answer:
-        """Return the future's answer.
+        """Return the answer of the future.
 
-        Raises NotFound for an unknown future, and Gone for a result that is no longer kept.
+        Raises NotFound for an unknown future, and Gone for a result that is not kept any more.
         """
         answer = await self._long_polls.hold(self._retrieve(tenant, request_id), released=STOPPING)
         if allow_metadata_only and isinstance(answer, Ready) and len(answer.payload) > METADATA_THRESHOLD_BYTES:
@@ -114,7 +114,7 @@ class Futures:
         raise NotFound(f"there is no future {request_id}")
 
     async def _unloaded(self, model: Model, deadline: float) -> Answer:
-        """Return the answer of a release, after the worker has released the model and the store has recorded this."""
+        """Return the answer of a release, when the worker has released the model and the store has recorded this."""
         if model.state == "bound" and not self._outlives_its_worker(model):
             reply = await self._await_worker_result(model, RELEASE_SEQ_ID, deadline)
             if reply.WhichOneof("state") == "pending":
@@ -150,7 +150,7 @@ class Futures:
         return Pending.from_worker(reply.pending)
 
     async def _finished(self, model: Model, result: worker_pb2.Result, deadline: float) -> Answer:
-        """Return the result once the store has its record, so that the client can list and load a saved checkpoint."""
+        """Return the result when the store has a record of it. The client can then list and load a saved checkpoint."""
         try:
             await self._events.drain_for(model.worker_id, result, _remaining(deadline))
         except WorkerUnavailable as error:
@@ -159,7 +159,7 @@ class Futures:
         return Ready(result.payload, result.protobuf)
 
     async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
-        """Return the answer if the worker does not know the operation or its model."""
+        """Return the answer for an operation or a model that the worker does not know."""
         model = await self._models.owned(model.tenant, model.model_id)
         if model.state in ENDED:
             return _ended(model)
@@ -185,7 +185,7 @@ class Futures:
         return Pending.from_worker(reply.pending)
 
     def _outlives_its_worker(self, model: Model) -> bool:
-        """Return whether the model has ended, and its results were lost with its worker."""
+        """Return whether the model has ended and its results were lost together with its worker."""
         if model.state not in ENDED:
             return False
         try:
@@ -200,16 +200,19 @@ class Futures:
             return await worker.await_result(model.model_id, seq_id, _remaining(deadline))
 
         async def call_worker() -> worker_pb2.AwaitReply:
-            """Ask once for all callers. The first caller's deadline applies, because it is the earliest."""
+            """Ask the worker once for all callers.
+
+            The deadline of the first caller applies, because it is the earliest.
+            """
             return await self._worker_calls.result((model.model_id, seq_id), await_result)
 
         return await self._repeat_while_pending(call_worker, deadline)
 
     async def _repeat_while_pending(self, call_worker: WorkerCall, deadline: float) -> worker_pb2.AwaitReply:
-        """Repeat the call until the answer is not "pending", or the hold is over.
+        """Repeat the call until the answer is not "pending" or the poll must be answered.
 
-        An unreachable worker is a pending answer with a reason, after the full hold: the SDK repeats a poll that got a
-        5xx at once.
+        If the worker cannot be reached, the answer is "pending" with a reason, after the full hold, because the SDK
+        immediately repeats a poll that got a 5xx.
         """
         while True:
             remaining = _remaining(deadline)
@@ -223,7 +226,7 @@ class Futures:
 
 
 def _ended(model: Model) -> Failure:
-    """Return the failure of an ended model. Raises Gone for a released one."""
+    """Return the failure of a model that has ended. Raises Gone for a released model."""
     if model.state == "released":
         if model.failure is not None:
             raise Gone(Failure.from_row(model.failure).message)

@@ -1,4 +1,4 @@
-"""Long polls, which the server releases when it stops, and calls that several polls share."""
+"""Long polls, and calls that several polls share. The server releases long polls when it stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ K = TypeVar("K", bound=Hashable)
 class Pending:
     """An answer that is not final. `paused` marks a reason that the user should know.
 
-    `show_now` shows the reason at once. Otherwise the SDK does not mention a paused future for a quarter of an hour.
+    `show_now` shows the reason to the user immediately. Otherwise the SDK does not mention a paused future for a
+    quarter of an hour.
     """
 
     reason: str | None = None
@@ -39,7 +40,7 @@ FAILED = Pending("the server had an error and retries; see the server's log", pa
 
 
 class LongPolls:
-    """The held polls, of which there may be thousands."""
+    """The polls that are held. There may be thousands of them."""
 
     def __init__(self, hold_seconds: float) -> None:
         self._hold_seconds = hold_seconds
@@ -50,7 +51,7 @@ class LongPolls:
         return len(self._held)
 
     async def hold(self, work: Coroutine[Any, Any, T], released: T) -> T:
-        """Return the work's result, or `released` after a call of `release`."""
+        """Return the result of the work, or `released` after a call of `release`."""
         if self._closed:
             work.close()
             return released
@@ -69,9 +70,9 @@ class LongPolls:
     async def hold_failure(
         self, call: Callable[[], Awaitable[T]], is_final: Callable[[Exception], bool]
     ) -> T | Pending:
-        """Return the call's result. A failure that is not final becomes Pending, after a full hold.
+        """Return the result of the call. If a failure is not final, return Pending after a full hold.
 
-        The SDK repeats a poll that got a 5xx at once, some hundreds of times a second per future.
+        The SDK would immediately repeat a poll that got a 5xx, some hundreds of times a second for each future.
         """
         clock = asyncio.get_running_loop().time
         hold_until = clock() + self._hold_seconds
@@ -99,7 +100,7 @@ class _Shared(Generic[T]):
 
 
 class SharedCalls(Generic[K, T]):
-    """Calls shared by several callers: each is made once, and its result is in memory once."""
+    """Calls that several callers share. Each call is made once, and its result is in memory once."""
 
     def __init__(self) -> None:
         self._running: dict[K, _Shared[T]] = {}
@@ -123,6 +124,6 @@ class SharedCalls(Generic[K, T]):
                 shared.task.cancel()
 
     def _forget(self, key: K, shared: _Shared[T]) -> None:
-        """Forget the call, so that later callers make a new call."""
+        """Forget the call, so that a later caller makes a new one."""
         if self._running.get(key) is shared:
             del self._running[key]

@@ -1,4 +1,4 @@
-"""Results on their way to a client: charged to its key, translated, and limited in memory."""
+"""Results that are sent to a client. They are charged to its key, translated, and limited in memory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Translate = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class LargeResult:
-    """A result that holds memory of the budget. Close `room` when the result is sent."""
+    """A result that uses memory of the budget. Close `room` when the result has been sent."""
 
     result: Ready
     room: ExitStack
 
 
 class Results:
-    """The answers of `retrieve_future`, as they are sent."""
+    """The answers of `retrieve_future`, in the form in which they are sent."""
 
     def __init__(self, futures: Futures, operations: Operations, sessions: Sessions, admission: Admission) -> None:
         self._futures = futures
@@ -47,7 +47,7 @@ class Results:
     async def fetch(
         self, tenant: str, request_id: str, key: str | None, *, in_json: bool, allow_metadata_only: bool = False
     ) -> Answer | LargeResult:
-        """Return the future's answer, held until there is one; `in_json` translates a protobuf result.
+        """Return the answer of the future, held until there is one. With `in_json`, a protobuf result is translated.
 
         Raises the errors of `Futures.retrieve`.
         """
@@ -76,7 +76,10 @@ class Results:
             return LargeResult(await self._translated(tenant, whole, translate), room.pop_all())
 
     async def delete_model(self, tenant: str, model_id: str) -> Answer:
-        """End a model, and its session if the model created it. Pending while operations of the model run."""
+        """End a model. If the model created its session, end the session, too.
+
+        The answer is pending while operations of the model run.
+        """
         ended = await self._operations.unload(tenant, model_id)
         answer = await self._futures.retrieve(tenant, str(ended), allow_metadata_only=False)
         if isinstance(answer, Ready):

@@ -1,7 +1,7 @@
 """The answers of `retrieve_futures`: the ended samples of a sampling client.
 
-A poll is held until a sample ends. The samplers record the samples that they have reported to each client, so any
-server may answer the next poll. A server keeps only the time of its last search for lost samples.
+A poll is held until a sample ends. The samplers record which samples they have reported to each client, so any server
+may answer the next poll. A server remembers only the time of its last search for lost samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPORT_SECONDS = 5.0
 CLIENTS_REMEMBERED = 4096
 
 RequestsBySampler = dict[str, list[str]]
-"""The request ids of samples that were not fetched at this server, by their sampler's token."""
+"""The request IDs of samples that were not fetched at this server, by the token of their sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,17 @@ class SampleClient:
 
 @dataclass(frozen=True, slots=True)
 class EndedSamples:
-    """The samples that ended after the given cursor, up to this one."""
+    """The samples that ended after the given cursor, and the new cursor."""
 
     ended: Sequence[worker_pb2.EndedSample]
     cursor: int
 
 
 class SamplePolls:
-    """Polls for ended samples. A cursor is the round of a report: microseconds since 1970, or slightly more."""
+    """Polls for ended samples. A cursor is the round of a report.
+
+    It is the time in microseconds since 1970, or slightly more.
+    """
 
     def __init__(
         self,
@@ -75,8 +78,8 @@ class SamplePolls:
     async def poll(self, client: SampleClient, cursor: int, timeout_seconds: float | None) -> EndedSamples | Pending:
         """Return the ended samples.
 
-        Raises NotFound for a sampling session that the tenant does not have, and Unprocessable for a sampler that
-        cannot report ended samples.
+        Raises NotFound for a sampling session that the tenant does not have, and Unprocessable if a sampler cannot
+        report ended samples.
         """
         session = await self._sampling.owned(client.tenant, client.sampling_session_id)
         hold = self._hold_seconds if timeout_seconds is None else min(timeout_seconds, self._hold_seconds)
@@ -110,7 +113,7 @@ class SamplePolls:
         return EndedSamples(ended, max(round, *(reply.round for reply in replies)) if replies else round)
 
     async def _until_any(self, client: SampleClient, base_model: str, cursor: int, seconds: float) -> None:
-        """Return when a sampler has a report, when a new sampler appears, or after the given time."""
+        """Wait until a sampler has a report, a new sampler appears, or the time is over."""
 
         async def any_of(sampler: SamplerHandle) -> None:
             request = _request(client, cursor, timeout_seconds=seconds)
@@ -130,7 +133,7 @@ class SamplePolls:
     async def _ask(
         self, sampler: SamplerHandle, request: worker_pb2.AwaitSamplesRequest, connect_seconds: float
     ) -> worker_pb2.AwaitSamplesReply:
-        """Ask one sampler. An unreachable sampler reports later."""
+        """Ask one sampler. If the sampler cannot be reached, it reports later."""
         try:
             async with asyncio.timeout(request.timeout_seconds + REPORT_SECONDS):
                 reply = await (await sampler.connection(connect_seconds)).await_samples(request)
@@ -140,7 +143,7 @@ class SamplePolls:
             return worker_pb2.AwaitSamplesReply()
 
     async def _lost(self, unfetched: RequestsBySampler) -> list[worker_pb2.EndedSample]:
-        """Return the samples whose sampler no longer exists. The SDK submits them again."""
+        """Return the samples whose sampler does not exist any more. The SDK submits these samples again."""
         by_sampler = list(unfetched.values())
         are_lost = await asyncio.gather(*(self._is_lost(request_ids[0]) for request_ids in by_sampler))
         lost = [
@@ -157,7 +160,7 @@ class SamplePolls:
         return False
 
     def _samplers(self, base_model: str) -> list[SamplerHandle]:
-        """Return the samplers that may have samples of the base model, including samplers that take no new samples."""
+        """Return the samplers that may have samples of the base model, including those that take no new samples."""
         return [one for one in self._fleet.all_samplers if share_weights(self._fleet, one.base_model, base_model)]
 
     def _unfetched(self, client: SampleClient) -> RequestsBySampler:

@@ -1,6 +1,6 @@
 """Text requests, which need no session. Prompts and answers are texts.
 
-The worker has the model's files, so it renders prompts and parses answers; the server knows no tokenizer.
+The worker has the model's files, so the worker renders prompts and parses answers. The server has no tokenizer.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Pieces = Sequence[worker_pb2.TextPiece]
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model that can be sampled. `created` is in Unix seconds, 0 if unknown."""
+    """A model that can be sampled. `created` is in Unix seconds, or 0 if it is unknown."""
 
     name: str
     created: int
 
 
 class Texts:
-    """Submits text requests, whose samples can be read while they run."""
+    """A service that submits text requests. Their samples can be read while they run."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Texts:
         self._long_polls = long_polls
 
     async def models(self, tenant: str) -> list[NamedModel]:
-        """Return all models for samples: base models, and the tenant's promoted names and newest saved samplers."""
+        """Return all models that the tenant can sample: base models, promoted names, and its newest saved samplers."""
         bases = [NamedModel(model.name, 0) for model in self._fleet.models if model.sampling]
         promoted = await self._promotions.list(tenant)
         names = [NamedModel(one.name, int(one.at.timestamp())) for one in promoted if not self._fleet.model(one.name)]
@@ -78,7 +78,7 @@ class Texts:
         return bases + names + saved
 
     async def model(self, tenant: str, name: str) -> NamedModel:
-        """Return a model. Raises NotFound if this tenant cannot sample it."""
+        """Return the model of a name. Raises NotFound if this tenant cannot sample it."""
         await self._sampling.once(tenant, name)
         return next((model for model in await self.models(tenant) if model.name == name), NamedModel(name, 0))
 
@@ -90,7 +90,7 @@ class Texts:
     async def begin(self, tenant: str, request: TextRequest) -> list[Generation]:
         """Submit one sample for each prompt.
 
-        Raises NotFound, Unprocessable, and TooManySamples after a wait. On an error the other samples are stopped.
+        Raises NotFound, Unprocessable, and TooManySamples after a wait. After an error, the other samples are stopped.
         """
         sampler = await self._sampling.once(tenant, request.model)
         begun: list[Generation] = []
@@ -106,7 +106,7 @@ class Texts:
         return begun
 
     async def pieces(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
-        """Return new pieces as soon as there are any. Raises WorkerUnavailable for a lost sample."""
+        """Return new pieces as soon as there are some. Raises WorkerUnavailable for a lost sample."""
         reply = await self._long_polls.hold(self._await_text(sample, seen), released=None)
         if reply is None:
             raise WorkerUnavailable(STOPPING)
@@ -119,7 +119,7 @@ class Texts:
         return reply
 
     async def _await_text(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
-        """Retry over the next connection: the sampler still has the sample and all unread pieces."""
+        """Repeat the call over the next connection: the sampler still has the sample and all unread pieces."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + HOLD_SECONDS
         while True:
@@ -133,7 +133,7 @@ class Texts:
             await asyncio.sleep(PAUSE_SECONDS)
 
     def release_quota(self, tenant: str, sample: SampleId) -> None:
-        """Free the sample's place in the quota."""
+        """Free the quota that the sample uses."""
         self._sampling.record_end(tenant, sample)
 
     async def cancel(self, sample: SampleId) -> None:
@@ -142,7 +142,10 @@ class Texts:
             await self._dispatch.cancel(sample)
 
     async def _rendered(self, sampler: Sampler, prompt: Prompt) -> worker_pb2.RenderPromptReply:
-        """Render a prompt. The text of a prompt in tokens is empty; rendering it still returns the stop tokens."""
+        """Render a prompt. If a prompt consists of tokens, its text is empty.
+
+        Rendering it still returns the stop tokens.
+        """
         need = Need(sampler.session.tenant, sampler.session.base_model, worker_id=sampler.worker_id)
         request = prompt.rendered or worker_pb2.RenderPromptRequest(text="")
         rendered = await _patiently(partial(self._dispatch.render, need, request))
@@ -152,7 +155,7 @@ class Texts:
 
 
 class Generation:
-    """The running sample of one prompt. Its owner must stop it."""
+    """The running sample of one prompt. The owner of the object must stop it."""
 
     def __init__(self, texts: Texts, tenant: str, sample: SampleId, prompt_tokens: int) -> None:
         self._texts = texts
@@ -162,7 +165,10 @@ class Generation:
         self.usage = TokenUsage(prompt=prompt_tokens)
 
     async def pieces(self) -> AsyncIterator[Pieces]:
-        """Yield the pieces until the end. Raises Unprocessable for an invalid sample, and the sampler's errors."""
+        """Yield the pieces until the sample ends.
+
+        Raises Unprocessable for an invalid sample, and the sampler's errors.
+        """
         seen = 0
         while not self._is_over:
             reply = await self._texts.pieces(self._sample, seen)
@@ -174,18 +180,18 @@ class Generation:
             yield reply.pieces
 
     def release_quota(self) -> None:
-        """Free the place in the quota. May be called twice, as `cancel`."""
+        """Free the quota that the sample uses. This may be called twice, and so may `cancel`."""
         self._texts.release_quota(self._tenant, self._sample)
 
     async def cancel(self) -> None:
-        """Cancel the sample unless it has ended."""
+        """Cancel the sample if it has not ended."""
         if not self._is_over:
             await self._texts.cancel(self._sample)
         self._is_over = True
 
 
 async def stop_all(generations: Sequence[Generation]) -> None:
-    """Free all places in the quota, then cancel all samples that still run, at the same time."""
+    """Free the quota of all samples. Then cancel the samples that still run, all at the same time."""
     for generation in generations:
         generation.release_quota()
     with contextlib.suppress(TimeoutError):
@@ -194,7 +200,7 @@ async def stop_all(generations: Sequence[Generation]) -> None:
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Repeat the call while the samplers are full, for as long as a client waits silently."""
+    """Repeat the call while the samplers are full, as long as a client waits without an answer."""
     until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     while True:
         try:

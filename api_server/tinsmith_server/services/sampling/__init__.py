@@ -1,1 +1,1 @@
-"""Sampling sessions, and samples on their way to a sampler."""
+"""Sampling sessions, and samples before they reach a sampler."""

@@ -1,6 +1,6 @@
 """The delivery of adapters to samplers.
 
-An adapter is announced before its first sample, and streamed from its worker.
+An adapter is announced before its first sample, and its worker streams it to the sampler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinsmith_server.store.records import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint that the tenant may sample, and the worker that made it, or "" if the worker is unknown."""
+    """A checkpoint that the tenant may sample, and the worker that made it. The worker is "" if it is unknown."""
 
     directory: str
     manifest_digest: str
@@ -34,7 +34,7 @@ def save_of(checkpoint: Checkpoint, worker_id: str) -> Save:
 
 
 class SaveSources:
-    """The choice of a save's source: the checkpoint root, or the worker that made the save."""
+    """The choice of a source for a save: the checkpoint root, or the worker that made the save."""
 
     def __init__(self, fleet: Fleet, *, streams: bool) -> None:
         """Create the object. If `streams` is False, samplers read every save from the checkpoint root."""
@@ -42,7 +42,7 @@ class SaveSources:
         self._streams = streams
 
     def adapter_for(self, sampler: SamplerHandle, save: Save) -> worker_pb2.AdapterRef:
-        """Return the adapter, with the address of its worker if the sampler can reach it."""
+        """Return the adapter. If the sampler can reach the adapter's worker, include the worker's address."""
         adapter = worker_pb2.AdapterRef(directory=save.directory, manifest_digest=save.manifest_digest)
         address = self._address_of(save.worker_id) if self._streams else None
         if address is not None and address.network == sampler.takes_saves_in:
@@ -65,7 +65,7 @@ HINTED_REPLICAS = 8
 class AdapterHints:
     """The announcement of adapters to samplers.
 
-    A sampler that missed a hint loads the weights with their first sample.
+    A sampler that missed an announcement loads the weights with their first sample.
     """
 
     def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
@@ -75,9 +75,9 @@ class AdapterHints:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def announce(self, checkpoint: Checkpoint, worker_id: str) -> None:
-        """Announce a checkpoint that can be sampled now. Returns at once.
+        """Announce a checkpoint that can be sampled now. Returns immediately.
 
-        `worker_id` is the worker that made the checkpoint and has it in memory; "" if unknown.
+        `worker_id` is the worker that made the checkpoint and has it in memory, or "" if it is unknown.
         """
         save = save_of(checkpoint, worker_id)
         samplers = self._fleet.samplers(checkpoint.base_model, checkpoint.lora_rank)

@@ -1,4 +1,4 @@
-"""The dispatch of samples to the samplers of a base model, and the search for them later."""
+"""The dispatch of samples to the samplers of a base model, and the later search for these samples."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ MISSING_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The weights of a sample, and its tenant. `save` is the adapter; None means the base model's own weights.
+    """The weights of a sample, and its tenant. `save` is the adapter. None means the weights of the base model.
 
-    `worker_id` is the worker that made the adapter, if known.
+    `worker_id` is the worker that made the adapter, if it is known.
     """
 
     tenant: str
@@ -49,7 +49,7 @@ class Need:
 
 
 class Dispatch:
-    """The dispatch of samples: to pools first, then to workers that also train."""
+    """The dispatch of samples: first to pools, then to workers that also train."""
 
     def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
         self._fleet = fleet
@@ -60,7 +60,7 @@ class Dispatch:
         self._passed_on: Counter[str] = Counter()
 
     def figures(self) -> SamplingFigures:
-        """Return the figures for metrics. A base model without a sampler counts as 0."""
+        """Return the numbers for metrics. The number for a base model without a sampler is 0."""
         served = [model.name for model in self._fleet.models if model.sampling]
         accepting = {
             (name, kind): sum(one.kind == kind and one.accepting for one in self._fleet.samplers(name))
@@ -70,9 +70,9 @@ class Dispatch:
         return SamplingFigures(self._accepted_samples, self._passed_on, accepting)
 
     async def give(self, need: Need, seq_id: int, request: worker_pb2.SampleRequest) -> SampleId:
-        """Submit a sample, and return its id, which names the sampler.
+        """Submit a sample, and return its ID. The ID names the sampler.
 
-        Raises TooManySamples if no sampler accepts the sample; the SDK then retries without limit.
+        Raises TooManySamples if no sampler accepts the sample. The SDK then retries without a limit.
         """
         samplers = self._fleet.samplers(need.base_model, need.rank)
         deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
@@ -89,9 +89,9 @@ class Dispatch:
         raise await self._refusal(need, failure)
 
     async def await_result(self, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
-        """Return the sample's state.
+        """Return the state of the sample.
 
-        Raises Gone if the sample is lost, and WorkerUnavailable while this is uncertain.
+        Raises Gone if the sample is lost, and WorkerUnavailable while it is uncertain whether it is lost.
         """
         holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
@@ -101,7 +101,7 @@ class Dispatch:
         return reply
 
     def answers(self, sampler: SamplerHandle) -> bool:
-        """Return whether the sampler is connected, and answered the last call."""
+        """Return whether the sampler is connected and answered the last call."""
         return sampler.running() is not None and self._loads.answers(sampler.sampler_id)
 
     def note_answer(self, sampler: SamplerHandle) -> None:
@@ -110,7 +110,7 @@ class Dispatch:
     async def is_lost(self, sample: SampleId, seconds: float) -> bool:
         """Return whether the sample is lost.
 
-        Raises WorkerUnavailable if this is still uncertain after the given time.
+        Raises WorkerUnavailable if this is still uncertain after `seconds`.
         """
         try:
             await self._holder_by(sample, asyncio.get_running_loop().time() + seconds)
@@ -123,7 +123,7 @@ class Dispatch:
         return self._find(sample) is not None
 
     async def await_text(self, sample: SampleId, seen: int, deadline: float) -> worker_pb2.AwaitTextReply:
-        """Return the pieces after the pieces already read. Raises the errors of `await_result`."""
+        """Return the pieces of text after the pieces that were already read. Raises the errors of `await_result`."""
         holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_text(str(sample), seen, _remaining(deadline))
@@ -148,10 +148,10 @@ class Dispatch:
         raise await self._refusal(need, failure)
 
     async def cancel(self, sample: SampleId) -> None:
-        """Cancel a sample. Returns when its sampler has received the cancellation.
+        """Cancel a sample. Returns when the sample's sampler has received the cancellation.
 
-        A sampler that has ended is not started again. Raises WorkerUnavailable if the sampler cannot be reached. For
-        example, a server that has just started may not be connected yet, while the sampler works on the sample.
+        If a sampler has ended, it is not started again. Raises WorkerUnavailable if the sampler cannot be reached. For
+        example, a server that has just started may not be connected yet while the sampler still works on the sample.
         """
         try:
             holder = await self._holder(sample)
@@ -164,7 +164,10 @@ class Dispatch:
     def _in_order(
         self, samplers: Sequence[SamplerHandle], need: Need, request: worker_pb2.SampleRequest
     ) -> list[SamplerHandle]:
-        """Return the samplers in order: those that answer come first, led by the worker with the weights in memory."""
+        """Return the samplers in the order in which they are asked.
+
+        The worker with the weights in memory is first, and samplers that do not answer are last.
+        """
         if len(samplers) < 2:
             return list(samplers)
         key = cache_key(need.save.manifest_digest if need.save else "", request.prompt_tokens)
@@ -186,7 +189,8 @@ class Dispatch:
     ) -> SampleId | None:
         """Offer the sample to one sampler after the other. Returns None if there is no sampler.
 
-        Raises TooManySamples if all reachable samplers are full, and WorkerUnavailable if no sampler can be reached.
+        Raises TooManySamples if all samplers that can be reached are full, and WorkerUnavailable if no sampler can be
+        reached.
         """
         full: TooManySamples | None = None
         failure: WorkerUnavailable | None = None
@@ -233,9 +237,9 @@ class Dispatch:
         return TooManySamples(await self._fleet.provide(need.base_model, rank=need.rank, sampling=True))
 
     async def _holder_by(self, sample: SampleId, deadline: float) -> SamplerHandle:
-        """Return the sample's sampler.
+        """Return the sampler that has the sample.
 
-        Raises WorkerUnavailable if it is not known at the deadline, or after LOOK_SECONDS.
+        Raises WorkerUnavailable if the sampler is not known at the deadline, or after LOOK_SECONDS.
         """
         try:
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LOOK_SECONDS)):
@@ -260,7 +264,7 @@ class Dispatch:
                     await self._fleet.changes.beyond(seen)
 
     async def _look_for(self, sample: SampleId) -> SamplerHandle:
-        """Search the fleet before the sample counts as lost, because another server may have used a newer sampler."""
+        """Search the fleet before the sample counts as lost. Another server may have used a newer sampler."""
         token = sample.sampler_token
         is_known_missing = self._missing.get(token)
         if not is_known_missing:

@@ -1,6 +1,7 @@
 """The routing of samples.
 
-A sample is sent to the sampler that probably has most of it cached, unless that sampler is far busier.
+A sample is sent to the sampler that probably has most of its prompt cached, unless that sampler is much busier than
+others.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class Load:
 
 
 def cache_key(manifest_digest: str, prompt_tokens: bytes) -> bytes:
-    """Return a key that is equal for samples with the same adapter, or none, and the same first block of tokens."""
+    """Return a key. It is equal for samples with the same adapter (or none) and the same first block of tokens."""
     return manifest_digest.encode() + b"/" + prompt_tokens[: FIRST_BLOCK_TOKENS * TOKEN_BYTES]
 
 
 def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
-    """Return the samplers' ids in the order of preference. Far busier samplers come last.
+    """Return the samplers' IDs in the order of preference. Samplers that are much busier come last.
 
     The order is by rendezvous hashing: a sampler that appears or disappears moves only its own keys.
     """
@@ -48,9 +49,9 @@ def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
 
 
 def busy_bound(unfinished: Sequence[int]) -> int:
-    """Return the number of unfinished samples from which a sampler is too busy.
+    """Return the number of unfinished samples from which on a sampler is too busy.
 
-    At least one sampler always has fewer.
+    At least one sampler always has fewer samples.
     """
     if not unfinished:
         return FEW_SAMPLES
@@ -64,7 +65,7 @@ def _weight(key: bytes, sampler_id: str) -> bytes:
 class SamplerLoads:
     """The loads of samplers.
 
-    Other servers' samples, and ends that this server has not seen, count from the next refresh on.
+    Samples of other servers, and ends that this server has not seen, count after the next refresh.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class SamplerLoads:
         self._silent = set(silent)
 
     def answers(self, sampler_id: str) -> bool:
-        """Return whether the sampler answered its last call; True before the first call."""
+        """Return whether the sampler answered its last call. Before the first call, return True."""
         return sampler_id not in self._silent
 
     def note_silent(self, sampler_id: str) -> None:
@@ -100,7 +101,7 @@ class SamplerLoads:
         self._silent.discard(sampler_id)
 
     def record_end(self, sampler_id: str, request_id: str) -> None:
-        """Record that this server has read a sample's result. Repeated reads count once."""
+        """Record that this server has read a sample's result. If a result is read repeatedly, it counts once."""
         if sampler_id in self._unread:
             self._unread[sampler_id].discard(request_id)
 

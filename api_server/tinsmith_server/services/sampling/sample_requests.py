@@ -1,4 +1,4 @@
-"""The worker's request for an `asample` body. An invalid body becomes a rejection."""
+"""The conversion of an `asample` body to the worker's request. An invalid body becomes a rejection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InvalidSampleRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SampleSubmission:
-    """A sample without its adapter, and its number at the client."""
+    """A sample without its adapter, and the number that the client gave it."""
 
     seq_id: int
     request: worker_pb2.SampleRequest
@@ -43,7 +43,7 @@ class SampleSubmission:
 def sample_submission(body: dict[str, Any]) -> SampleSubmission:
     """Return the submission.
 
-    Raises Unprocessable without a sampling session or number; other errors fail the future.
+    Raises Unprocessable if the sampling session or the number is missing. Other errors fail the future.
     """
     session_id, seq_id = body.get("sampling_session_id"), body.get("seq_id")
     if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
@@ -53,7 +53,10 @@ def sample_submission(body: dict[str, Any]) -> SampleSubmission:
 
 @dataclass(frozen=True, slots=True)
 class PlainSample:
-    """A sample without an SDK: its request, and its source, which is a sampling session or a model."""
+    """A sample from a client without an SDK: its request and its source.
+
+    The source is a sampling session or a model.
+    """
 
     sampling_session_id: str | None
     base_model: str | None
@@ -67,7 +70,7 @@ class PlainSample:
 
 
 def plain_sample(content: dict[str, Any]) -> PlainSample:
-    """Return the sample. Raises Unprocessable for an unknown form of body; other errors fail the future."""
+    """Return the sample. Raises Unprocessable if the body has an unknown form. Other errors fail the future."""
     named, base_model, model_path = map(content.get, ("sampling_session_id", "base_model", "model_path"))
     sources = (named, base_model, model_path)
     if not any(sources) or not all(isinstance(source, str | None) for source in sources):
@@ -80,7 +83,10 @@ def plain_sample(content: dict[str, Any]) -> PlainSample:
 
 
 def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2.SampleRequest:
-    """Return the request without its adapter and id. The store has the adapter. The id depends on the sampler."""
+    """Return the request without its adapter and its ID. The adapter comes from the store.
+
+    The ID depends on the sampler.
+    """
     try:
         request = SampleRequest.model_validate(body)
         return _request(sampling_session_id, request)
@@ -122,9 +128,10 @@ def _check_not_empty(request: SampleRequest) -> None:
 
 
 def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None:
-    """Set the stop conditions of a sequence.
+    """Set the conditions at which a sequence stops.
 
-    Without a stop, or with strings, the end-of-sequence tokens end it. An empty list means no stop condition.
+    Without a condition, or with strings, the end-of-sequence tokens stop it, too. An empty list means that there is no
+    condition.
     """
     message.has_stop = params.stop is not None
     for stop in [params.stop] if isinstance(params.stop, str) else params.stop or []:
@@ -137,7 +144,7 @@ def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None
 
 
 def _set_prompt(message: worker_pb2.SampleRequest, prompt: ModelInput) -> None:
-    """Set the tokens of all text chunks as one int32 sequence, and the images with their positions."""
+    """Set the tokens of all text chunks as one int32 sequence, and the images at their positions."""
     texts: list[bytes] = []
     for index, chunk in enumerate(prompt.chunks):
         match chunk.type:
@@ -158,7 +165,7 @@ def _token_bytes(tokens: Sequence[int]) -> bytes:
 
 
 def _image(where: str, chunk: Chunk, before_token: int) -> worker_pb2.PromptImage:
-    """Return the image with its data, or with the location from which a sampler loads it."""
+    """Return the image with its data, or with the location from which a sampler reads it."""
     image = wire_pb2.ImageChunk(format=chunk.format, expected_tokens=chunk.expected_tokens)
     if chunk.type == "image_asset_pointer":
         if not chunk.location:
@@ -171,7 +178,7 @@ def _image(where: str, chunk: Chunk, before_token: int) -> worker_pb2.PromptImag
 
 
 def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
-    """Return the tokens in the layout of the request, which is the layout of the answer."""
+    """Return the tokens in the layout of the request. The answer has the same layout."""
     tensor = wire_pb2.Tensor(dtype=wire_pb2.INT64, shape=tokens.shape)
     if tokens.sparse_crow_indices is None or tokens.sparse_col_indices is None:
         tensor.dense = pack("q", tokens.data)
@@ -183,7 +190,10 @@ def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
 
 
 def _rejected(sampling_session_id: str, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:
-    """Return a rejection. Its answer has as many sequence ids as requested, up to a limit."""
+    """Return the rejection of a request.
+
+    Its answer has as many sequence IDs as the request asked for, up to a limit.
+    """
     count: object = body.get("num_samples", 1)
     return worker_pb2.SampleRequest(
         sampling_session_id=sampling_session_id,

@@ -42,7 +42,7 @@ AWAY_LIMIT = timedelta(seconds=300)
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A sample, and the ids of its sequences in the order of the answer."""
+    """A sample, and the IDs of its sequences in the order of the answer."""
 
     sample: SampleId
     sequence_ids: tuple[str, ...]
@@ -50,14 +50,20 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """A sampling session, and the worker that made its weights; empty for the base model's own weights."""
+    """A sampling session, and the worker that made its weights.
+
+    The worker is empty for the weights of the base model.
+    """
 
     session: SamplingSession
     worker_id: str
 
 
 class Sampling:
-    """Samples. A sample's future is in its sampler's memory; its id names the sample and its sampler."""
+    """The service for samples.
+
+    The future of a sample is in the memory of its sampler; its ID names the sample and the sampler.
+    """
 
     def __init__(
         self,
@@ -90,14 +96,14 @@ class Sampling:
     async def open(self, tenant: str, request: CreateSamplingSessionRequest) -> SamplingSession:
         """Open a sampling session.
 
-        Raises NotFound for a checkpoint, Unprocessable for an unknown or mismatched base model.
+        Raises NotFound for an unknown checkpoint, and Unprocessable for a base model that is unknown or does not match.
         """
         await self._sessions.active(tenant, request.session_id)
         source = await self._source(tenant, request.base_model, request.model_path)
         return await self._add(source, request.session_id, request.sampling_session_seq_id)
 
     async def _source(self, tenant: str, base_model: str | None, model_path: str | None) -> SamplingSession:
-        """Return a sampling session of the source, without an id."""
+        """Return a sampling session for the source. It has no ID yet."""
         source = SamplingSession(
             sampling_session_id="",
             session_id="",
@@ -152,19 +158,19 @@ class Sampling:
             ) from error
 
     async def owned(self, tenant: str, sampling_session_id: str) -> SamplingSession:
-        """Return the sampling session. Raises NotFound, also for another tenant's sampling session."""
+        """Return the sampling session. Raises NotFound for an unknown sampling session, and for another tenant's."""
         return (await self._sampler(tenant, sampling_session_id)).session
 
     async def join(self, tenant: str, sampling_session_id: str) -> int:
-        """Return a number from 1 on that no other client of the sampling session has. Raises NotFound."""
+        """Return a number, from 1 on, that no other client of the sampling session has. Raises NotFound."""
         session = await self.owned(tenant, sampling_session_id)
         return await self._store.add_sampling_client(session.sampling_session_id)
 
     async def submit(self, tenant: str, submitted: SampleSubmission) -> Submission:
-        """Submit a sample. Invalid parameters fail the future.
+        """Submit a sample. Invalid parameters make the future fail.
 
-        Raises TooManySamples, after which the SDK retries without limit, and Unprocessable for a model that has not
-        been served for minutes.
+        Raises TooManySamples, after which the SDK retries without a limit, and Unprocessable for a model that has not
+        been served for some minutes.
         """
         sampler = await self._sampler(tenant, submitted.request.sampling_session_id)
         await self._sessions.active(tenant, sampler.session.session_id)
@@ -173,7 +179,7 @@ class Sampling:
     async def open_own(
         self, tenant: str, request: CreateSamplingClientRequest, key: str | None = None
     ) -> SamplingSession:
-        """Open a sampling session in a new session. The same idempotency key returns the same one.
+        """Open a sampling session in a new session. The same idempotency key returns the same sampling session.
 
         Raises the errors of `open`.
         """
@@ -186,7 +192,7 @@ class Sampling:
         return await self._add(source, session.session_id, 0)
 
     async def submit_plain(self, tenant: str, sample: PlainSample, key: str | None = None) -> Submission:
-        """Submit a sample without a number. The same idempotency key gives the same number.
+        """Submit a sample that has no number. The same idempotency key returns the same number.
 
         Raises the errors of `open` and `submit`.
         """
@@ -198,10 +204,10 @@ class Sampling:
         return await self.submit(tenant, SampleSubmission(drawn_sample_number(key), sample.request))
 
     async def _open_for_sample(self, source: SamplingSession, keyed: KeyedRequest | None) -> str:
-        """Return a sampling session for a plain sample.
+        """Return a sampling session for a sample without an SDK.
 
-        The samples of one source share a sampling session, because each sampling session leaves rows. A sample with an
-        idempotency key has a sampling session of its own, which is the same at any server.
+        Samples with the same source share a sampling session, because each sampling session adds rows to the store. A
+        sample with an idempotency key has its own sampling session, which is the same at every server.
         """
         if keyed is not None:
             return (await self._open_own(source, keyed)).sampling_session_id
@@ -216,10 +222,12 @@ class Sampling:
         return opened.sampling_session_id
 
     async def once(self, tenant: str, model: str) -> Sampler:
-        """Return the sampler of a request without a session: a base model, a checkpoint's path, or a promoted name.
+        """Return the sampler for a request without a session.
 
-        The name is resolved once, so that the whole request uses the same weights. Raises NotFound if this tenant
-        cannot sample it.
+        The name is a base model, a checkpoint's path, or a promoted name.
+
+        The name is resolved only once, so that the whole request uses the same weights. Raises NotFound if this tenant
+        cannot sample the model.
         """
         sampling_session_id = sampling_session_id_of(f"once-{uuid.uuid4().hex}", 0)
         session = SamplingSession(
@@ -243,7 +251,7 @@ class Sampling:
         return (await self._submit(sampler, SampleSubmission(number, request))).sample
 
     def record_end(self, tenant: str, sample: SampleId) -> None:
-        """Record the end of a sample that was read as text."""
+        """Record that a sample ended that was read as text."""
         self._in_flight.record_end(tenant, str(sample))
 
     async def _submit(self, sampler: Sampler, submitted: SampleSubmission) -> Submission:
@@ -263,7 +271,7 @@ class Sampling:
         return Submission(sample, sample.sequence_ids(request.num_samples))
 
     async def await_result(self, tenant: str, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
-        """Return the sample's state.
+        """Return the state of the sample.
 
         Raises NotFound for another tenant's sample, and the errors of `Dispatch.await_result`.
         """
@@ -279,7 +287,7 @@ class Sampling:
         return reply
 
     async def cancel(self, tenant: str, sample: SampleId) -> None:
-        """Cancel the sample, and free its place in the quota. Raises NotFound, and the errors of `Dispatch.cancel`."""
+        """Cancel the sample, and free the quota that it uses. Raises NotFound, and the errors of `Dispatch.cancel`."""
         await self._sampler(tenant, sample.sampling_session_id)
         try:
             await self._dispatch.cancel(sample)
@@ -310,9 +318,9 @@ class Sampling:
         return Sampler(session, model.worker_id if model else "")
 
     def _check_still_served(self, need: Need) -> None:
-        """Check that the model of an open sampling session is served.
+        """Check that the model of an open sampling session is still served.
 
-        Raises TooManySamples for some minutes, then Unprocessable.
+        Raises TooManySamples for some minutes, and Unprocessable after that.
         """
         model = (need.base_model, need.rank)
         try:
@@ -324,7 +332,7 @@ class Sampling:
         self._away.note_there(model)
 
     def _check_served(self, base_model: str, rank: int = 0) -> None:
-        """Raise Unprocessable if the sample would wait forever, because no model or sampler fits."""
+        """Raise Unprocessable if the sample would wait without end, because no model or sampler fits."""
         served = self._fleet.model(base_model)
         if served is None:
             names = ", ".join(model.name for model in self._fleet.models)
@@ -339,7 +347,7 @@ class Sampling:
             )
 
     async def _checkpoint(self, session: SamplingSession) -> Checkpoint:
-        """Return the weights to sample. Raises Gone if they are no longer kept."""
+        """Return the weights that the sampling session samples. Raises Gone if they are not kept any more."""
         source = session
         if session.inflight and session.model_id is not None:
             source = await self._store.newest_inflight(session.model_id) or session
@@ -372,7 +380,7 @@ def _missing_weights_message(session: SamplingSession) -> str:
 class MissingTracker(Generic[K]):
     """A tracker of missing models.
 
-    If a model is not reported missing for the tracker's length, its time starts again.
+    If a model is not reported missing for the length of the tracker, its time starts again.
     """
 
     def __init__(self, length: timedelta, clock: Callable[[], datetime]) -> None:
@@ -382,7 +390,10 @@ class MissingTracker(Generic[K]):
         self._missed: dict[K, tuple[datetime, datetime]] = {}
 
     def is_over(self, thing: K) -> bool:
-        """Record that the model is missing. Return whether it has been missing for longer than the tracker's length."""
+        """Record that the model is missing.
+
+        Return whether it has been missing for longer than the length of the tracker.
+        """
         now = self._clock()
         since, last = self._missed.get(thing, (now, now))
         if now - last > self._length:

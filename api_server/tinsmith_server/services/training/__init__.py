@@ -1,1 +1,1 @@
-"""Models and their training operations, on their way to a worker."""
+"""Models and their training operations, before they reach a worker."""

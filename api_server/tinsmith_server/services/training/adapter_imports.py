@@ -1,7 +1,9 @@
-"""Imports of external adapters. A client starts an upload, sends each file, and finishes the upload as a checkpoint.
+"""Imports of adapters that were trained elsewhere.
 
-The upload's signed id contains the request, so any replica can continue. A worker of the base model checks the files
-and writes the checkpoint. The checkpoint's training run is already ended when it is created.
+A client starts an upload, sends each file, and finishes the upload as a checkpoint.
+
+The upload's ID is signed and contains the request, so any replica can continue. A worker of the base model checks the
+files and writes the checkpoint. The checkpoint's training run is already ended when it is created.
 """
 
 from __future__ import annotations
@@ -39,13 +41,16 @@ MOST_CONFIG_BYTES = 2**20
 NAME = "imported"
 CONNECT_SECONDS = 25.0
 WRITERS = 2
-"""The number of parts written at a time. It is small, because the same few threads read all bodies."""
+"""The number of parts that are written at the same time.
+
+It is small, because the same small number of threads reads all bodies.
+"""
 OVER = "you have no such upload, or it has expired; start another one"
 
 
 @dataclass(frozen=True, slots=True)
 class StartedUpload:
-    """URLs for the files; a PUT to one needs no key."""
+    """The URLs to which the files are sent. A PUT to such a URL needs no key."""
 
     upload_id: str
     urls: dict[str, str]
@@ -54,7 +59,7 @@ class StartedUpload:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The content of an upload's id."""
+    """The content of the ID of an upload."""
 
     tenant: str
     base_model: str
@@ -78,7 +83,7 @@ class Upload:
 
 
 class AdapterImports:
-    """Imports of adapters. Finishing twice makes one checkpoint."""
+    """Imports of adapters. If an upload is finished twice, only one checkpoint is made."""
 
     def __init__(
         self,
@@ -103,7 +108,10 @@ class AdapterImports:
         self._writing = asyncio.Semaphore(WRITERS)
 
     async def start(self, tenant: str, request: UploadStartRequest, base_url: str) -> StartedUpload:
-        """Start an upload. Raises Unprocessable for a base model that cannot be trained here, or a used-up quota."""
+        """Start an upload.
+
+        Raises Unprocessable for a base model that cannot be trained here, and for a quota that is used up.
+        """
         try:
             check_rank(find_served(self._fleet, request.base_model), request.lora_config.rank)
         except InvalidModelRequest as error:
@@ -124,23 +132,26 @@ class AdapterImports:
         return StartedUpload(upload_id, {name: f"{prefix}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)}, expires)
 
     async def upload_of(self, upload_id: str) -> Upload:
-        """Return the upload of an id. Raises NotFound for a foreign or expired id."""
+        """Return the upload of an ID.
+
+        Raises NotFound for an ID that this server did not issue, and for an expired ID.
+        """
         claims = verify(await self._secret(), upload_id, self._clock())
         if claims is None:
             raise NotFound(OVER)
         return Upload(*claims)
 
     def limit_of(self, name: str) -> int:
-        """Return the limit in bytes. Raises NotFound for a name that no file of an adapter has."""
+        """Return the size limit of a file in bytes. Raises NotFound for a name that no file of an adapter has."""
         limits = {CONFIG_FILE: min(MOST_CONFIG_BYTES, self._most_bytes), WEIGHTS_FILE: self._most_bytes}
         if name not in limits:
             raise NotFound(f"an adapter consists of {CONFIG_FILE} and {WEIGHTS_FILE}, not of {name[:100]!r}")
         return limits[name]
 
     async def receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
-        """Receive one file, replacing an earlier one of the name.
+        """Receive one file. It replaces an earlier file with the same name.
 
-        Raises Unprocessable, NotFound if the upload has ended in between, and the errors of `parts`.
+        Raises Unprocessable, NotFound if the upload has ended in the meantime, and the errors of `parts`.
         """
         arriving = upload.directory, name
         if arriving in self._arriving:
@@ -176,10 +187,10 @@ class AdapterImports:
             raise
 
     async def finish(self, tenant: str, upload_id: str) -> str:
-        """Return the checkpoint's path.
+        """Finish an upload, and return the path of the checkpoint.
 
-        Raises NotFound for another tenant's upload, Unprocessable if the files are no adapter of the base model, and
-        WorkerUnavailable while no worker can check them.
+        Raises NotFound for another tenant's upload, Unprocessable if the files are not an adapter of the base model,
+        and WorkerUnavailable while no worker can check them.
         """
         upload = await self.upload_of(upload_id)
         if upload.tenant != tenant:
@@ -218,9 +229,9 @@ class AdapterImports:
         log.info("adapter imported", model_id=upload.run_id, tenant=upload.tenant, base_model=upload.base_model)
 
     async def _give_up_files(self, upload: Upload) -> None:
-        """Remove refused files, which would use the tenant's quota of uploads.
+        """Remove the files that were refused, because they use the tenant's quota of uploads.
 
-        Other files may be sent to the same link.
+        Other files may be sent to the same URLs.
         """
         if all(directory != upload.directory for directory, _ in self._arriving):
             await asyncio.to_thread(self._files.remove, upload.directory)
@@ -238,7 +249,7 @@ class AdapterImports:
         return await self._store.get_checkpoint(upload.run_id, "external", NAME)
 
     async def _worker(self, upload: Upload) -> WorkerHandle:
-        """Return a running worker, or else a worker that takes models of this base model."""
+        """Return a worker that runs, or a worker that takes models of this base model."""
         rank = int(upload.lora["rank"])
         trainers = self._fleet.trainers(upload.base_model, rank)
         if trainers:

@@ -1,4 +1,4 @@
-"""The binding of accepted models to workers. Until a worker has a model, only the store records it."""
+"""The binding of accepted models to workers. Until a worker has created a model, only the store has a record of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST_WORD_SECONDS = 2.0
 
 
 class Binding:
-    """The tasks that bind accepted models. Each model has one task until it is bound or has failed."""
+    """The tasks that bind accepted models to workers. Each model has one task until it is bound or has failed."""
 
     def __init__(self, store: Store, fleet: Fleet, placement: Placement, delivery: Delivery) -> None:
         self._store = store
@@ -44,12 +44,12 @@ class Binding:
         self._refusing: set[str] = set()
 
     async def resume(self) -> None:
-        """Start tasks for models that an earlier run of the server, or another replica, had accepted."""
+        """Start tasks for the models that an earlier run of the server, or another replica, had accepted."""
         for model in await self._store.accepted_models():
             self.start(model)
 
     def start(self, model: Model) -> None:
-        """Start the model's task, unless it runs."""
+        """Start the task of the model, unless it runs already."""
         _ = self._task(model)
 
     def _task(self, model: Model) -> asyncio.Task[None]:
@@ -66,14 +66,14 @@ class Binding:
         self._reported.discard(model_id)
 
     async def until_bound(self, model: Model, timeout_seconds: float) -> Model:
-        """Return the model when it is bound, or in its current state after the timeout."""
+        """Return the model when it is bound. After the timeout, return it in its current state."""
         if model.state != "accepted":
             return model
         done, _ = await asyncio.wait({self._task(model)}, timeout=max(timeout_seconds, 0))
         return (await self._store.get_model(model.model_id) or model) if done else model
 
     async def wait_until_bound(self, model: Model, timeout_seconds: float) -> Model:
-        """Return the model as `until_bound` does. If there is a reason to report, the first call returns soon."""
+        """Return the model as `until_bound` does. If there is a reason to report, the first call returns early."""
         if model.state == "accepted" and model.model_id not in self._reported and timeout_seconds > FIRST_WORD_SECONDS:
             model = await self.until_bound(model, FIRST_WORD_SECONDS)
             if model.state != "accepted" or self.reason(model) is not None:
@@ -87,11 +87,11 @@ class Binding:
         self._placement.note_free()
 
     def on_its_way(self, model_id: str) -> Model | None:
-        """Return the accepted model of this id if this replica is binding it."""
+        """Return the accepted model with this ID if this replica is binding it."""
         return self._models.get(model_id)
 
     def reason(self, model: Model) -> str | None:
-        """Return why a model is not bound yet, for its client."""
+        """Return the reason why a model is not bound yet. Its client sees this text."""
         current = self._models.get(model.model_id, model)
         if current.worker_id:
             return self._why_not_brought(current)
@@ -104,9 +104,9 @@ class Binding:
         return [(model, waiting.get(model.model_id) or self._why_not_brought(model)) for model in models]
 
     def _why_not_brought(self, model: Model) -> str | None:
-        """Return why the model is not at its worker.
+        """Return the reason why the model is not at its worker yet.
 
-        If the worker is not ready, its reason is newer than the last attempt's.
+        If the worker is not ready, the worker's reason is newer than the reason of the last attempt.
         """
         try:
             reason = self._fleet.worker(model.worker_id).unavailable_reason if model.worker_id else None
@@ -128,7 +128,7 @@ class Binding:
             model = self._models[model.model_id] = await self._step(model, refused_by)
 
     async def _step(self, model: Model, refused_by: set[str]) -> Model:
-        """Perform the model's next step, and return its new state."""
+        """Do the next step for the model, and return its new state."""
         try:
             if not model.worker_id:
                 return await self._placement.wait_until_placed(model, refused_by)
@@ -142,7 +142,7 @@ class Binding:
             return replace(model, worker_id="")
 
     async def _bring(self, model: Model, refused_by: set[str]) -> Model:
-        """Submit the model's creation. Raises TinsmithError if another attempt may help."""
+        """Submit the operation that creates the model. Raises TinsmithError if another attempt may help."""
         try:
             await self._delivery.submit(model.worker_id, _creation(model), model.tenant, ATTEMPT_SECONDS)
         except (WorkerUnstartable, ModelNotAtWorker) as error:
@@ -173,7 +173,7 @@ class Binding:
     async def _displace(self, model: Model) -> Model:
         """Take the model from its worker.
 
-        If the worker has accepted the model despite an error, it reports this as an event.
+        If the worker has accepted the model despite an error, it reports the model as an event.
         """
         reason = "its worker no longer accepts new models"
         log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id, reason=reason)
@@ -185,7 +185,7 @@ class Binding:
         self._placement.note_free()
 
     async def _fail(self, model: Model, reason: str) -> Model:
-        """Fail the model, unless another worker has created it."""
+        """Mark the model as failed, unless another worker has created it."""
         await self._displaced(model)
         failure = Failure("server", reason).to_row()
         if not await self._store.end_model(model.model_id, "failed", failure, only_unplaced=True):

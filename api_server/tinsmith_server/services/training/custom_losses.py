@@ -1,8 +1,8 @@
-"""Custom losses, which are checked here so that their author gets an error at once, and are stored nowhere.
+"""Custom losses. They are checked here, so that an author gets an error immediately, and are stored nowhere.
 
-A loss's id contains the loss (`tinsmith_rpc.custom_losses`), and each call that uses the loss sends the id. So every
-replica and every worker has the loss, also in a replay. A repeated submission has the same id. The worker checks the
-content of an id again, because anyone can write an id.
+The ID of a loss contains the whole loss (`tinsmith_rpc.custom_losses`), and each call that uses the loss sends the ID.
+So every replica and every worker has the loss, even in a replay. A repeated submission has the same id. The worker
+checks the content of an ID again, because anyone can write such an ID.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ class CreateCustomLossRequest(Request):
 
 
 class CustomLosses:
-    """The custom losses of sessions. A future belongs to a session; the loss itself is in its id."""
+    """The custom losses of sessions. A future belongs to a session, but its ID contains the loss."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
     async def create(self, tenant: str, loss: CustomLossId) -> CustomLossId:
-        """Return the loss's id. Raises NotFound and Gone for another tenant's or a finished session."""
+        """Return the ID of the loss. Raises NotFound for another tenant's session, and Gone for a finished session."""
         await self._sessions.active(tenant, loss.session_id)
         return loss
 
     async def owned(self, tenant: str, loss: CustomLossId) -> None:
-        """Check the loss's session. Raises NotFound, also for another tenant's session."""
+        """Check the session of the loss. Raises NotFound for an unknown session, and for another tenant's session."""
         await self._sessions.owned(tenant, loss.session_id)
 
     async def result(self, tenant: str, loss: CustomLossId) -> bytes:
-        """Return the future's result, which is always the same, at any server. Raises the errors of `owned`."""
+        """Return the result of the future. It is always the same, at every server. Raises the errors of `owned`."""
         await self.owned(tenant, loss)
         return orjson.dumps({"loss_id": loss.loss_id, "type": "create_custom_loss"})
 
 
 def custom_loss_id(body: dict[str, Any]) -> CustomLossId:
-    """Return the id of a `create_custom_loss`.
+    """Return the ID of the loss in a `create_custom_loss` request.
 
-    Raises Unprocessable, because a refusal blocks no later calls, unlike the refusal of a chunk.
+    Raises Unprocessable. Unlike the refusal of a chunk, this refusal blocks no later calls.
     """
     try:
         request = CreateCustomLossRequest.model_validate(body)

@@ -1,4 +1,4 @@
-"""The new model that a creation request describes. A failure is a value here."""
+"""The new model that a creation request describes. A failure is returned as a value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHY_NOT = {
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """The row of a new model. If `failure` is set, the row contains the reason why there is no model."""
+    """The row of a new model. If `failure` is set, the row contains the reason why the model does not exist."""
 
     kind: Literal["create", "load"]
     base_model: str
@@ -90,7 +90,7 @@ def load_payload(checkpoint: Checkpoint, request: LoadWeightsRequest, *, create:
 
 
 def find_served(fleet: Fleet, name: str) -> ServedModel:
-    """Return the served model of this name. Raises InvalidModelRequest, which names the served models."""
+    """Return the served model of this name. Raises InvalidModelRequest with the names of the served models."""
     served = fleet.model(name)
     if served is None:
         names = ", ".join(model.name for model in fleet.models) or "no model at all"
@@ -116,7 +116,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
 
 
 def _compatible(fleet: Fleet, checkpoint: Checkpoint, base_model: str | None) -> ServedModel:
-    """Return the base model for the load: the checkpoint's base model, or another name of the same weights."""
+    """Return the base model for a load: the checkpoint's base model, or another name for the same weights."""
     served = find_served(fleet, base_model or checkpoint.base_model)
     if not share_weights(fleet, served.name, checkpoint.base_model):
         raise InvalidModelRequest(

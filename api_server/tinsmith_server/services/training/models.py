@@ -1,4 +1,4 @@
-"""Models: one adapter, one optimizer and one queue of operations each."""
+"""Models. Each model has one adapter, one optimizer and one queue of operations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ WAITING_SHOWN = 20
 
 
 class Models:
-    """The models. A creation is stored before it is acknowledged, then brought to the worker."""
+    """The models of an installation. The creation of a model is stored before it is acknowledged.
+
+    Then it is sent to a worker.
+    """
 
     def __init__(
         self,
@@ -58,26 +61,26 @@ class Models:
         self._bound: RowCache[str, Model] = RowCache(BOUND_SECONDS)
 
     async def create(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """Create a model. Errors after the ids fail its future.
+        """Create a model. Errors that occur after the IDs are known fail the model's future.
 
-        Without a session the model gets a new session, which is the same for the same idempotency key.
+        If the request has no session, the model gets a new session. The same idempotency key gives the same session.
         """
         session_id, number = await self._place(tenant, body, key)
         creation = creation_from_scratch(body, self._fleet, self._lora_alpha)
         return await self._accept(tenant, session_id, number, creation)
 
     async def create_by_load(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """Create a model with the LoRA settings of a checkpoint, for `load_weights` without a model."""
+        """Create a model with the LoRA settings of a checkpoint. This serves `load_weights` without a model."""
         session_id, number = await self._place(tenant, body, key)
         creation = await creation_by_load(tenant, body, self._fleet, self._lookup)
         return await self._accept(tenant, session_id, number, creation)
 
     async def owned(self, tenant: str, model_id: str) -> Model:
-        """Return the model. Raises NotFound, also for another tenant's model."""
+        """Return the model. Raises NotFound for an unknown model, and for another tenant's model."""
         return await owned_model(self._store, tenant, model_id)
 
     async def at_work(self, tenant: str, model_id: str) -> Model:
-        """Return the model as `owned` does, but possibly with its state of a second ago."""
+        """Return the model as `owned` does. Its state may be one second old."""
         model = self._bound.get(model_id) or self._binding.on_its_way(model_id)
         if model is not None and model.tenant == tenant:
             bind_ids(session_id=model.session_id, model_id=model_id)
@@ -116,14 +119,14 @@ class Models:
         self._binding.note_free()
 
     async def end(self, model: Model) -> None:
-        """Mark the model as released by its worker, and free its slot."""
+        """Mark the model as released by its worker, and free the slot that it holds."""
         await self._store.end_model(model.model_id, "released")
         self._binding.note_free()
 
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
-        """End a bound model that its worker does not hold: its creation failed, or its volume is lost.
+        """End a bound model that its worker does not hold, because its creation failed or its volume is lost.
 
-        `creation` is the worker's answer for operation 0. The model ends only if it is bound, and this answer is a
+        `creation` is the worker's answer for operation 0. The model ends only if it is bound and this answer is a
         failure or "not found". Returns the current model.
         """
         model = await self._store.get_model(model.model_id) or model

@@ -1,4 +1,4 @@
-"""The operation in the body of a training call, charged to the key's rate of tokens."""
+"""The operation in the body of a training call. Its tokens are charged to the rate of the key."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ STABLE_REINFORCE_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingBody:
-    """A received body. If it is over the limit, `content` is only its beginning, and `complete` is False."""
+    """A received body. If the body is over the limit, `complete` is False and `content` is only its beginning."""
 
     content: bytes
     encoding: str
     complete: bool
     too_large: str
-    """The rejection's message for a body over the limit."""
+    """The message of the rejection if the body is over the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOperation:
-    """The operation without the epoch; `note` is for the user."""
+    """The operation without the epoch. `note` is a text for the user."""
 
     request: worker_pb2.SubmitRequest
     note: str | None
 
 
 class OperationBodies:
-    """Reads training bodies. An invalid body becomes a rejected operation without its content."""
+    """A reader of training bodies. An invalid body becomes a rejected operation that has no content."""
 
     def __init__(self, admission: Admission, settings: Settings) -> None:
         self._admission = admission
@@ -57,9 +57,9 @@ class OperationBodies:
         self._maps_stable_reinforce = settings.map_stable_reinforce
 
     async def from_protobuf(self, body: TrainingBody, account: Account, key: str | None) -> TrainingOperation:
-        """Return the operation, with the SDK's message unchanged.
+        """Return the operation. The SDK's message in it is unchanged.
 
-        Raises Unprocessable only when model_id or seq_id cannot be read.
+        Raises Unprocessable only if model_id or seq_id cannot be read.
         """
         head = await self._head(account.tenant, body)
         operation = worker_pb2.SubmitRequest(
@@ -81,7 +81,7 @@ class OperationBodies:
         return await self._charged(operation, head.loss_fn, account, key)
 
     async def from_json(self, content: bytes, call: CallKey, account: Account, key: str | None) -> TrainingOperation:
-        """Return the operation that the current SDK would have sent. Raises Unprocessable."""
+        """Return the operation in the form in which the current SDK would send it. Raises Unprocessable."""
         # Numbers of a few digits take more memory than their text.
         room = min(TEXT_IN_MEMORY * len(content), self._limit)
         await account.take(room)
@@ -100,7 +100,7 @@ class OperationBodies:
     async def _charged(
         self, operation: worker_pb2.SubmitRequest, loss_fn: str | None, account: Account, key: str | None
     ) -> TrainingOperation:
-        """Wait for the key's rate, and charge the tokens to it."""
+        """Wait until the key is below its rate, and charge the tokens to it."""
         note = STABLE_REINFORCE_NOTE if loss_fn == "stable_reinforce" and self._maps_stable_reinforce else None
         if not self._admission.rates.trained.limits or operation.HasField("rejection"):
             return TrainingOperation(operation, note)
@@ -115,7 +115,7 @@ class OperationBodies:
         return TrainingOperation(operation, note)
 
     async def _head(self, tenant: str, body: TrainingBody) -> Head:
-        """Return the head. Raises Unprocessable. A compressed body is read in a thread."""
+        """Return the head of a body. Raises Unprocessable. A compressed body is read in a thread."""
         size = len(body.content) if body.encoding == "identity" else INLINE_BYTES + 1
         try:
             return await self._admission.off_the_loop(tenant, size, lambda: read_head(body.content, body.encoding))
@@ -125,7 +125,7 @@ class OperationBodies:
     async def _keep_zstd(self, operation: worker_pb2.SubmitRequest, frame: bytes, account: Account) -> None:
         """Keep the frame unchanged if it declares its size.
 
-        Otherwise unpack it, because a worker does not know the limit. Raises BodyTooLarge, FrameInvalid.
+        Otherwise, unpack it, because a worker does not know the size limit. Raises BodyTooLarge, FrameInvalid.
         """
         declared = declared_bytes(frame)
         size = declared
@@ -141,7 +141,7 @@ class OperationBodies:
             operation.payload = await self._admission.off_the_loop(account.tenant, size, partial(unpack, frame, size))
 
     async def _keep_gzip(self, operation: worker_pb2.SubmitRequest, content: bytes, account: Account) -> None:
-        """Unpack the content, because workers can only read zstd. Raises BodyTooLarge, FrameInvalid."""
+        """Unpack the content, because workers can read only zstd. Raises BodyTooLarge, FrameInvalid."""
         await account.take(self._limit)
         unpacked = partial(gunzipped, content, self._limit)
         operation.payload = await self._admission.off_the_loop(account.tenant, self._limit, unpacked)

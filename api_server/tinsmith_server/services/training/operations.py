@@ -1,7 +1,7 @@
-"""Training operations, which are acknowledged in the order of their numbers, even if they are invalid.
+"""Training operations. They are acknowledged in the order of their numbers, even if they are invalid.
 
-An operation with a valid model and number has a future, and every error of the request fails that future. A 4xx for one
-chunk of a batch would block the SDK's training client permanently.
+If an operation has a valid model and number, it has a future, and every error of the request makes this future fail.
+The reason is that a 4xx for one chunk of a batch would block the SDK's training client permanently.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CREATION_SECONDS = 5.0
 
 
 class Operations:
-    """The submission of operations.
+    """The submission of training operations.
 
-    Each method returns the request id, which depends only on the number. An operation without a number gets one from
-    its worker. The same idempotency key gets the same number.
+    Each method returns the request ID, which depends only on the operation's number. If an operation has no number, its
+    worker assigns one. The same idempotency key always gets the same number.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Operations:
     ) -> OperationId:
         """Submit a forward_backward.
 
-        `request` is complete but for the epoch, which the connection to the worker adds.
+        `request` is complete except for the epoch. The connection to the worker adds the epoch.
         """
         model = await self._ready_for_work(tenant, request.model_id)
         return await self._submit(model, request, key)
@@ -87,9 +87,9 @@ class Operations:
         return await self._submit(model, await self._requests.load_weights(model, seq_id, body), key)
 
     async def unload(self, tenant: str, model_id: str) -> OperationId:
-        """End the model after its earlier operations. Weights that are in no checkpoint are lost.
+        """End the model after its earlier operations. Weights that are not in a checkpoint are lost.
 
-        For a model that has already ended, the answer is the same, even if its session has ended.
+        If the model has already ended, the answer is the same, even if its session has ended, too.
         """
         if (await self._models.owned(tenant, model_id)).state in FINAL_STATES:
             return OperationId(model_id, RELEASE_SEQ_ID)
@@ -121,7 +121,7 @@ class Operations:
         return model
 
     async def _submit(self, model: Model, request: worker_pb2.SubmitRequest, key: str | None) -> OperationId:
-        """Submit the operation unless the model has ended; then its future returns the reason."""
+        """Submit the operation. If the model has ended, the operation's future returns the reason instead."""
         if not request.seq_id:
             # A key is set even without a client's key, because the worker must recognise a repeated submission.
             request.idempotency_key = key or uuid.uuid4().hex

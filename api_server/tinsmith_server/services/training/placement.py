@@ -1,4 +1,4 @@
-"""The placement of accepted models on workers, in the order of a queue that all replicas share."""
+"""The placement of accepted models on workers. All replicas share the order of a queue."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class _Waiter:
 class PlacementRounds:
     """The placement of waiting models on workers with the same weights, in rounds.
 
-    A round reads the store once for all waiters. It writes only if there is a slot to assign. If the last round had
-    such a slot, the round writes without a read before it.
+    A round reads the store once for all models that wait. It writes only if there is a slot that it can assign. If the
+    last round found such a slot, the next round writes without reading first.
     """
 
     def __init__(self, store: Store, fleet: Fleet, weights: str, freed: Changes, kept: int, clock: Clock) -> None:
-        """Start without waiters.
+        """Start, with no waiters.
 
-        `weights` names the queue; `freed` is notified when a slot may be free.
+        `weights` is the name of the queue; `freed` is notified when a slot may be free.
         """
         self._store = store
         self._fleet = fleet
@@ -58,7 +58,7 @@ class PlacementRounds:
         self._there_was_room = False
 
     async def wait_until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
-        """Return the model once it has a worker, or has ended."""
+        """Return the model when it has a worker, or has ended."""
         waiter = _Waiter(model, refused_by, asyncio.get_running_loop().create_future())
         self._waiters[model.model_id] = waiter
         self._freed.note()
@@ -72,7 +72,7 @@ class PlacementRounds:
                 del self._waiters[model.model_id]
 
     def reason(self, model: Model) -> str | None:
-        """Return what a model waits for. The model must have been in the queue at the last read."""
+        """Return what the model waits for. The model must have been in the queue when it was last read."""
         if self._positions is None:
             self._positions = {one.model_id: number for number, one in enumerate(fair_order(self._queue), 1)}
         number = self._positions.get(model.model_id)
@@ -84,7 +84,7 @@ class PlacementRounds:
         return wait.sentence(self._queue.holders, next_step, self._clock())
 
     async def look(self) -> None:
-        """Read the queue."""
+        """Read the queue, and keep what was read."""
         await self._look(self._capacity())
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class PlacementRounds:
     async def _round(self) -> bool:
         """Run one round.
 
-        Return whether a slot was assigned, by this or another replica, because there may be more slots.
+        Return whether this or another replica assigned a slot. There may then be more free slots.
         """
         waiters, capacity = dict(self._waiters), self._capacity()
         if self._there_was_room and await self._place(waiters, capacity):
@@ -134,7 +134,7 @@ class PlacementRounds:
         return self._there_was_room
 
     async def _wake_settled(self, waiters: dict[str, _Waiter], waiting: Collection[str]) -> None:
-        """Wake the waiters whose model another replica has placed, or whose session has ended."""
+        """Wake the waiters whose model was placed by another replica, or whose session has ended."""
         for model_id in waiters.keys() - set(waiting):
             waiter = waiters[model_id]
             if not waiter.placed.done():
@@ -142,9 +142,9 @@ class PlacementRounds:
                 self._wake(waiter, model or replace(waiter.model, state="failed"))
 
     def _wake(self, waiter: _Waiter, model: Model) -> None:
-        """Wake the waiter, and remove it at once.
+        """Wake the waiter, and remove it immediately.
 
-        A further round for it would find nothing, and delay later waiters.
+        Otherwise, a further round for it would find nothing, and delay later waiters.
         """
         if not waiter.placed.done():
             waiter.placed.set_result(model)
@@ -152,7 +152,7 @@ class PlacementRounds:
             del self._waiters[model.model_id]
 
     async def _ask_for_more(self) -> None:
-        """Request more capacity, once for each kind of model, and keep the returned messages."""
+        """Request more capacity, once for each kind of model, and keep the messages that this returns."""
         kinds = {(waiter.model.base_model, waiter.model.lora_rank) for waiter in self._waiters.values()}
         for base_model, rank in sorted(kinds):
             self._next_steps[base_model, rank] = await self._fleet.provide(base_model, rank=rank)
@@ -170,7 +170,7 @@ class PlacementRounds:
                 one.cancel()
 
     async def _look(self, capacity: Capacity) -> tuple[Collection[str], Collection[str]]:
-        """Read the queue. Return the waiting models, and the models that get a slot now and so leave the queue."""
+        """Read the queue. Return the models that wait, and the models that get a slot now and leave the queue."""
         queue = await self._store.placement_queue(self._names(), capacity.slots)
         assigned = assign_slots(queue, capacity)
         left = tuple(one for one in queue.waiting if one.model_id not in assigned)
@@ -178,7 +178,7 @@ class PlacementRounds:
         return [one.model_id for one in queue.waiting], assigned
 
     def _names(self) -> list[str]:
-        """Return all names under which models of this queue may have been requested."""
+        """Return all base model names for which models in this queue may have been requested."""
         return [served.name for served in self._fleet.models if served.weights == self._weights] or [self._weights]
 
     def _capacity(self) -> Capacity:
@@ -192,10 +192,10 @@ class PlacementRounds:
 
 
 class Placement:
-    """The placement of all models. Models for the same workers share a queue, no matter which replica accepted them."""
+    """The placement of all models. Models for the same workers share a queue, whichever replica accepted them."""
 
     def __init__(self, store: Store, fleet: Fleet, freed: Changes, kept: int, clock: Clock = utc_now) -> None:
-        """Start without queues.
+        """Start, with no queues.
 
         `freed` is notified when a slot at a worker may be free. `kept` slots are reserved for tenants without slots.
         """
@@ -207,18 +207,18 @@ class Placement:
         self._keepers: dict[str, PlacementRounds] = {}
 
     async def wait_until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
-        """Return the model once it has a worker, or has ended. Workers in `refused_by` are chosen last."""
+        """Return the model when it has a worker, or has ended. Workers in `refused_by` are chosen last."""
         weights = self._weights(model.base_model)
         keeper = self._keepers.get(weights) or self._keepers.setdefault(weights, self._keeper(weights))
         return await keeper.wait_until_placed(model, refused_by)
 
     def reason(self, model: Model) -> str | None:
-        """Return what a model waits for. This replica must be placing the model."""
+        """Return what the model waits for. This replica must be placing the model."""
         keeper = self._keepers.get(self._weights(model.base_model))
         return keeper.reason(model) if keeper is not None else None
 
     async def reasons(self, models: Sequence[Model]) -> Mapping[str, str]:
-        """Return what each model without a slot waits for, no matter which replica places it."""
+        """Return what each model without a slot waits for, whichever replica places it."""
         found: dict[str, str] = {}
         for weights in {self._weights(model.base_model) for model in models}:
             keeper = self._keepers.get(weights) or self._keeper(weights)
@@ -231,7 +231,7 @@ class Placement:
         self._freed.note()
 
     def may_stay(self, model: Model) -> bool:
-        """Return whether the model's worker still takes new models."""
+        """Return whether the worker of the model still takes new models."""
         trainers = self._fleet.trainers(model.base_model, model.lora_rank)
         return any(worker.worker_id == model.worker_id for worker in trainers)
 
@@ -242,9 +242,9 @@ class Placement:
         return PlacementRounds(self._store, self._fleet, weights, self._freed, self._kept, self._clock)
 
     def _weights(self, base_model: str) -> str:
-        """Return the name of the queue.
+        """Return the name of the model's queue.
 
-        Base models with the same weights share it, because they have the same workers.
+        Base models with the same weights share a queue, because they have the same workers.
         """
         served = self._fleet.model(base_model)
         return served.weights if served is not None else base_model

@@ -1,8 +1,8 @@
-"""The order of a placement queue, the assignment of slots, and the message for a waiting client.
+"""The order of a placement queue, the assignment of slots, and the message for a client that waits.
 
-This module only decides; `placement.py` acts. The next slot goes to the oldest model of the tenant that holds the
-fewest slots. So a tenant that wants a thousand slots does not delay other tenants. A model never loses its slot to
-another model.
+This module only makes decisions, and `placement.py` carries them out. The next slot goes to the oldest model of the
+tenant that holds the fewest slots. So a tenant that wants a thousand slots does not delay other tenants. A model never
+loses its slot to another model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from tinsmith_server.store.records import PlacementQueue, QueuedModel, SlotHolder
 
 Suits = Callable[[str, int], Collection[str]]
-"""The workers that take a model of this base model and LoRA rank."""
+"""A function that returns the workers that take a model of this base model and LoRA rank."""
 
 SESSIONS_NAMED = 3
 
@@ -25,7 +25,7 @@ SESSIONS_NAMED = 3
 class Capacity:
     """The slots of each worker, and the models that each worker takes.
 
-    The last `kept` slots are reserved for tenants that hold none and have a session.
+    The last `kept` slots are reserved for tenants that hold no slot and have a session.
     """
 
     slots: Mapping[str, int]
@@ -39,7 +39,10 @@ class Capacity:
 
 
 def fair_order(queue: PlacementQueue, place: Callable[[QueuedModel], bool] = lambda _: True) -> list[QueuedModel]:
-    """Return all waiting models in fair order. A model does not count as served if `place` returns False for it."""
+    """Return all waiting models in fair order.
+
+    If `place` returns False for a model, the model does not count as served.
+    """
     waiting: defaultdict[str, deque[tuple[int, QueuedModel]]] = defaultdict(deque)
     for number, one in enumerate(queue.waiting):
         waiting[one.tenant].append((number, one))
@@ -88,7 +91,7 @@ def assign_slots(queue: PlacementQueue, capacity: Capacity) -> Mapping[str, str]
 
 
 def _kept_from(tenant: str, held: Mapping[str, int], queue: PlacementQueue, capacity: Capacity) -> int:
-    """Return the number of free slots that this tenant must leave to tenants without slots."""
+    """Return the number of free slots that this tenant must leave for tenants without slots."""
     newcomers = [other for other in queue.tenants_at_work if other != tenant and not held.get(other)]
     return min(capacity.kept, capacity.total - 1) if held.get(tenant) and newcomers else 0
 
@@ -96,14 +99,14 @@ def _kept_from(tenant: str, held: Mapping[str, int], queue: PlacementQueue, capa
 def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Collection[str]) -> str:
     """Return the worker with the fewest free slots.
 
-    So some workers become full and others empty, which frees whole GPUs.
+    So some workers become full and others become empty, which frees whole GPUs.
     """
     return min(workers, key=lambda worker_id: (worker_id in refused_by, free[worker_id], worker_id))
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """The position of one model in the queue. `total` and `slots` are of the whole queue."""
+    """The position of one model in its queue. `total` and `slots` describe the whole queue."""
 
     number: int
     total: int
@@ -112,7 +115,10 @@ class QueuePosition:
     tenant: str
 
     def sentence(self, holders: Sequence[SlotHolder], next_step: str, now: datetime) -> str:
-        """Return the message for the tenant. About other tenants it contains only the number of their slots."""
+        """Return the message for the tenant of the model.
+
+        The only fact about other tenants in it is the number of their slots.
+        """
         turn = f"{_ordinal(self.number)} of {self.total} waiting" if self.total > 1 else "waiting"
         goal = f"one of {self.slots} places" if self.slots else "a worker"
         return "; ".join(
@@ -127,7 +133,7 @@ class QueuePosition:
 
 
 def _sessions(own: Sequence[SlotHolder], now: datetime) -> str:
-    """Return the sessions, the longest idle first, because the user should end these first."""
+    """Return the sessions. The session that has been idle longest is first, because the user should end it first."""
     last: dict[str, datetime] = {}
     for holder in own:
         last[holder.session_id] = max(holder.last_request_at, last.get(holder.session_id, holder.last_request_at))

@@ -1,6 +1,6 @@
-"""The worker's requests for JSON bodies. An invalid body becomes a rejection.
+"""The conversion of JSON bodies to the worker's requests. An invalid body becomes a rejection.
 
-A `forward_backward` in protobuf is not decoded here. SDKs below 0.22.3 send it in JSON. It is then converted into the
+A `forward_backward` in protobuf is not decoded here. SDKs below 0.22.3 send it in JSON. It is then converted to the
 message of the current SDK.
 """
 
@@ -44,14 +44,14 @@ CallKey = Literal["forward_backward_input", "forward_input"]
 
 @dataclass(frozen=True, slots=True)
 class JsonOperation:
-    """The operation without the epoch."""
+    """An operation without its epoch, from a JSON body."""
 
     request: worker_pb2.SubmitRequest
     loss_fn: str | None
 
 
 def json_operation(content: dict[str, Any], key: CallKey, limit_bytes: int) -> JsonOperation:
-    """Return the operation. Raises Unprocessable if the body does not identify one."""
+    """Return the operation. Raises Unprocessable if the body does not identify an operation."""
     head = json_head(content, key)
     if head is None:
         raise Unprocessable(WHICH_OPERATION)
@@ -64,7 +64,7 @@ def json_operation(content: dict[str, Any], key: CallKey, limit_bytes: int) -> J
 
 
 def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
-    """Return the message. Raises InvalidTraining."""
+    """Return the payload of the call. Raises InvalidTraining."""
     message = training_message(call, forward_only=key == "forward_input")
     if (size := message.ByteSize()) > limit_bytes:
         raise InvalidTraining(
@@ -75,9 +75,9 @@ def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
 
 
 class SubmitRequests:
-    """A builder of requests. A save contains the stored checkpoint of the same name.
+    """A builder of requests to the worker. A save contains the stored checkpoint of the same name.
 
-    A load contains the files' location.
+    A load contains the location of the checkpoint's files.
     """
 
     def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup, checkpoints: CheckpointQuota) -> None:
@@ -177,7 +177,10 @@ class SubmitRequests:
     async def _named(
         self, model: Model, seq_id: int, save: worker_pb2.SaveWeights, type: CheckpointType
     ) -> worker_pb2.SubmitRequest:
-        """Return a save with the stored checkpoint of the same name. The worker knows the saves in its queue itself."""
+        """Return a save that contains the stored checkpoint of the same name.
+
+        The worker itself knows the saves that are still in its queue.
+        """
         if (refusal := await self._checkpoints.refusal(model.tenant)) is not None:
             return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, refusal)
         save.seen_event_id = await self._events.drain(model.worker_id)
@@ -196,5 +199,5 @@ def _request(
 def _rejected(
     model: Model, seq_id: int, kind: worker_pb2.OperationKind.ValueType, message: str
 ) -> worker_pb2.SubmitRequest:
-    """Return an operation that keeps its position in the order, and fails there."""
+    """Return an operation that keeps its place in the order, and fails there."""
     return worker_pb2.SubmitRequest(model_id=model.model_id, seq_id=seq_id, kind=kind, rejection=rejection(message))

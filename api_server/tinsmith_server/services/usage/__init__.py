@@ -1,1 +1,1 @@
-"""Usage: collected from workers, stored, and reported to its tenant."""
+"""Usage: it is collected from workers, stored, and reported to its tenant."""

@@ -1,4 +1,4 @@
-"""The collection of usage from workers and samplers, in rounds, so that requests write no usage."""
+"""The collection of usage from workers and samplers. It runs in rounds, so that requests write no usage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAKE_SECONDS = 4.0
 STORAGE_SECONDS = timedelta(minutes=5)
 LONGEST_STORAGE = timedelta(days=1)
 RETENTION = timedelta(days=90)
-"""The retention of usage and audit entries."""
+"""The time for which usage and audit entries are kept."""
 
 _KINDS: Mapping[worker_pb2.UsageKind.ValueType, UsageKind] = {
     worker_pb2.TRAINING_TOKENS: "training",
@@ -33,10 +33,10 @@ _KINDS: Mapping[worker_pb2.UsageKind.ValueType, UsageKind] = {
 
 
 class UsageCollection:
-    """Collects usage. A worker reports each number once.
+    """The task that collects usage. A worker reports each number once.
 
-    If the store does not accept the numbers, this server keeps them and collects no more until the store does. If the
-    server is killed, only these numbers are lost.
+    If the store does not accept the numbers, this server keeps them, and collects no more until the store accepts them.
+    If the server is killed, only these kept numbers are lost.
     """
 
     def __init__(self, store: Store, fleet: Fleet, clock: Clock = utc_now) -> None:
@@ -49,12 +49,12 @@ class UsageCollection:
         self._round: asyncio.Task[None] | None = None
 
     async def collect(self) -> None:
-        """Run one round, which continues if its caller is cancelled."""
+        """Run one round. It continues even if its caller is cancelled."""
         self._round = asyncio.create_task(self._collect(take=True))
         await asyncio.shield(self._round)
 
     async def close(self, *, take: bool) -> None:
-        """Run the last round. If `take` is False, the workers' numbers are left to another server."""
+        """Run the last round. If `take` is False, another server collects the workers' numbers."""
         await self._collect(take=take)
 
     async def sweep(self) -> None:
@@ -91,7 +91,7 @@ class UsageCollection:
 
 
 async def _take(handle: SamplerHandle) -> worker_pb2.TakeUsageReply:
-    """Return the worker's numbers, or no numbers if it does not answer or does not count usage."""
+    """Return the numbers of the worker. Return none if it does not answer or does not count usage."""
     worker = handle.running()
     if worker is None:
         return worker_pb2.TakeUsageReply()

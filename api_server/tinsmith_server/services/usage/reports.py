@@ -32,21 +32,27 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """The events by hour, with the largest amounts first. `sessions` has the sessions of all events by id."""
+    """The events by hour. The events with the largest amounts come first.
+
+    `sessions` maps the IDs of all events' sessions to their facts.
+    """
 
     usage: Sequence[Usage]
     sessions: Mapping[str, SessionFacts]
 
 
 class UsageReports:
-    """Reports. Each tenant sees its own usage."""
+    """Reports of usage and storage. Each tenant sees only its own usage."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store
         self._clock = clock
 
     async def between(self, tenant: str, start: datetime, end: datetime) -> UsageReport:
-        """Return the report of a period. Raises Unprocessable for an invalid period, and for one with too many rows."""
+        """Return the report for a period.
+
+        Raises Unprocessable for an invalid period, and for a period with too many rows.
+        """
         start, end = self._checked(start, end)
         usage = await self._store.usage_between(tenant, start, end, MOST_ROWS + 1)
         if len(usage) > MOST_ROWS:
@@ -57,7 +63,7 @@ class UsageReports:
         return UsageReport(usage, await self._facts_of(tenant, usage))
 
     async def stored(self, tenant: str, project_id: str | None) -> Sequence[StoredCheckpoints]:
-        """Return the stored checkpoints at present, by project."""
+        """Return the checkpoints that are stored now, by project."""
         return await self._store.stored_checkpoints(tenant, self._clock(), project_id)
 
     def _checked(self, start: datetime, end: datetime) -> tuple[datetime, datetime]:
@@ -92,7 +98,7 @@ def _utc_hour(name: str, time: datetime) -> datetime:
 
 
 def _metadata_of(session: Session) -> dict[str, str]:
-    """Return the metadata as text, because the SDK accepts only text values."""
+    """Return the metadata as text values, because the SDK accepts no other values."""
     return {name: _text(value) for name, value in session.user_metadata.items()}
 
 

@@ -28,7 +28,7 @@ SECRET_NAME = "trace-urls"
 TRACE_PATH = "/api/v1/traces"
 ASK_SECONDS = 10.0
 MOST_SPANS = 20_000
-"""The maximum number of spans of all workers together. The newest are kept, which takes some megabytes."""
+"""The maximum number of spans of all workers together. The newest spans are kept. They take some megabytes."""
 AT_ONCE = 2
 MICROSECONDS = 10**6
 
@@ -42,7 +42,7 @@ class Spans:
 
 
 class Traces:
-    """Links to traces, signed and expiring. A trace is made when its link is opened."""
+    """Links to traces. A link is signed and expires. A trace is made when its link is opened."""
 
     def __init__(self, store: Store, fleet: Fleet, ttl_seconds: float, clock: Clock = utc_now) -> None:
         self._store = store
@@ -52,13 +52,16 @@ class Traces:
         self._making = asyncio.Semaphore(AT_ONCE)
 
     async def link(self, tenant: str, session_id: str, base_url: str) -> str:
-        """Return a link. Raises NotFound, also for another tenant's session."""
+        """Return a link. Raises NotFound for an unknown session, and for another tenant's session."""
         await owned_session(self._store, tenant, session_id)
         token = sign(await self._store.secret(SECRET_NAME), session_id, self._clock() + self._ttl)
         return f"{base_url.rstrip('/')}{TRACE_PATH}/{token}"
 
     async def trace(self, token: str) -> bytes:
-        """Return the trace as JSON, without silent workers. Raises NotFound for a forged or expired link."""
+        """Return the trace as JSON. Workers that do not answer are left out.
+
+        Raises NotFound for a forged or expired link.
+        """
         session_id = verify(await self._store.secret(SECRET_NAME), token, self._clock())
         if session_id is None:
             raise NotFound("this link to a trace is invalid or has expired; request a new one")
@@ -80,10 +83,10 @@ async def _ask(handle: SamplerHandle, session_id: str) -> Spans:
 
 
 def trace_of(session_id: str, answers: Iterable[Spans], now: float) -> bytes:
-    """Return the trace: a process for each model and sampling session.
+    """Return the trace. It has one process for each model and for each sampling session.
 
-    A process has one track for each concurrent operation, so that the spans of a track do not overlap. Spans that have
-    not ended reach until `now`, in Unix seconds.
+    A process has one track for each operation that runs at the same time, so that the spans on a track do not overlap.
+    Spans that have not ended reach until `now`, in Unix seconds.
     """
     found = [(one.base_model, span) for one in answers for span in one.spans if session_of(span.owner) == session_id]
     found.sort(key=lambda each: each[1].submitted)
@@ -104,9 +107,9 @@ def _named(process: int, name: str) -> dict[str, Any]:
 
 
 def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[worker_pb2.Span, int]]:
-    """Yield each span with its track: the track that has been free for longest, or a new track.
+    """Yield each span with its track: the track that has been free longest, or a new track.
 
-    `spans` are ordered by their begin.
+    `spans` are ordered by the time at which they begin.
     """
     free: list[tuple[int, int]] = []
     for span in spans:
@@ -120,7 +123,7 @@ def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[w
 
 
 def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iterator[dict[str, Any]]:
-    """Yield the event of the span, and the events of its two parts, waiting and computing."""
+    """Yield the event of the span, and one event for each of its two parts: waiting and computing."""
     submitted, started, ended = _times(span, now)
     category = "sampling" if span.request_id else "training"
     request_id = span.request_id or str(OperationId(span.owner, span.seq_id))
@@ -141,7 +144,10 @@ def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iter
 
 
 def _times(span: worker_pb2.Span, now: float) -> tuple[int, int, int]:
-    """Return the times of acceptance, start and end in ascending order, even if a clock was set back in between."""
+    """Return the times of acceptance, start and end, in ascending order.
+
+    They are corrected if a clock was set back in between.
+    """
     submitted = round(span.submitted * MICROSECONDS)
     started = max(submitted, round(span.started * MICROSECONDS))
     return submitted, started, max(started, round((span.ended or now) * MICROSECONDS))

@@ -31,7 +31,7 @@ class UsageQueries(Queries):
     """The queries about usage."""
 
     async def add_usage(self, rows: Collection[Usage]) -> None:
-        """Add to the stored amounts, of any replica. No two of `rows` have the same key."""
+        """Add to the stored amounts. Other replicas may add to the same amounts. No two of `rows` have the same key."""
 
         async def add(connection: AsyncConnection) -> None:
             await _add_usage(connection, rows)
@@ -39,7 +39,7 @@ class UsageQueries(Queries):
         await self._database.write(add)
 
     async def add_storage_usage(self, now: datetime, least: timedelta, longest: timedelta) -> None:
-        """Add the storage of named checkpoints since the last round.
+        """Add the usage of storage by named checkpoints since the last round.
 
         A round within `least` of the last round adds nothing. A time longer than `longest` counts as `longest`.
         """
@@ -68,16 +68,16 @@ class UsageQueries(Queries):
         return await self._read_all(Usage, select_records(usage, Usage).where(in_window).order_by(*order).limit(most))
 
     async def sessions_by_id(self, tenant: str, session_ids: Collection[str]) -> Sequence[Session]:
-        """Return the tenant's sessions among `session_ids`, which has some hundred ids at most."""
+        """Return the tenant's sessions with these IDs, at most some hundred IDs."""
         named = (sessions.c.tenant == tenant) & sessions.c.session_id.in_(session_ids)
         return await self._read_all(Session, select_records(sessions, Session).where(named))
 
     async def stored_checkpoints(
         self, tenant: str, now: datetime, project_id: str | None = None
     ) -> Sequence[StoredCheckpoints]:
-        """Return the stored checkpoints by project, the largest first.
+        """Return the stored checkpoints by project, largest first.
 
-        With `project_id`, return only this project's.
+        With `project_id`, return only the checkpoints of this project.
         """
         project = sessions.c.project_id
         size = func.coalesce(func.sum(checkpoints.c.size_bytes), 0)
@@ -120,7 +120,7 @@ class AuditQueries(Queries):
 
 
 async def write_extra_rows(connection: AsyncConnection, extra_rows: ExtraRows) -> None:
-    """Write usage and audit entries in the transaction of the change that they describe."""
+    """Write usage and audit entries in the same transaction as the change that they describe."""
     await _add_usage(connection, [one for one in extra_rows if isinstance(one, Usage)])
     entries = [values(one) for one in extra_rows if isinstance(one, AuditEntry)]
     for entry in entries:
@@ -130,7 +130,10 @@ async def write_extra_rows(connection: AsyncConnection, extra_rows: ExtraRows) -
 
 
 async def _add_usage(connection: AsyncConnection, rows: Collection[Usage]) -> None:
-    """Add the amounts. All replicas use one order, because two replicas that add to the same rows could deadlock."""
+    """Add the amounts.
+
+    All replicas use the same order, because otherwise two replicas that add to the same rows could deadlock.
+    """
     ordered = sorted(rows, key=lambda one: (one.tenant, one.hour, one.session_id, one.base_model, one.kind))
     for first in range(0, len(ordered), ROWS_AT_ONCE):
         insert = insert_into(connection, usage, [values(one) for one in ordered[first : first + ROWS_AT_ONCE]])
@@ -139,7 +142,10 @@ async def _add_usage(connection: AsyncConnection, rows: Collection[Usage]) -> No
 
 
 async def _last_round(connection: AsyncConnection, now: datetime) -> datetime | None:
-    """Return the time of the last storage round of any replica, and lock its row; None before the first round."""
+    """Return the time of the last storage round of any replica, and lock its row.
+
+    Return None before the first round.
+    """
     first = {"name": _STORAGE, "since": now, "last_at": now}
     if await insert_unless_there(connection, rounds, first):
         return None
@@ -154,13 +160,13 @@ def _held_bytes(now: datetime) -> Select[Any]:
 
 
 def _is_stored(now: datetime) -> ColumnElement[bool]:
-    """Return the condition for a named checkpoint that has not expired."""
+    """Return the SQL condition for named checkpoints that have not expired."""
     unexpired = checkpoints.c.expires_at.is_(None) | (checkpoints.c.expires_at > now)
     return checkpoints.c.deleted_at.is_(None) & (checkpoints.c.type != "ephemeral") & unexpired
 
 
 def _by_hour(start: datetime, end: datetime) -> Iterator[tuple[datetime, int]]:
-    """Yield the hours that overlap the period, with the seconds of the overlap."""
+    """Yield the hours that overlap the period, each with the seconds of the overlap."""
     hour = start.replace(minute=0, second=0, microsecond=0)
     while hour < end:
         seconds = (min(end, hour + HOUR) - max(start, hour)).total_seconds()

@@ -1,4 +1,4 @@
-"""The base of all queries: the conversion between records and rows, and one transaction per call."""
+"""The base class of all queries. It converts between records and rows, and each call is one transaction."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="DataclassInstance")
 
 StatementParameters: TypeAlias = Mapping[str, Any] | None
-"""The parameters of statements that are built only once, because building a statement takes longer than the query."""
+"""The parameters of a statement. Such statements are built only once, because building takes longer than the query."""
 
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class Queries:
-    """The base of each group of queries: one transaction per call."""
+    """The base class of each group of queries. Each call is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -76,7 +76,7 @@ class Queries:
         query: Select[Any],
         parameters: StatementParameters = None,
     ) -> R:
-        """Insert `row` unless a unique constraint refuses it, and then return the row that `query` finds."""
+        """Insert `row`. If a unique constraint refuses it, return the row that `query` finds."""
 
         async def insert_or_find(connection: AsyncConnection) -> R:
             await insert_unless_there(connection, table, row)
@@ -86,12 +86,12 @@ class Queries:
 
 
 def values(record: DataclassInstance) -> dict[str, Any]:
-    """Return the record's values by field, not copied."""
+    """Return the values of the record by field, without copying them."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def to_record(record: type[R], row: Row[Any]) -> R:
-    """Return the record. `row` has a column for every field; others are ignored."""
+    """Return the record. `row` has a column for every field; other columns are ignored."""
     return record(**{field.name: row._mapping[field.name] for field in fields(record)})
 
 
@@ -111,7 +111,7 @@ async def fetch_one(
 async def fetch_made(
     connection: AsyncConnection, record: type[R], query: Select[Any], parameters: StatementParameters = None
 ) -> R:
-    """Return the only row, which this transaction has inserted or found."""
+    """Return the only row. This transaction has inserted or found it."""
     return to_record(record, (await connection.execute(query, parameters)).one())
 
 
@@ -128,21 +128,24 @@ async def fetch_all(
 async def fetch_page(
     connection: AsyncConnection, record: type[R], query: Select[Any], limit: int, offset: int
 ) -> Page[R]:
-    """Return a page. `query` is ordered and has no limit; `total` counts all of its rows."""
+    """Return a page. `query` has an order and no limit; `total` counts all its rows."""
     total = await connection.scalar(select(func.count()).select_from(query.order_by(None).subquery()))
     rows = await fetch_all(connection, record, query.limit(limit).offset(offset))
     return Page(rows=tuple(rows), total=total or 0)
 
 
 def newest_first(time: Column[Any], *ties: Column[Any]) -> list[ColumnElement[Any]]:
-    """Return a total order, so that rows with equal times appear exactly once across pages."""
+    """Return an order in which no two rows are equal. So rows with equal times appear exactly once across pages."""
     return [time.desc(), *(column.desc() for column in ties)]
 
 
 def insert_into(
     connection: AsyncConnection, table: Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]
 ) -> postgresql.Insert:
-    """Return the dialect's own insert, which has ON CONFLICT. Both dialects' classes have the same methods."""
+    """Return the insert statement of the dialect, which has ON CONFLICT.
+
+    The statement classes of both dialects have the same methods.
+    """
     insert: Any = _INSERT[connection.dialect.name]
     statement: postgresql.Insert = insert(table).values(rows)
     return statement
@@ -151,8 +154,8 @@ def insert_into(
 async def insert_unless_there(connection: AsyncConnection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert the row. Returns False if a unique constraint refuses it.
 
-    Of two concurrent inserts, one waits for the other's commit and then returns False. A later select in the same
-    transaction finds the other's row.
+    If two inserts run at the same time, one of them waits for the other's commit and then returns False. A later select
+    in the same transaction finds the row of the other insert.
     """
     statement = _insert_unless_there(connection.dialect.name, table)
     return (await connection.execute(statement, row)).one_or_none() is not None
@@ -160,7 +163,7 @@ async def insert_unless_there(connection: AsyncConnection, table: Table, row: Ma
 
 @cache
 def _insert_unless_there(dialect: str, table: Table) -> Executable:
-    """Return the insert with RETURNING: SQLAlchemy guarantees a rowcount for UPDATE and DELETE only."""
+    """Return the insert with RETURNING, because SQLAlchemy guarantees a rowcount only for UPDATE and DELETE."""
     insert: Any = _INSERT[dialect](table)
     statement: Executable = insert.on_conflict_do_nothing().returning(literal(1))
     return statement
@@ -169,5 +172,5 @@ def _insert_unless_there(dialect: str, table: Table) -> Executable:
 async def changes_rows(
     connection: AsyncConnection, statement: Update | Delete, parameters: StatementParameters = None
 ) -> bool:
-    """Run an update or delete. Returns False if it changed no row."""
+    """Run an update or a delete. Returns False if it changed no row."""
     return (await connection.execute(statement, parameters)).rowcount > 0

@@ -1,4 +1,7 @@
-"""Queries about checkpoints, which are names of immutable directories. A name moves only to a newer directory."""
+"""Queries about checkpoints. A checkpoint is a name for an immutable directory.
+
+A name changes only to a newer directory.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,10 @@ class CheckpointQueries(Queries):
     """The queries about checkpoints."""
 
     async def put_checkpoint(self, checkpoint: Checkpoint, extra_rows: ExtraRows = ()) -> Checkpoint | None:
-        """Point the name at a new directory, unless its record, even if deleted, is as new by (epoch, event_id).
+        """Point the name at a new directory, unless its record is as new by (epoch, event_id), even if deleted.
 
-        Returns the replaced record, whose files become garbage. Returns None if no record was replaced, or both records
-        have the same directory. The new directory is no longer garbage.
+        Returns the replaced record, whose files become garbage. Returns None if no record was replaced, or if both
+        records have the same directory. The new directory is no longer garbage.
         """
         return await self._database.write(lambda connection: _put(connection, checkpoint, extra_rows))
 
@@ -64,21 +67,24 @@ class CheckpointQueries(Queries):
         return await self._look_up(Checkpoint, _select().where(_named(run_id, type, name)))
 
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
-        """Return the run's named checkpoints, newest first."""
+        """Return the named checkpoints of the run, newest first."""
         query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
         return await self._read_all(Checkpoint, query.order_by(*newest_first(*_AGE)))
 
     async def list_checkpoints(
         self, tenant: str, limit: int, offset: int, types: Collection[CheckpointType] | None = None
     ) -> Page[Checkpoint]:
-        """Return a page of named checkpoints, newest first, optionally of some types only."""
+        """Return a page of named checkpoints, newest first. With `types`, return only these types."""
         query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
         if types is not None:
             query = query.where(checkpoints.c.type.in_(sorted(types)))
         return await self._read_page(Checkpoint, query, limit, offset)
 
     async def checkpoint_totals_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, CheckpointTotals]:
-        """Return the named checkpoints of each session's models; sessions without any are missing."""
+        """Return the totals of the named checkpoints of each session's models.
+
+        Sessions without checkpoints are missing.
+        """
         query = (
             select(models.c.session_id, func.count(), func.sum(checkpoints.c.size_bytes))
             .join_from(checkpoints, models, checkpoints.c.run_id == models.c.model_id)
@@ -92,7 +98,7 @@ class CheckpointQueries(Queries):
         return await self._database.read(read)
 
     async def checkpoint_bytes(self, tenant: str) -> int:
-        """Return the bytes of all named checkpoints."""
+        """Return the total size of all named checkpoints of the tenant, in bytes."""
         held = (checkpoints.c.tenant == tenant) & _NOT_DELETED & ~_EPHEMERAL
         return await self._count(select(func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(held))
 
@@ -105,16 +111,19 @@ class CheckpointQueries(Queries):
         extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
     ) -> Checkpoint | None:
-        """Delete the record, and leave a tombstone, so that a replayed event does not restore it.
+        """Delete the record, and leave a tombstone, so that an event that is replayed does not restore it.
 
-        Returns the deleted record; None if there is no record, or a promoted name refers to it.
+        Returns the deleted record, or None if there is no record or a promoted name points to it.
         """
         return await self._entomb(_named(run_id, type, name), now, extra_rows, unless_promoted)
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime
     ) -> Checkpoint | None:
-        """Delete the record if it has expired at `now`. The record may have changed since the caller read it."""
+        """Delete the record if it has expired at `now`.
+
+        The record may have changed since the caller read it, so the expiry is checked again.
+        """
         return await self._entomb(_named(run_id, type, name) & (checkpoints.c.expires_at <= now), now)
 
     async def _entomb(
@@ -152,7 +161,7 @@ class CheckpointQueries(Queries):
         extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
     ) -> bool:
-        """Set the expiry. Returns False if there is no record, or a promoted name refers to it."""
+        """Set the expiry of a checkpoint. Returns False if there is no record, or if a promoted name points to it."""
         return await self._change(_named(run_id, type, name), {"expires_at": expires_at}, extra_rows, unless_promoted)
 
     async def _change(
@@ -175,7 +184,7 @@ class CheckpointQueries(Queries):
         return await self._database.write(change)
 
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
-        """Return the records of every type with `expires_at` at or before `now`."""
+        """Return the records of all types whose `expires_at` is at or before `now`."""
         query = _select().where(checkpoints.c.expires_at <= now).order_by(checkpoints.c.expires_at)
         return await self._read_all(Checkpoint, query)
 
@@ -197,9 +206,9 @@ class CheckpointQueries(Queries):
         return await self._read_all(Checkpoint, query)
 
     async def delete_old_tombstones(self, deleted_before: datetime) -> None:
-        """Delete tombstones of ended models, if all events of the model's worker are applied.
+        """Delete tombstones of ended models for whose worker all events are applied.
 
-        The sampling sessions of unnamed saves are deleted as well, because a run leaves one for each step.
+        The sampling sessions of unnamed saves are deleted, too, because a run leaves one for each step.
         """
         is_applied = exists().where(
             models.c.model_id == checkpoints.c.run_id,
@@ -255,13 +264,13 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, extra_rows: 
 
 
 async def _keep(connection: AsyncConnection, directory: str) -> None:
-    """Remove the directory from the garbage in the transaction that names it, so that its files are not collected."""
+    """Remove the directory from the garbage, in the transaction that names it. Its files are then not collected."""
     await connection.execute(delete(garbage).where(garbage.c.directory == directory))
 
 
 async def _discard(connection: AsyncConnection, directory: str) -> None:
-    """Add the directory to the garbage in the transaction that removes its name.
+    """Add the directory to the garbage, in the transaction that removes its name.
 
-    So a crash leaves no unknown files.
+    So after a crash, all files without a name are in the garbage.
     """
     await insert_unless_there(connection, garbage, {"directory": directory})

@@ -22,13 +22,16 @@ class KeyQueries(Queries):
     """The queries about keys."""
 
     async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey:
-        """Insert a key, or return the existing key of this hash, revoked or not."""
+        """Insert a key. If a key with this hash exists, return it, even if it is revoked."""
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
         return await self._insert_or_find(ApiKey, api_keys, row, by_hash)
 
     async def add_first_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey | None:
-        """Insert the first key; None if there is any key. Of several replicas that start at once, only one succeeds."""
+        """Insert the first key, or return None if there is a key already.
+
+        If several replicas start at the same time, only one of them succeeds.
+        """
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
 
@@ -43,7 +46,7 @@ class KeyQueries(Queries):
         return await self._database.write(add_first)
 
     async def find_key(self, key_hash: str) -> ApiKey | None:
-        """Return the key with this hash, unless revoked."""
+        """Return the key with this hash, unless it is revoked."""
         valid = (api_keys.c.key_hash == key_hash) & api_keys.c.revoked_at.is_(None)
         return await self._look_up(ApiKey, select_records(api_keys, ApiKey).where(valid))
 
@@ -62,10 +65,10 @@ class KeyQueries(Queries):
 
 
 class GarbageQueries(Queries):
-    """The queries about files without a record."""
+    """The queries about directories whose files no record names."""
 
     async def list_garbage(self, now: datetime) -> Sequence[str]:
-        """Return the directories without a record, and directories whose reservation has expired."""
+        """Return the directories that no record names, and the directories whose reservation has expired."""
         within = func.substr(checkpoints.c.directory, 1, func.length(garbage.c.directory) + 1)
         is_named = (checkpoints.c.directory == garbage.c.directory) | (within == garbage.c.directory + "/")
         named = exists().where(is_named, checkpoints.c.deleted_at.is_(None))
@@ -75,8 +78,8 @@ class GarbageQueries(Queries):
     async def reserve_directory(self, directory: str, until: datetime) -> None:
         """Reserve a directory before files are written in or below it.
 
-        The record that names the directory ends the reservation. From `until` on the directory is garbage, unless a
-        record names it or a directory below it.
+        A record that names the directory ends the reservation. From the time `until` on, the directory is garbage,
+        unless a record names it or a directory below it.
         """
 
         async def reserve(connection: AsyncConnection) -> None:
@@ -99,7 +102,10 @@ class InstallationQueries(Queries):
     """The queries about values that all replicas share."""
 
     async def secret(self, name: str) -> bytes:
-        """Return the 32 random bytes of this name. They are drawn once, and are the same for every replica."""
+        """Return the 32 random bytes that belong to this name.
+
+        They are drawn once, and every replica gets the same bytes.
+        """
         row = {"name": name, "value": random_secrets.token_bytes(_SECRET_BYTES)}
 
         async def draw_once(connection: AsyncConnection) -> bytes:
@@ -110,11 +116,11 @@ class InstallationQueries(Queries):
         return await self._database.write(draw_once)
 
     async def check(self) -> None:
-        """Return when the database has answered, without retries."""
+        """Return when the database has answered. It is asked only once."""
         await self._database.answers()
 
     async def counts(self) -> Mapping[str, int]:
-        """Return the number of rows by state: `models.<state>`, `sessions.active`, `checkpoints.<type>`."""
+        """Return the number of rows in each state: `models.<state>`, `sessions.active`, `checkpoints.<type>`."""
         return await self._database.read(_count)
 
 

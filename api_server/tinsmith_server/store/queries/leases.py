@@ -1,4 +1,7 @@
-"""Queries about replicas and their leases. Times are the database clock's, because the replicas' clocks may differ."""
+"""Queries about replicas and their leases.
+
+Times are read from the database's clock, because the clocks of the replicas may differ.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class LeaseQueries(Queries):
         return await self._database.read(now)
 
     async def announce_replica(self, replica: str, seconds: float) -> Sequence[str]:
-        """Announce the replica for so many seconds; return all announced replicas, in order."""
+        """Announce the replica for this number of seconds. Return all announced replicas, in order."""
 
         async def announce_replica(connection: AsyncConnection) -> Sequence[str]:
             until = from_now(connection, seconds)
@@ -46,7 +49,10 @@ class LeaseQueries(Queries):
         return await self._database.read(_attending)
 
     async def hold_leases(self, replica: str, names: Collection[str], seconds: float) -> frozenset[str]:
-        """Take the leases that are free, expired or the replica's own, for `seconds`; return the leases taken."""
+        """Take the leases that are free, have expired, or belong to the replica, for `seconds`.
+
+        Return the leases taken.
+        """
         if not names:
             return frozenset()
 
@@ -63,7 +69,7 @@ class LeaseQueries(Queries):
         return await self._database.write(hold)
 
     async def give_up_leases(self, replica: str, names: Collection[str]) -> None:
-        """Free the given leases that the replica holds."""
+        """Free those of the given leases that the replica holds."""
 
         async def give_up(connection: AsyncConnection) -> None:
             own = (leases.c.owner == replica) & leases.c.name.in_(names)
@@ -78,7 +84,7 @@ class LeaseQueries(Queries):
         await self._write(delete(replicas).where(replicas.c.replica == replica))
 
     async def delete_expired_replicas(self) -> None:
-        """Delete replicas and leases that expired more than an hour ago."""
+        """Delete the rows of replicas and leases that expired more than an hour ago."""
 
         async def forget(connection: AsyncConnection) -> None:
             long_ago = from_now(connection, -_FORGET_SECONDS)
@@ -88,9 +94,9 @@ class LeaseQueries(Queries):
         await self._database.write(forget)
 
     async def record_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
-        """Record a round of this name at `now`.
+        """Record that a round with this name ran at `now`.
 
-        Returns the time since which such rounds, of any replica, have had no gap longer than `absence`.
+        Returns the time since when such rounds, by any replica, have had no gap longer than `absence`.
         """
         gap = rounds.c.last_at < now - absence
 
@@ -115,7 +121,10 @@ async def _attending(connection: AsyncConnection) -> Sequence[str]:
 
 
 def from_now(connection: AsyncConnection, seconds: float) -> ColumnElement[datetime]:
-    """Return the time in so many seconds. A SQLite file is local, so this machine's clock is the database's clock."""
+    """Return the time after this number of seconds.
+
+    A SQLite file is local, so the clock of this machine is the database's clock.
+    """
     if connection.dialect.name == "sqlite":
         return literal(datetime.now(UTC) + timedelta(seconds=seconds), UtcTime())
     return func.clock_timestamp(type_=UtcTime()) + func.make_interval(0, 0, 0, 0, 0, 0, seconds)

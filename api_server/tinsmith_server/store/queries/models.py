@@ -1,4 +1,4 @@
-"""Queries about models, and about the workers that hold them."""
+"""Queries about models, and about the workers of these models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModelQueries(Queries):
     """The queries about models."""
 
     async def add_model(self, model: Model) -> Model:
-        """Insert the model, or return the existing model with the same (session_id, model_seq_id)."""
+        """Insert the model. If one with the same (session_id, model_seq_id) exists, return that one."""
         row = values(model)
         return await self._insert_or_find(Model, models, row, _BY_NUMBER, row)
 
@@ -62,9 +62,9 @@ class ModelQueries(Queries):
     async def end_model(
         self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
     ) -> bool:
-        """End the model and free its slot. Only the first end has an effect.
+        """End the model, and free its slot. Only the first end has an effect.
 
-        With `only_unplaced`, a model that has already been placed does not end. Returns False if nothing changed.
+        With `only_unplaced`, a model that has been placed does not end. Returns False if nothing changed.
         """
         living = (models.c.model_id == model_id) & models.c.state.in_(LIVE)
         if only_unplaced:
@@ -83,10 +83,10 @@ class ModelQueries(Queries):
         await self._write(update(models).where(older).values(last_request_at=now))
 
     async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
-        """Return a page of models, newest first, without those whose creation failed.
+        """Return a page of models, newest first. Models whose creation failed are left out.
 
-        Models with `tinsmith-purpose` in their user_metadata are left out, because they are temporary models of
-        commands. With `project_id` only models of sessions in this project.
+        Models with `tinsmith-purpose` in their user_metadata are left out, too, because commands make them temporarily.
+        With `project_id`, return only models of sessions in this project.
         """
         query = (
             select_records(models, Model)
@@ -106,7 +106,7 @@ class ModelQueries(Queries):
         return await self._read_all(Model, select_records(models, Model).where(live).order_by(models.c.model_seq_id))
 
     async def model_ids_of_session(self, session_id: str) -> Sequence[str]:
-        """Return the ids of the session's models, except failed creations, because their number has no limit."""
+        """Return the IDs of the session's models. Failed creations are left out, because their number has no limit."""
         made = (models.c.session_id == session_id) & (models.c.state != "failed")
         return await self._read_ids(select(models.c.model_id).where(made).order_by(models.c.model_seq_id))
 
@@ -143,17 +143,17 @@ class WorkerQueries(Queries):
     """The queries about workers."""
 
     async def epoch_of(self, worker_id: str) -> int:
-        """Return the worker's epoch, 0 for an unknown worker. Every acknowledgement reads it."""
+        """Return the epoch of the worker, or 0 if the worker is unknown. Every acknowledgement reads it."""
         return await self._database.look_up_value(_EPOCH, worker_id) or 0
 
     async def get_worker(self, worker_id: str) -> Worker:
-        """Return the worker; a new row has epoch 0, no instance, and cursor 0."""
+        """Return the worker. A new row has epoch 0, no instance, and cursor 0."""
         unseen = unseen_worker(worker_id)
         known = await self._look_up(Worker, _WORKER_BY_ID, unseen)
         return known or await self._insert_or_find(Worker, workers, unseen, _WORKER_BY_ID, unseen)
 
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
-        """Raise the epoch to expected_epoch + 1 by compare-and-swap. Returns None if another replica was faster."""
+        """Raise the epoch to expected_epoch + 1, by compare-and-swap. Returns None if another replica was faster."""
         unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
         raised = update(workers).where(unchanged).values(epoch=expected_epoch + 1, instance_id=instance_id)
 
@@ -166,7 +166,7 @@ class WorkerQueries(Queries):
         return await self._database.write(compare_and_swap)
 
     async def advance_cursor(self, worker_id: str, event_id: int) -> None:
-        """Move the cursor forwards, never backwards."""
+        """Move the cursor forward. It never moves back."""
         await self._write(_ADVANCE, {"worker": worker_id, "event": event_id})
 
     async def record_home(self, worker_id: str, home: str) -> None:

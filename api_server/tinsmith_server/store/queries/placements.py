@@ -1,4 +1,4 @@
-"""Queries about slots: each model holds one slot of a worker from its placement until its end."""
+"""Queries about slots. Each model holds one slot of a worker from its placement until its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from tinsmith_server.store.records import Model, PlacementQueue, QueuedModel, Sl
 from tinsmith_server.store.tables import models, placements, sessions, workers
 
 ChooseSlots = Callable[[PlacementQueue], Mapping[str, str]]
-"""A function that assigns slots to models of a queue. It must only compute, because a transaction waits for it."""
+"""A function that assigns slots to models of a queue.
+
+It must only compute, because a transaction waits for its result.
+"""
 
 _AT_WORKERS = placements.c.worker_id.in_(bindparam("worker_ids"))
 _WAITS = (models.c.state == "accepted") & (models.c.worker_id == "")
@@ -62,10 +65,10 @@ class PlacementQueries(Queries):
     async def place_models(
         self, base_models: Collection[str], slots: Mapping[str, int], choose: ChooseSlots
     ) -> Mapping[str, str]:
-        """Assign slots to waiting models as `choose` decides; `slots` is the number of each worker's slots.
+        """Assign slots to waiting models as `choose` decides. `slots` is the number of slots of each worker.
 
-        Assignments for one worker run one at a time, at all replicas, so `choose` sees the current queue. A model is
-        left out if another transaction is changing it at that moment, or if the worker has no free slot. Returns the
+        Assignments for one worker run one at a time, at all replicas together, so `choose` sees the current queue. A
+        model is left out if another transaction is changing it now, or if the worker has no free slot. Returns the
         assigned models, with their workers.
         """
 
@@ -84,11 +87,11 @@ class PlacementQueries(Queries):
         return await self._database.write(place)
 
     async def bind_to_creator(self, model_id: str, worker_id: str, slots: int) -> bool:
-        """Bind an accepted model to the worker that has created it, wherever it has been placed since.
+        """Bind an accepted model to the worker that has created it, even if it has been placed elsewhere since.
 
-        The model is bound even if its slot has been assigned to another model. Returns False if the model is bound
-        elsewhere, has ended, or is unknown. A bound model never moves, so of several workers that created the model
-        only one keeps it.
+        The model is bound even if another model has its slot now. Returns False if the model is bound elsewhere, has
+        ended, or is unknown. A bound model never moves. So if several workers created the model, only one of them keeps
+        it.
         """
         known = await self._look_up(Model, _MODEL, {"model_id": model_id})
         if known is not None and (known.worker_id, known.state) == (worker_id, "bound"):
@@ -108,7 +111,7 @@ class PlacementQueries(Queries):
         return await self._database.write(bind)
 
     async def displace_model(self, model_id: str, worker_id: str) -> None:
-        """Take an accepted model from the worker that refused it. A bound model stays."""
+        """Take an accepted model from the worker that refused it. A model that is bound stays at its worker."""
 
         async def displace(connection: AsyncConnection) -> None:
             model = await _locked_model(connection, model_id)
@@ -119,7 +122,7 @@ class PlacementQueries(Queries):
         await self._database.write(displace)
 
     async def used_slots(self) -> Mapping[str, int]:
-        """Return the number of used slots by worker. Workers without used slots are missing."""
+        """Return the number of used slots of each worker. Workers without used slots are missing."""
 
         async def count(connection: AsyncConnection) -> Mapping[str, int]:
             rows = select(placements.c.worker_id, func.count()).group_by(placements.c.worker_id)
@@ -138,9 +141,9 @@ async def _queue(
 
 
 async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]) -> None:
-    """Lock the workers' rows, in one order at all replicas.
+    """Lock the rows of the workers. All replicas lock them in the same order.
 
-    Without the lock, two replicas that read the same free slot would both assign it.
+    Without the lock, two replicas could read the same free slot, and both would assign it.
     """
     of_these = {"worker_ids": list(worker_ids)}
     for worker_id in sorted(set(worker_ids) - set(await connection.scalars(_KNOWN, of_these))):
@@ -149,10 +152,10 @@ async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]
 
 
 async def _lock_waiting(connection: AsyncConnection, model_ids: Collection[str]) -> list[str]:
-    """Lock and return the models that still wait, in the given order.
+    """Lock and return the models that still wait, in the order of `model_ids`.
 
-    Models locked by another transaction are skipped, because it may be waiting for a worker's row that this transaction
-    has locked.
+    Models that another transaction has locked are skipped, because that transaction may wait for a worker's row that
+    this one has locked.
     """
     free = set(await connection.scalars(_STILL_WAIT, {"model_ids": list(model_ids)}))
     return [model_id for model_id in model_ids if model_id in free]
@@ -179,12 +182,12 @@ def _of(model_id: str) -> Update:
 
 
 async def _locked_model(connection: AsyncConnection, model_id: str) -> Model | None:
-    """Return the model, locked until the commit. On SQLite the whole transaction holds the write lock."""
+    """Return the model. It is locked until the commit. On SQLite the whole transaction holds the write lock."""
     return await fetch_one(connection, Model, _MODEL_LOCKED, {"model_id": model_id})
 
 
 async def _take_slot(connection: AsyncConnection, model_id: str, worker_id: str, slots: int) -> None:
-    """Take the lowest free slot, if there is one."""
+    """Take the lowest free slot if there is a free slot."""
     slot = _lowest_free((await _taken_slots(connection, [worker_id]))[worker_id], slots)
     if slot is not None:
         row = {"worker_id": worker_id, "slot": slot, "model_id": model_id}
@@ -192,7 +195,10 @@ async def _take_slot(connection: AsyncConnection, model_id: str, worker_id: str,
 
 
 def _lowest_free(taken: set[int], slots: int) -> int | None:
-    """Return the lowest free slot, or None if all slots are used. After a limit is lowered, even more may be used."""
+    """Return the lowest free slot, or None if all slots are used.
+
+    After the limit was lowered, more slots than the limit may be used.
+    """
     if len(taken) >= slots:
         return None
     return next(slot for slot in range(slots) if slot not in taken)

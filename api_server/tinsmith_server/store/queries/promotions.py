@@ -1,4 +1,4 @@
-"""Queries about promoted names. Each change of a name is a row, and the last row is valid."""
+"""Queries about promoted names. Each change of a name is a row, and the last row is the valid one."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class PromotionQueries(Queries):
         most: PromotionBounds,
         extra_rows: ExtraRows = (),
     ) -> bool:
-        """Add a promotion. Returns False and changes nothing if the promotion is outdated or over a limit.
+        """Add a promotion. Returns False and changes nothing if the promotion is outdated or exceeds a limit.
 
-        That is the case if the present promotion is not `previous`, the checkpoint no longer exists or expires, or a
-        new name is over the limit.
+        This is the case if the current promotion is not `previous`, if the checkpoint no longer exists or has an
+        expiry, or if a new name exceeds the limit.
         """
         tenant, name = promotion.tenant, promotion.name
         forget = delete(promotions).where(
@@ -65,7 +65,7 @@ class PromotionQueries(Queries):
         return await self._database.write(add)
 
     async def promotion(self, tenant: str, name: str) -> Promotion | None:
-        """Return the present promotion of a name."""
+        """Return the current promotion of a name."""
         return await self._look_up(Promotion, _newest(tenant, name))
 
     async def promotions_of(self, tenant: str, name: str) -> Sequence[Promotion]:
@@ -74,12 +74,12 @@ class PromotionQueries(Queries):
         return await self._read_all(Promotion, query.order_by(promotions.c.number.desc()))
 
     async def list_promotions(self, tenant: str) -> Sequence[Promotion]:
-        """Return the present promotion of each name, by name."""
+        """Return the current promotion of each name, sorted by name."""
         query = select_records(promotions, Promotion).where(promotions.c.tenant == tenant, _is_newest())
         return await self._read_all(Promotion, query.order_by(promotions.c.name))
 
     async def names_promoted_to(self, tenant: str, tinker_path: str) -> Sequence[str]:
-        """Return the names that refer to the path at present."""
+        """Return the names that point to the path now."""
         names = _promoted(PromotedPath(tenant, tinker_path)).order_by(promotions.c.name)
         return await self._read_ids(names)
 
@@ -110,7 +110,7 @@ def _names_of(tenant: str) -> Select[Any]:
 
 
 def _lasting(checkpoint: Checkpoint) -> Select[Any]:
-    """Count the checkpoint, unless it has been deleted or has got an expiry since it was read."""
+    """Count the checkpoint, unless it was deleted or got an expiry after it was read."""
     named = (checkpoints.c.run_id, checkpoints.c.type, checkpoints.c.name)
     lasts = checkpoints.c.deleted_at.is_(None) & checkpoints.c.expires_at.is_(None)
     this = (checkpoint.run_id, checkpoint.type, checkpoint.name)
@@ -123,15 +123,20 @@ def _promoted(path: PromotedPath) -> Select[Any]:
 
 
 async def is_promoted(connection: AsyncConnection, path: PromotedPath) -> bool:
-    """Return whether a name refers to the path. If no name does, this stays true until this transaction ends."""
+    """Return whether a name points to the path.
+
+    If no name points to it, none can point to it before this transaction ends.
+    """
     await lock_names(connection, path.tenant)
     return (await connection.execute(_promoted(path).limit(1))).one_or_none() is not None
 
 
 async def lock_names(connection: AsyncConnection, tenant: str) -> None:
-    """Lock the tenant's names until this transaction ends. Row locks do not suffice for absent rows and counts.
+    """Lock the tenant's names until this transaction ends.
 
-    SQLite has only one writer at a time anyway.
+    Locks of rows are not enough, because missing rows and counts must not change either.
+
+    SQLite allows only one writer at a time anyway.
     """
     if connection.dialect.name == "postgresql":
         await connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK, func.hashtext(tenant))))

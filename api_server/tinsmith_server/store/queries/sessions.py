@@ -1,4 +1,4 @@
-"""Queries about client sessions, each of which is a run of a client program, and their sampling sessions."""
+"""Queries about sessions and their sampling sessions. A session is one run of a client program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SessionQueries(Queries):
     """The queries about sessions."""
 
     async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
-        """Insert a session, or return the session that this tenant created with the same idempotency key."""
+        """Insert a session. If this tenant has used the idempotency key before, return the session of that request."""
         made = _BY_ID if idempotency_key is None else _OF_KEY
         row = {**values(session), "idempotency_key": idempotency_key}
         return await self._insert_or_find(Session, sessions, row, made, row)
@@ -47,7 +47,10 @@ class SessionQueries(Queries):
         return await self._read_page(Session, query, limit, offset)
 
     async def sessions_after(self, tenant: str, position: tuple[datetime, str] | None, limit: int) -> Sequence[Session]:
-        """Return the sessions after a position (time of creation and id), newest first; None starts at the newest."""
+        """Return the sessions after a position (creation time and ID), newest first.
+
+        None starts at the newest session.
+        """
         age = sessions.c.created_at, sessions.c.session_id
         query = select_records(sessions, Session).where(sessions.c.tenant == tenant)
         if position is not None:
@@ -60,7 +63,7 @@ class SessionQueries(Queries):
         return await self._write(update(sessions).where(owned).values(project_id=project_id))
 
     async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
-        """Record a sign of life unless the session is finished; return the session."""
+        """Record a sign of life, unless the session is finished. Return the session."""
         alive = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
         beat = update(sessions).where(alive, sessions.c.last_heartbeat_at < now).values(last_heartbeat_at=now)
 
@@ -71,26 +74,26 @@ class SessionQueries(Queries):
         return await self._database.write(beat_and_look)
 
     async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
-        """Finish the session. Returns False if it is already finished or does not exist."""
+        """Finish the session. Returns False if the session is already finished or does not exist."""
         return await self._write(_finish(session_id, type, detail, now))
 
     async def finish_silent_session(
         self, session_id: str, type: FinishType, detail: str | None, now: datetime, last_heartbeat_before: datetime
     ) -> bool:
-        """Finish the session if its last sign of life is older.
+        """Finish the session if its last sign of life is older than `last_heartbeat_before`.
 
-        Returns False if it is not, or the session is already finished.
+        Returns False if it is newer, or if the session is already finished.
         """
         return await self._write(_finish(session_id, type, detail, now).where(_silent(last_heartbeat_before)))
 
     async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
-        """Return unfinished sessions whose last sign of life is older."""
+        """Return the unfinished sessions whose last sign of life is older than this time."""
         silent = sessions.c.finished_at.is_(None) & _silent(last_heartbeat_before)
         query = select_records(sessions, Session).where(silent).order_by(sessions.c.last_heartbeat_at)
         return await self._read_all(Session, query)
 
     async def finished_sessions_with_live_models(self) -> Sequence[Session]:
-        """Return finished sessions with accepted or bound models, whose release must be repeated."""
+        """Return finished sessions that have accepted or bound models. The release of these models must be repeated."""
         live = models.c.state.in_(("accepted", "bound"))
         with_live_model = exists().where(models.c.session_id == sessions.c.session_id, live)
         query = (
@@ -101,9 +104,9 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query)
 
     async def delete_sessions_without_models(self, prefix: str, finished_before: datetime) -> int:
-        """Delete finished sessions without models whose ids have this prefix; return their number.
+        """Delete finished sessions that have no models and whose IDs have this prefix. Return their number.
 
-        Their idempotency keys and sampling sessions are deleted with them, a few hundred sessions in a transaction.
+        Their idempotency keys and sampling sessions are deleted, too. One transaction deletes a few hundred sessions.
         """
         # SQLite's LIKE ignores case.
         named = func.substr(sessions.c.session_id, 1, len(prefix)) == prefix
@@ -119,7 +122,7 @@ class SamplingSessionQueries(Queries):
     """The queries about sampling sessions."""
 
     async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
-        """Insert a sampling session, or return the existing one with the same (session_id, sampling_session_seq_id)."""
+        """Insert a sampling session. If its (session_id, sampling_session_seq_id) exists, return the existing one."""
         numbered = (sampling_sessions.c.session_id == session.session_id) & (
             sampling_sessions.c.sampling_session_seq_id == session.sampling_session_seq_id
         )
@@ -132,7 +135,7 @@ class SamplingSessionQueries(Queries):
         return await self._look_up(SamplingSession, query)
 
     async def add_sampling_client(self, sampling_session_id: str) -> int:
-        """Return the next client number of an existing sampling session. The first number is 1."""
+        """Return the next number for a client of an existing sampling session. The first number is 1."""
         clients = func.coalesce(sampling_sessions.c.clients, 0) + 1
         one_more = (
             update(sampling_sessions)
@@ -158,7 +161,10 @@ class SamplingSessionQueries(Queries):
 
 
 async def _forget(session_ids: Sequence[str], connection: AsyncConnection) -> None:
-    """Delete the sessions. A finished session gets no models any more, so those without models stay without."""
+    """Delete the sessions, unless they have models.
+
+    A finished session can get no new models, so sessions without models stay without models.
+    """
     await connection.execute(delete(sampling_sessions).where(sampling_sessions.c.session_id.in_(session_ids)))
     await connection.execute(delete(sessions).where(sessions.c.session_id.in_(session_ids)))
 

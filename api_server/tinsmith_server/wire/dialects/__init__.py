@@ -1,1 +1,1 @@
-"""OpenAI's and Anthropic's requests and answers, and what they have in common."""
+"""OpenAI's and Anthropic's requests and answers, and the parts that both have in common."""

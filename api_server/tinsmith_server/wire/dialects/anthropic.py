@@ -36,7 +36,7 @@ WITHOUT_EFFECT = frozenset(
 
 
 class CountTokensRequest(Request):
-    """The parts of a prompt. An unknown field is refused, unless it changes no sample."""
+    """The parts of a prompt. An unknown field is refused, unless it cannot change a sample."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -60,14 +60,17 @@ class CountTokensRequest(Request):
         return self
 
     def _check_unknown(self) -> None:
-        """Refuse the same fields as a message does, so that the count is for the prompt that would be sampled."""
+        """Refuse the same fields as a message does. The count is then correct for the prompt that would be sampled."""
         unknown = dict(self.model_extra or {})
         if _edits_nothing(unknown.get("context_management")):
             unknown.pop("context_management", None)
         refuse_unknown(unknown, WITHOUT_EFFECT | MessagesRequest.model_fields.keys())
 
     def conversation(self) -> Messages:
-        """Return the messages as chat templates know them. Raises ValueError."""
+        """Return the messages in the form that chat templates read.
+
+        Raises ValueError for content that has no such form.
+        """
         found: Messages = []
         if self.system:
             found.append({"role": "system", "content": _text("system", self.system)})
@@ -82,7 +85,7 @@ class CountTokensRequest(Request):
         return [_function(f"tools.{index}", tool) for index, tool in enumerate(self.tools or ())]
 
     def prompt(self) -> Prompt:
-        """Return the prompt. If the last message is the assistant's, the answer continues it."""
+        """Return the prompt. If the last message is from the assistant, the answer continues this message."""
         messages, tools = self.conversation(), self.functions()
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
         rendered = worker_pb2.RenderPromptRequest(
@@ -94,7 +97,7 @@ class CountTokensRequest(Request):
         return Prompt(rendered)
 
     def _variables(self) -> dict[str, Any]:
-        """Return the variables that tell a chat template whether to think; other templates ignore them."""
+        """Return the variables that tell a chat template whether to think. Other templates ignore these variables."""
         kind, effort = (self.thinking or {}).get("type"), (self.output_config or {}).get("effort")
         thinking = {} if kind is None else {"enable_thinking": kind != "disabled"}
         return thinking if effort is None else {**thinking, "reasoning_effort": effort}
@@ -133,7 +136,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def _edits_nothing(management: Any) -> bool:
-    """Return whether the requested edits leave the context unchanged, as those of Claude Code do."""
+    """Return whether the requested edits leave the context unchanged. Claude Code requests such edits."""
     edits = management.get("edits") if isinstance(management, dict) else None
     return not management or (isinstance(edits, list) and all(_keeps_all(edit) for edit in edits))
 
@@ -240,10 +243,10 @@ def _block(part: MessagePart) -> Answer:
 
 
 class MessageEvents:
-    """The events of one stream, with the blocks of the whole answer.
+    """The events of one stream, and the blocks of the whole answer.
 
-    An answer without text and calls has an empty text in the stream and in the whole answer, because clients read the
-    first block without a check.
+    An answer without text and calls has an empty text, both in the stream and in the whole answer, because clients read
+    the first block without a check.
     """
 
     def __init__(self, model: str) -> None:
@@ -274,7 +277,7 @@ class MessageEvents:
             self._end = _end(piece.end, called=self._called)
 
     def end(self, usage: TokenUsage) -> Iterator[Answer]:
-        """Yield the events after the last piece."""
+        """Yield the events that follow the last piece."""
         yield {"type": "message_delta", "delta": self._end, "usage": usage_of(usage)}
         yield {"type": "message_stop"}
 
@@ -308,7 +311,10 @@ class MessageEvents:
 
 
 def model_page(models: Sequence[tuple[str, int]], limit: int, after: str | None, before: str | None) -> Answer:
-    """Return one page of models, given by name and creation time in Unix seconds. Raises NotFound for a cursor."""
+    """Return one page of models. Each model has a name and its creation time in Unix seconds.
+
+    Raises NotFound for an unknown cursor.
+    """
     names = [name for name, _ in models]
     for cursor in (after, before):
         if cursor is not None and cursor not in names:
@@ -333,7 +339,7 @@ def model(name: str, created: int) -> Answer:
 
 
 def usage_of(usage: TokenUsage) -> Answer:
-    """Return the usage. Cached tokens are not included in the other input tokens."""
+    """Return the usage. The number of other input tokens does not include cached tokens."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,
@@ -352,7 +358,10 @@ def _tool_use(call: worker_pb2.ToolCall) -> Answer:
 
 
 def _object(text: str) -> Any:
-    """Return a call's arguments as an object. If the model wrote another type of value, an object is put around it."""
+    """Return the arguments of a call as an object.
+
+    If the model wrote a value of another type, put it into an object.
+    """
     content = orjson.loads(text)
     return content if isinstance(content, dict) else {"arguments": content}
 

@@ -30,7 +30,7 @@ MOST_LIKELIEST = 20
 DEFAULT_COMPLETION_TOKENS = 16
 TOKEN_LIMIT = 2**31
 REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""The newer and the older name of this field at other servers. Chat templates read the older name."""
+"""The newer and the older name of the field for reasoning at other servers. Chat templates read the older name."""
 MESSAGE_FIELDS = frozenset(
     {
         *("role", "content", "refusal", "name", "tool_call_id", "tool_calls", *REASONING_FIELDS),
@@ -39,8 +39,8 @@ MESSAGE_FIELDS = frozenset(
 )
 """The fields of a message.
 
-Those in the last line are ignored: notes about caches, and notes about an answer that clients send back (LiteLLM adds
-some to every answer).
+The fields in the last line are ignored. They are notes about caches, and notes about an answer that clients send back
+(LiteLLM adds some to every answer).
 """
 
 # Fields that clients may send and that are ignored: they change no sample.
@@ -70,9 +70,9 @@ class StreamOptions(Request):
 
 
 class OpenAiRequest(Request):
-    """The fields of both calls. `top_k` is an extension that other servers have as well.
+    """The fields that both calls have. `top_k` is an extension that other servers have, too.
 
-    An unknown field is refused, unless it changes no sample.
+    An unknown field is refused, unless it cannot change a sample.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -116,7 +116,7 @@ class OpenAiRequest(Request):
 
 
 class CompletionRequest(OpenAiRequest):
-    """A completion. `logprobs` is the number of likeliest tokens that are returned with each token."""
+    """The request of a completion. `logprobs` is the number of most likely tokens that are returned with each token."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: Count | None = None
@@ -152,7 +152,10 @@ class CompletionRequest(OpenAiRequest):
 
 
 class ChatCompletionRequest(OpenAiRequest):
-    """A chat completion. `chat_template_kwargs` is an extension: variables of the model's chat template."""
+    """The request of a chat completion.
+
+    `chat_template_kwargs` is an extension: it sets variables of the model's chat template.
+    """
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_tokens: Positive | None = None
@@ -205,7 +208,10 @@ class ChatCompletionRequest(OpenAiRequest):
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages as chat templates know them: joined texts, arguments as objects. Raises ValueError."""
+    """Return the messages in the form that chat templates read: texts are joined, and arguments are objects.
+
+    Raises ValueError for content that has no such form.
+    """
     return [_message(f"messages.{index}", message) for index, message in enumerate(messages)]
 
 
@@ -231,7 +237,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_fields(where: str, role: str, message: Mapping[str, Any]) -> None:
-    """Refuse a message with a field that the prompt would not contain."""
+    """Refuse a message that has a field which the prompt would not contain."""
     for name in sorted(message.keys() - MESSAGE_FIELDS):
         refuse(f"{where}.{name}", message[name])
     if role != "assistant" and message.get("content") is None:
@@ -298,7 +304,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """The common fields of all chunks of an answer. `prefix` is the prefix of the answer's id."""
+    """The fields that all chunks of an answer have in common. The answer's ID begins with `prefix`."""
 
     model: str
     prefix: str
@@ -320,7 +326,7 @@ def usage_of(usage: TokenUsage) -> Answer:
 
 
 def model_list(models: Iterable[tuple[str, int]]) -> Answer:
-    """Return the list of models, given by name and creation time in Unix seconds."""
+    """Return the list of models. Each model has a name and its creation time in Unix seconds."""
     return {"object": "list", "data": [model(name, created) for name, created in models]}
 
 
@@ -340,7 +346,7 @@ def completion(head: AnswerHead, messages: Sequence[Message], usage: TokenUsage)
 
 
 class CompletionChunks:
-    """The chunks of one stream, in the pieces' order."""
+    """The chunks of one stream, in the order of the pieces."""
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
@@ -360,7 +366,7 @@ class CompletionChunks:
 
 
 class CompletionLogprobs:
-    """The logprobs of one choice. Offsets are in its text; tokens without text have no width."""
+    """The logprobs of one choice. Offsets count in the text of the choice, and tokens without text have no width."""
 
     def __init__(self) -> None:
         self._offset = 0
@@ -379,7 +385,7 @@ class CompletionLogprobs:
 
 
 def _by_text(likeliest: Iterable[worker_pb2.TokenText]) -> Mapping[str, float]:
-    """Return the logprob of each text. If several tokens have the same text, the likeliest counts."""
+    """Return the logprob of each text. If several tokens have the same text, the most likely token counts."""
     found: dict[str, float] = {}
     for one in likeliest:
         found.setdefault(one.text, one.logprob)
@@ -408,7 +414,7 @@ def chat_completion(head: AnswerHead, messages: Sequence[Message], usage: TokenU
 
 
 class ChatChunks:
-    """The chunks of one stream, in the pieces' order.
+    """The chunks of one stream, in the order of the pieces.
 
     A tool call is one chunk, because only a complete call can be parsed.
     """
@@ -455,6 +461,6 @@ def _scored(token: worker_pb2.TokenText) -> Answer:
 
 
 def _one(token: worker_pb2.TokenText) -> Answer:
-    """Return one token. `bytes` is None for a part of a character."""
+    """Return the logprobs of one token. `bytes` is None if the token is only a part of a character."""
     whole = None if "\ufffd" in token.text else list(token.text.encode())
     return {"token": token.text, "logprob": token.logprob, "bytes": whole}

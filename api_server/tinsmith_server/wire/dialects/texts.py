@@ -1,4 +1,4 @@
-"""The requests and answers that both dialects have in common."""
+"""The parts of requests and answers that both dialects have in common."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
-"""Fields of other servers, with the values that change nothing."""
+"""Fields of other servers, with the values of each field that have no effect."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text or a conversation for the model's tokenizer, or tokens as int32."""
+    """A prompt: a text or a conversation for the model's tokenizer, or tokens as int32."""
 
     rendered: worker_pb2.RenderPromptRequest | None = None
     tokens: bytes = b""
@@ -47,8 +47,8 @@ class Prompt:
 class TextRequest:
     """A text request. `choices` sequences are sampled for each prompt.
 
-    They end at `stops` and at the model's own end tokens. `logprobs` is the number of likeliest tokens that are
-    returned with each token; None means no logprobs. `echo` returns the prompt before the answer.
+    A sequence ends at `stops` and at the model's own end tokens. `logprobs` is the number of most likely tokens that
+    are returned with each token. None requests no logprobs. With `echo`, the prompt is returned before the answer.
     """
 
     model: str
@@ -64,7 +64,10 @@ class TextRequest:
 
 @dataclass(slots=True)
 class TokenUsage:
-    """Numbers of tokens. The cached tokens are included in the prompt's tokens."""
+    """The numbers of tokens in a request and its answer.
+
+    The number of the prompt's tokens includes the cached tokens.
+    """
 
     prompt: int = 0
     sampled: int = 0
@@ -73,7 +76,7 @@ class TokenUsage:
 
 @dataclass(slots=True)
 class MessagePart:
-    """A text or a reasoning that grows, or a complete tool call."""
+    """A part of a message: a text or a reasoning that grows, or a complete tool call."""
 
     content: str = ""
     reasoning: str = ""
@@ -82,7 +85,7 @@ class MessagePart:
 
 @dataclass(slots=True)
 class Message:
-    """A sequence, assembled from its pieces. `parts` are in the order of the text."""
+    """The message that the pieces of a sequence form. `parts` are in the order of the text."""
 
     parts: list[MessagePart] = field(default_factory=list)
     tokens: list[worker_pb2.TokenText] = field(default_factory=list)
@@ -122,20 +125,20 @@ class Message:
 
 
 def refuse(what: str, value: object) -> None:
-    """Raise ValueError for a value that has an effect."""
+    """Raise ValueError if the value has an effect."""
     if value:
         raise ValueError(f"{what} is not supported; remove it")
 
 
 def refuse_unknown(fields: Mapping[str, object], without_effect: Container[str]) -> None:
-    """Raise ValueError for an unknown field, unless it is empty or changes no sample."""
+    """Raise ValueError for an unknown field, unless the field is empty or cannot change a sample."""
     for name, value in fields.items():
         if name not in without_effect and value not in NEUTRAL.get(name, ()):
             refuse(name, value not in (None, [], {}))
 
 
 def checked_stops(stop: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the stop texts. Raises ValueError."""
+    """Return the texts at which a sequence stops. Raises ValueError."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOP_STRINGS:
         raise ValueError(f"{len(stops)} stop strings; at most {MAX_STOP_STRINGS} are allowed")

@@ -1,4 +1,4 @@
-"""The tables."""
+"""The first tables."""
 
 import sqlalchemy as sa
 from alembic import op
