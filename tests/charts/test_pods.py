@@ -133,9 +133,9 @@ def test_a_changed_catalogue_makes_another_pod() -> None:
 
 def test_every_image_comes_from_the_registry_that_is_given_and_is_pinned_by_its_digest() -> None:
     found = pods(render(VALUES["air-gapped"]))
-    told = environment(found["Deployment tinsmith-operator"])
+    variables = environment(found["Deployment tinsmith-operator"])
     images = [container["image"] for pod in found.values() for container in pod["containers"]]
-    for image in [*images, told["TINSMITH_OPERATOR_TRAINER_IMAGE"]]:
+    for image in [*images, variables["TINSMITH_OPERATOR_TRAINER_IMAGE"]]:
         assert re.fullmatch(r"registry\.internal:5000/mirror/tinsmith-[a-z-]+@sha256:[0-9a-f]{64}", image)
     assert {len(pod["imagePullSecrets"]) for pod in found.values()} == {1}
 
@@ -145,26 +145,26 @@ def test_every_image_comes_from_the_registry_that_is_given_and_is_pinned_by_its_
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_the_operator_knows_every_variable_of_the_chart(values: Object, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = environment(pods(render(values))["Deployment tinsmith-operator"])
-    tell(told, monkeypatch)
+    variables = environment(pods(render(values))["Deployment tinsmith-operator"])
+    set_environment(variables, monkeypatch)
     assert unknown_to_the_operator() == []
-    assert len(OperatorSettings().model_fields_set) == len(told)
+    assert len(OperatorSettings().model_fields_set) == len(variables)
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_the_api_server_knows_every_variable_of_the_chart(values: Object, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = environment(pods(render(values))["Deployment tinsmith-api-server"])
-    tell(told, monkeypatch)
+    variables = environment(pods(render(values))["Deployment tinsmith-api-server"])
+    set_environment(variables, monkeypatch)
     assert unknown_to_the_server() is None
     others = {"HOME", *(looked_up(values, "checkpoints.remote.environment") or {})}
-    assert len(load_settings({}).model_fields_set) == len(told.keys() - others)
+    assert len(load_settings({}).model_fields_set) == len(variables.keys() - others)
 
 
-def tell(told: Object, monkeypatch: pytest.MonkeyPatch) -> None:
+def set_environment(variables: Object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the variables. A value from a Secret or from the pod itself can be any."""
     for name in [name for name in os.environ if name.startswith("TINSMITH_")]:
         monkeypatch.delenv(name)
-    for name, value in told.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value or "tml-given-elsewhere")
 
 

@@ -188,9 +188,9 @@ def test_releases_of_one_name_in_several_namespaces_name_their_cluster_roles_apa
     assert names == {"research-tinsmith-operator", "research-tinsmith-api-server"}
 
 
-@pytest.mark.parametrize("given", [{"value": "tml-a-key-of-our-own-choosing"}, {"existingSecret": {"name": "ours"}}])
-def test_an_operator_that_makes_no_key_may_touch_none(given: Object) -> None:
-    objects = render({"keys": given})
+@pytest.mark.parametrize("keys", [{"value": "tml-a-key-of-our-own-choosing"}, {"existingSecret": {"name": "ours"}}])
+def test_an_operator_that_makes_no_key_may_touch_none(keys: Object) -> None:
+    objects = render({"keys": keys})
     targets_of = granted(named(objects, "Role", "tinsmith-operator-installation"))
     assert [target for target in targets_of if "-key" in target or "ours" in target] == []
     assert "TINSMITH_OPERATOR_FIRST_KEY_SECRET" not in environment(pods(objects)["Deployment tinsmith-operator"])

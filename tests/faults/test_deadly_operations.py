@@ -296,7 +296,7 @@ async def test_a_stop_that_finds_no_end_of_the_operation_is_not_counted_against_
         await lives.worker.submit(train(1))
         for _ in range(2):
             await in_the_middle(deadly)
-            await told_and_killed(lives)
+            await stopped_and_killed(lives)
             (deadly / HUNG).unlink()
             await lives.worker.start()
         (deadly / HANGS).unlink()
@@ -304,7 +304,7 @@ async def test_a_stop_that_finds_no_end_of_the_operation_is_not_counted_against_
         assert (lives.failure(1, MODEL), lives.failure(2, MODEL)) == ("", "")
 
 
-async def told_and_killed(lives: Lives) -> None:
+async def stopped_and_killed(lives: Lives) -> None:
     """Stop and kill the worker, as a pod whose grace period ends before its operation does."""
     process = lives.worker.process
     assert process is not None
@@ -322,7 +322,7 @@ async def test_an_operation_that_hung_when_the_stop_came_is_given_up(deadly: Pat
         await lives.worker.submit(train(1))
         await in_the_middle(deadly)
         await asyncio.sleep(0.02)
-        await told_and_killed(lives)
+        await stopped_and_killed(lives)
         await lives.run([train(1)])
         sign = r"\(the last sign: it was still running after \d+ s, when the worker was asked to stop\)"
         assert re.search(sign, lives.failure(1, MODEL))

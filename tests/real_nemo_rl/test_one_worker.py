@@ -40,7 +40,7 @@ def test_a_model_is_converted_to_megatrons_format_bit_by_bit(family: Family, not
     model = tiny_model(family)
     folder = converted_model(model.directory, model.info.revision, Path(sys.executable))
     assert "use_cpu_initialization: false" in (folder / "run_config.yaml").read_text()
-    found, wanted = _converted(folder), _wanted(model.directory)
+    found, wanted = _converted(folder), _expected(model.directory)
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(found[name], tensor.to(found[name].dtype)), name
@@ -75,7 +75,7 @@ def _converted(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _wanted(directory: Path) -> dict[str, Tensor]:
+def _expected(directory: Path) -> dict[str, Tensor]:
     """Return the tensors of our own reader of transformers checkpoints.
 
     Layers are stacked as above, and a layer's experts once more.

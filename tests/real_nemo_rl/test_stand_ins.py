@@ -12,7 +12,7 @@ import torch
 pytestmark = [pytest.mark.nemo_rl, pytest.mark.timeout(600)]
 
 
-def asked_for(protocol: Any) -> list[str]:
+def parameters_of(protocol: Any) -> list[str]:
     """Names of the parameters of Megatron's protocol of a layer's constructor."""
     return [name for name in inspect.signature(protocol.__call__).parameters if name != "self"]
 
@@ -39,7 +39,7 @@ def test_a_grouped_layer_is_made_and_called_as_megatron_does_and_multiplies_each
     config = SimpleNamespace(params_dtype=torch.float32)
     for make, builder in ((layers.linear_fc1, GroupedLinearFc1Builder), (layers.linear_fc2, GroupedLinearFc2Builder)):
         experts, of_input, of_output = 3, 4, 5
-        named = dict.fromkeys(asked_for(builder)[3:]) | {"config": config, "pg_collection": groups}
+        named = dict.fromkeys(parameters_of(builder)[3:]) | {"config": config, "pg_collection": groups}
         layer = make(experts, of_input, of_output, **named)
         weights = dict(layer.named_parameters())
         assert list(weights) == ["weight0", "weight1", "weight2"], "as Megatron-Bridge's mappings call them"

@@ -21,12 +21,12 @@ child.wait()
 """
 
 
-def asked_for(program: Program) -> object:
+def case(program: Program) -> object:
     return pytest.param(program, id=program.name, marks=() if program.every_run else pytest.mark.recipes)
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("program", [asked_for(program) for program in PROGRAMS])
+@pytest.mark.parametrize("program", [case(program) for program in PROGRAMS])
 def test_a_program_keeps_its_documented_promises(program: Program, runner: Runner) -> None:
     program.run(runner)
 

@@ -29,7 +29,7 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @pytest.fixture
-def made_elsewhere(server: ServedInstallation, tmp_path: Path) -> Path:
+def peft_adapter(server: ServedInstallation, tmp_path: Path) -> Path:
     """Return PEFT's folder of an adapter on only two projections, which is common."""
     base = AutoModelForCausalLM.from_pretrained(server.models[MODEL], dtype=torch.float32)
     with torch.random.fork_rng():
@@ -76,14 +76,14 @@ def export(server: ServedInstallation, model: tinker.TrainingClient, name: str) 
 
 
 def test_an_adapter_of_peft_comes_in_and_says_what_it_says_there(
-    client: tinker.ServiceClient, server: ServedInstallation, made_elsewhere: Path
+    client: tinker.ServiceClient, server: ServedInstallation, peft_adapter: Path
 ) -> None:
-    brought_in = run_import(server, made_elsewhere)
+    brought_in = run_import(server, peft_adapter)
     assert brought_in.returncode == 0, brought_in.stderr
     path = brought_in.stdout.strip()
 
     model = client.create_training_client_from_state(path).result()
-    expected = logprobs_of_peft(server, made_elsewhere)
+    expected = logprobs_of_peft(server, peft_adapter)
     np.testing.assert_allclose(logprobs(model)[0], expected, atol=1e-4)
     sampler = client.create_sampling_client(model_path=path).result()
     sampled = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()

@@ -26,7 +26,7 @@ KEPT_VARIABLES = ("HOME", "LANG", "PATH", "PYENV_ROOT", "SSL_CERT_FILE", "UV_CAC
 @dataclass(frozen=True, slots=True)
 class Typed:
     folder: Path
-    said: str
+    text: str
     answers: str
 
     @property
@@ -73,9 +73,9 @@ def environment(scratch: Path) -> dict[str, str]:
 def test_the_demo_says_what_readme_shows(typed: Typed) -> None:
     """Numbers may differ between processors."""
     [shown] = blocks("Try it", "text")
-    said = [without_numbers(line) for line in typed.said.splitlines()]
-    assert [line for line in shown.splitlines() if without_numbers(line) not in said] == []
-    before, after = typed.said.split("3. The same question again")
+    text = [without_numbers(line) for line in typed.text.splitlines()]
+    assert [line for line in shown.splitlines() if without_numbers(line) not in text] == []
+    before, after = typed.text.split("3. The same question again")
     assert "Pots, pans and lanterns." in after
     assert "Pots, pans and lanterns." not in before
     assert (typed.output / "first_steps.png").read_bytes().startswith(b"\x89PNG")
@@ -88,16 +88,16 @@ def without_numbers(line: str) -> str:
 
 
 def test_nothing_of_others_warns_on_the_screen(typed: Typed) -> None:
-    assert re.findall(r".*Warning:.*", typed.said) == []
+    assert re.findall(r".*Warning:.*", typed.text) == []
 
 
 def test_it_leads_to_an_evaluated_and_promoted_adapter(typed: Typed) -> None:
     summary = json.loads((typed.output / "sft-run" / "summary.json").read_text())
-    assert f"greeter stands for {summary['sampler']}" in typed.said
+    assert f"greeter stands for {summary['sampler']}" in typed.text
     header, *_, last = (typed.output / "evaluation" / "results.csv").read_text().splitlines()
     assert float(last.split(",")[header.split(",").index("mean")]) > 0.5
 
 
 def test_the_program_and_the_openai_call_of_readme_run(typed: Typed) -> None:
-    assert "demo/tiny" in typed.said.splitlines()
+    assert "demo/tiny" in typed.text.splitlines()
     assert json.loads(typed.answers)["choices"][0]["message"]["content"]

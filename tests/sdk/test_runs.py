@@ -146,12 +146,12 @@ def test_a_run_that_is_stopped_and_killed_at_random_moments_comes_to_the_bits_of
     if is_stopped:
         stopped = Life(words, server, tmp_path)
         at = stopped.end_after(1, 0, signal.SIGINT)
-        assert stopped.status == 130, stopped.said
-        assert f"of {steps}, which is saved; the same command resumes from there" in stopped.said
+        assert stopped.status == 130, stopped.output
+        assert f"of {steps}, which is saved; the same command resumes from there" in stopped.output
         assert CheckpointStore(str(tmp_path / "disturbed" / "checkpoints")).steps()[-1] >= at
     killed = Life(words, server, tmp_path)
     killed.end_after(moments.randint(1, 4), moments.uniform(0, 0.3), signal.SIGKILL)
-    assert killed.status == -signal.SIGKILL, f"seed {seed}: {killed.said}"
+    assert killed.status == -signal.SIGKILL, f"seed {seed}: {killed.output}"
     assert train(*words) == 0
     assert train(*words[:-1], "undisturbed") == 0
     assert bits(tmp_path / "disturbed") == bits(tmp_path / "undisturbed"), f"seed {seed}"
@@ -175,7 +175,7 @@ class Life:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.said = ""
+        self.output = ""
 
     @property
     def status(self) -> int:
@@ -191,7 +191,7 @@ class Life:
                 steps -= 1
         time.sleep(seconds)
         self._process.send_signal(number)
-        _, self.said = self._process.communicate(timeout=LIMIT_SECONDS)
+        _, self.output = self._process.communicate(timeout=LIMIT_SECONDS)
         return step
 
 

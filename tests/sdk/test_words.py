@@ -60,13 +60,13 @@ def test_a_program_that_starts_on_a_full_volume_says_so(tmp_path: Path) -> None:
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             try:
-                said = next(line for line in process.stderr if "waiting: " in line and "loading" not in line)
+                message = next(line for line in process.stderr if "waiting: " in line and "loading" not in line)
             finally:
                 process.kill()
-    assert "is full: make room, then retry. Nothing was accepted." in said
+    assert "is full: make room, then retry. Nothing was accepted." in message
 
 
-class Said(logging.Handler):
+class SdkLog(logging.Handler):
     """The messages that the SDK logs, in order."""
 
     def __init__(self) -> None:
@@ -84,20 +84,20 @@ class Said(logging.Handler):
 
 
 @pytest.fixture
-def said() -> Iterator[Said]:
-    handler, logger = Said(), logging.getLogger("tinker")
+def sdk_log() -> Iterator[SdkLog]:
+    handler, logger = SdkLog(), logging.getLogger("tinker")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
 
 
 @pytest.mark.timeout(300)
-def test_a_waiting_program_shows_the_reason_and_continues_when_a_session_ends(tmp_path: Path, said: Said) -> None:
+def test_a_waiting_program_shows_the_reason_and_continues_when_a_session_ends(tmp_path: Path, sdk_log: SdkLog) -> None:
     with served(tmp_path, adapter_slots="1", model_places="1") as server, service_client(server) as waiting:
         with service_client(server) as holding:
             held = holding.create_lora_training_client(MODEL, rank=4).result()
             made = waiting.create_lora_training_client(MODEL, rank=4)
-            line = said.until("waiting: waiting for")
+            line = sdk_log.until("waiting: waiting for")
             session_id = held.get_info().model_id.split(":", maxsplit=1)[0]
             assert f"one of 1 places of {MODEL}; 1 held by your session {session_id}, idle for " in line
             assert "wait for a session to end, or restart the server with more model_places" in line

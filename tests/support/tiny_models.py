@@ -20,7 +20,7 @@ LONG = TinyShape(hidden_size=128, heads=2, kv_heads=1, max_sequence_length=1024)
 
 def tiny_directory(family: Family = "qwen3", shape: TinyShape = SMALL) -> Path:
     """Return a model directory, which is removed when the tests end."""
-    return _made(family, shape)
+    return _new_model(family, shape)
 
 
 def tiny_model(family: Family = "qwen3", shape: TinyShape = SMALL, dtype: torch.dtype = torch.float32) -> TorchModel:
@@ -29,10 +29,10 @@ def tiny_model(family: Family = "qwen3", shape: TinyShape = SMALL, dtype: torch.
 
 # Cached with all arguments given: a cache takes a default and the same value spelled out for two keys.
 @functools.cache
-def _made(family: Family, shape: TinyShape) -> Path:
+def _new_model(family: Family, shape: TinyShape) -> Path:
     return make_tiny_model(folder_of_whole_run("tiny-model-"), family=family, shape=shape)
 
 
 @functools.cache
 def _loaded(family: Family, shape: TinyShape, dtype: torch.dtype) -> TorchModel:
-    return load_torch_model(str(_made(family, shape)), dtype=dtype)
+    return load_torch_model(str(_new_model(family, shape)), dtype=dtype)

@@ -52,7 +52,7 @@ def executed(notebook: Path, folder: Path, variables: Mapping[str, str]) -> nbfo
     return outcome
 
 
-def written_where_wanted(notebook: Path, outcome: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def stored_notebook(notebook: Path, outcome: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Return the content of the notebook's file; `make tutorials` writes the outcome there.
 
     It omits what differs between machines and does not help readers: names of kernels, versions of Python.

@@ -16,7 +16,7 @@ from support.tutorials import (
     pictures,
     read,
     sources_digest,
-    written_where_wanted,
+    stored_notebook,
 )
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
@@ -44,7 +44,7 @@ def test_runs_to_its_end(notebook: Path, server: ServedInstallation, tmp_path: P
     (tmp_path / MODEL).symlink_to(server.models[MODEL])
     where = {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY, "NO_PROXY": "127.0.0.1"}
     outcome = executed(notebook, tmp_path, where)
-    assert pictures(outcome) == pictures(written_where_wanted(notebook, outcome))
+    assert pictures(outcome) == pictures(stored_notebook(notebook, outcome))
 
 
 @each(notebooks())

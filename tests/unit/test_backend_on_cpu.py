@@ -28,13 +28,13 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def wanted(commit: str) -> dict[str, str]:
+def pin_at(commit: str) -> dict[str, str]:
     return {"repository": "https://example.org/nemo-rl", "commit": commit}
 
 
 def test_sources_at_another_commit_are_refused(checkout: Path) -> None:
     with pytest.raises(SourceMissing, match=r"is at [0-9a-f]{40}, and the tests are for 0123abc"):
-        check_source(SOURCE, str(checkout), wanted("0123abc"))
+        check_source(SOURCE, str(checkout), pin_at("0123abc"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.marker)

@@ -24,11 +24,11 @@ def inside(two_node_cluster: Cluster, namespace: str, tmp_path: Path) -> str:
     return f"--namespace={namespace}"
 
 
-@pytest.mark.parametrize(("asking", "asked"), [(FIRST, SECOND), (SECOND, FIRST)])
-def test_pods_reach_those_of_the_other_node(asking: str, asked: str, two_node_cluster: Cluster, inside: str) -> None:
-    address = two_node_cluster.kubectl(inside, "get", "pod", f"on-{asked}", "--output=jsonpath={.status.podIP}")
+@pytest.mark.parametrize(("asking", "target"), [(FIRST, SECOND), (SECOND, FIRST)])
+def test_pods_reach_those_of_the_other_node(asking: str, target: str, two_node_cluster: Cluster, inside: str) -> None:
+    address = two_node_cluster.kubectl(inside, "get", "pod", f"on-{target}", "--output=jsonpath={.status.podIP}")
     url = f"http://{address}:8080"
-    assert two_node_cluster.kubectl(inside, "exec", f"on-{asking}", "--", "/hello", "get", url) == f"on-{asked}\n"
+    assert two_node_cluster.kubectl(inside, "exec", f"on-{asking}", "--", "/hello", "get", url) == f"on-{target}\n"
 
 
 def test_a_node_that_is_cut_off_is_not_ready_until_it_comes_back(two_node_cluster: Cluster, inside: str) -> None:

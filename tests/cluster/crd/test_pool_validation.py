@@ -102,9 +102,9 @@ def test_a_bad_pool_is_refused_with_a_sentence(manifest: Manifest, says: str, ap
     assert re.search(says, str(refused.value))
 
 
-@pytest.mark.parametrize("said", [{}, {"replicas": None}], ids=["nothing", "null"])
-def test_the_api_server_fills_in_the_defaults_of_a_pool(said: Manifest, api: ApiNamespace) -> None:
-    kept = api.would_create(pool(**said))["spec"]
+@pytest.mark.parametrize("spec", [{}, {"replicas": None}], ids=["nothing", "null"])
+def test_the_api_server_fills_in_the_defaults_of_a_pool(spec: Manifest, api: ApiNamespace) -> None:
+    kept = api.would_create(pool(**spec))["spec"]
     assert (kept["replicas"], kept["engine"], kept["adapters"]) == (1, "builtin", {"maxLoaded": 64, "maxRank": 128})
 
 

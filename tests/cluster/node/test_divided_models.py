@@ -73,14 +73,14 @@ def session_of(installation: Installation, session: Object) -> Iterator[str]:
     try:
         installation.wait_ready(name, timeout_seconds=480)
         if "modelCache" in session["spec"]:
-            assert said_by_the_conversion(installation, name) == NOTHING_TO_CONVERT
+            assert last_log_line_of_the_conversion(installation, name) == NOTHING_TO_CONVERT
         yield name
     finally:
         installation.kubectl("delete", "trainingsession", name, "--wait=false")
         wait_gone(installation, "trainingsession", name)
 
 
-def said_by_the_conversion(installation: Installation, name: str) -> str:
+def last_log_line_of_the_conversion(installation: Installation, name: str) -> str:
     """Return the last words in the log of the only try that its Job needed."""
     [pod] = installation.list("pod", f"app.kubernetes.io/name=tinsmith-conversion,tinsmith.dev/session={name}")
     assert pod["status"]["phase"] == "Succeeded"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from cluster.node.conftest import NAMESPACE
 from support.kubernetes.installation import API_KEY, Installation
-from support.tutorials import IN_CLUSTER, executed, pictures, written_where_wanted
+from support.tutorials import IN_CLUSTER, executed, pictures, stored_notebook
 
 
 def test_runs_to_its_end(installation: Installation, session: str, tmp_path: Path) -> None:
     outcome = executed(IN_CLUSTER, tmp_path, _as_after_the_demo(installation, tmp_path))
-    assert pictures(outcome) == pictures(written_where_wanted(IN_CLUSTER, outcome))
+    assert pictures(outcome) == pictures(stored_notebook(IN_CLUSTER, outcome))
 
 
 def _as_after_the_demo(installation: Installation, folder: Path) -> dict[str, str]:

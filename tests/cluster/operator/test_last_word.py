@@ -51,7 +51,7 @@ async def test_any_way_to_a_spec_ends_where_the_straight_way_does(
             straight, winding = [await hands.get(resource, name) for name in ("straight", "winding")]
             assert straight is not None
             assert winding is not None
-            assert wanted(winding, "winding") == wanted(straight, "straight")
+            assert comparable(winding, "winding") == comparable(straight, "straight")
 
 
 async def say(hands: KubectlUser, spec: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ def replaced(old: Any, new: Any) -> Any:
     return {name: replaced(old.get(name), new.get(name)) for name in old.keys() | new.keys()}
 
 
-def wanted(manifest: dict[str, Any], name: str) -> str:
+def comparable(manifest: dict[str, Any], name: str) -> str:
     """Return what the operator wants of it, with names that both sessions share. The claim's UID names the worker."""
     metadata = manifest["metadata"]
     kept = {"labels": metadata["labels"], "spec": manifest["spec"]}

@@ -64,8 +64,8 @@ async def test_events_of_a_session_that_is_suspended_and_resumed_are_counted_not
         assert (await counts())["Suspended"] == [2]
 
 
-async def _has(counts: Callable[[], Awaitable[dict[str, list[int]]]], reason: str, wanted: list[int]) -> bool:
-    return (await counts()).get(reason) == wanted
+async def _has(counts: Callable[[], Awaitable[dict[str, list[int]]]], reason: str, expected: list[int]) -> bool:
+    return (await counts()).get(reason) == expected
 
 
 async def test_a_claim_that_gets_no_volume_is_made_anew_as_the_spec_is_corrected(
@@ -79,11 +79,11 @@ async def test_a_claim_that_gets_no_volume_is_made_anew_as_the_spec_is_corrected
         before = await hands.get(CLAIMS, "tiny-journal")
         await hands.patch(SESSIONS, "tiny", {"spec": {"storage": right}})
 
-        async def is_made_anew() -> bool:
+        async def is_created_again() -> bool:
             claim = await hands.get(CLAIMS, "tiny-journal")
             return claim is not None and claim["metadata"]["uid"] != (before or {})["metadata"]["uid"]
 
-        await eventually(is_made_anew, "another claim")
+        await eventually(is_created_again, "another claim")
         kubelet.idle = False
         ready = await comes_to_rest(hands, "WorkerReady")
         claim = await hands.get(CLAIMS, "tiny-journal")

@@ -49,7 +49,7 @@ async def tended(cluster: Cluster, namespace: str) -> AsyncIterator[KubectlUser]
         yield hands
 
 
-def told_settings(namespace: str, watched: str) -> Settings:
+def settings_of(namespace: str, watched: str) -> Settings:
     return settings_for(namespace, watch_namespaces=watched, health_port=free_port())
 
 
@@ -80,7 +80,7 @@ async def test_a_forbidden_namespace_does_not_delay_the_others(
     later = [each for each in rights if each["metadata"].get("namespace") == elsewhere]
     grant(api_cluster, [each for each in rights if each not in later])
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of_the_account(api_cluster, hands.namespace, tmp_path)))
-    settings = told_settings(hands.namespace, f"{hands.namespace},{elsewhere},not-there")
+    settings = settings_of(hands.namespace, f"{hands.namespace},{elsewhere},not-there")
     async with tended(api_cluster, elsewhere) as others, operator_program(settings) as program:
         await others.create(SESSIONS, session_manifest())
         await hands.create(SESSIONS, session_manifest())

@@ -31,7 +31,7 @@ from tinsmith_server.wire.requests import CopyWeightsRequest
 TENANTS = ("a", "a b", "a:b", "a.b", "..")
 KEYS = ("c", "b c", "../c", None)
 NAMES = ("good", "bad")
-Asked = tuple[str, str | None, str]
+CopyRequest = tuple[str, str | None, str]
 REQUESTS = st.tuples(st.sampled_from(TENANTS), st.sampled_from(KEYS), st.sampled_from(NAMES))
 
 
@@ -49,7 +49,7 @@ def content(folder: Path) -> bytes:
     return (folder / "adapter_model.safetensors").read_bytes()
 
 
-async def check(asked: Sequence[Asked], place: Path) -> None:
+async def check(copy_requests: Sequence[CopyRequest], place: Path) -> None:
     store, root = await open_store(with_schema(f"sqlite:///{place}/store.db")), place / "root"
     try:
         sources = await sources_in(store, root)
@@ -59,7 +59,7 @@ async def check(asked: Sequence[Asked], place: Path) -> None:
         copies = Copies(store, files, lookup, retention, CheckpointQuota(store, 2**40), lambda: NOW)
         first: dict[tuple[str, str], tuple[str, str]] = {}
         made: dict[str, str] = {}
-        for tenant, key, name in asked:
+        for tenant, key, name in copy_requests:
             path = f"tinker://{sources[name].run_id}/weights/{name}"
             copy = copies.copy(tenant, CopyWeightsRequest(source_path=path), None, key)
             if key is not None and first.get((tenant, key), (name, ""))[0] != name:
@@ -77,7 +77,7 @@ async def check(asked: Sequence[Asked], place: Path) -> None:
             assert found is not None
             directories[found.directory] = content(root / found.directory)
             assert directories[found.directory] == name.encode()
-        assert len(directories) == len(made) == len(first) + sum(key is None for _, key, _ in asked)
+        assert len(directories) == len(made) == len(first) + sum(key is None for _, key, _ in copy_requests)
         assert {name: content(root / "runs" / name) for name in NAMES} == {name: name.encode() for name in NAMES}
         assert {folder.name for folder in (root / "weights" / "copies").glob("*")} == {
             Path(directory).name for directory in directories
@@ -91,6 +91,6 @@ async def check(asked: Sequence[Asked], place: Path) -> None:
 @example([("a", "c", "good"), ("a", "c", "bad")])
 @example([("a", "b c", "good"), ("a b", "c", "bad")])
 @example([("a", None, "good"), ("a", None, "good")])
-def test_two_requests_of_different_tenants_keys_or_sources_share_no_directory(asked: list[Asked]) -> None:
+def test_two_requests_of_different_tenants_keys_or_sources_share_no_directory(copy_requests: list[CopyRequest]) -> None:
     with tempfile.TemporaryDirectory() as place:
-        asyncio.run(check(asked, Path(place)))
+        asyncio.run(check(copy_requests, Path(place)))

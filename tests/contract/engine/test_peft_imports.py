@@ -39,7 +39,7 @@ def base(shape: TinyShape = SMALL) -> Any:
     return AutoModelForCausalLM.from_pretrained(tiny_directory("qwen3", shape), dtype=torch.float32).eval()
 
 
-def made(shape: TinyShape = SMALL, **fields: Any) -> Any:
+def new_peft_model(shape: TinyShape = SMALL, **fields: Any) -> Any:
     """Return PEFT's model with a new adapter."""
     fields = {"target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **fields}
     torch.manual_seed(3)
@@ -90,7 +90,7 @@ def assert_says_the_same(engine: PeftEngine, model: Any) -> None:
     ],
 )
 def test_what_is_plain_lora_says_what_it_says_in_peft(fields: Mapping[str, Any], tmp_path: Path) -> None:
-    model = made(**fields)
+    model = new_peft_model(**fields)
     move(model)
     model.save_pretrained(tmp_path)
     assert_says_the_same(imported(tmp_path), model)
@@ -100,7 +100,7 @@ def test_what_is_plain_lora_says_what_it_says_in_peft(fields: Mapping[str, Any],
 def test_adapters_on_changed_base_weights_are_refused_until_peft_has_converted_them(
     initialization: str, tmp_path: Path
 ) -> None:
-    model = made(init_lora_weights=initialization)
+    model = new_peft_model(init_lora_weights=initialization)
     model.peft_config["default"].init_lora_weights = True
     model.save_pretrained(tmp_path / "first")
     model.peft_config["default"].init_lora_weights = initialization
@@ -125,7 +125,7 @@ def test_adapters_on_changed_base_weights_are_refused_until_peft_has_converted_t
     ],
 )
 def test_variants_of_lora_are_refused_by_their_field(field: str, value: object, tmp_path: Path) -> None:
-    made(**{field: value}).save_pretrained(tmp_path)
+    new_peft_model(**{field: value}).save_pretrained(tmp_path)
     assert f"({field})" in refusal(tmp_path)
 
 
@@ -140,7 +140,7 @@ def test_variants_of_lora_are_refused_by_their_field(field: str, value: object, 
 def test_copies_of_the_base_models_embeddings_change_nothing(
     fields: Mapping[str, Any], options: Mapping[str, Any], shape: TinyShape, tmp_path: Path
 ) -> None:
-    model = made(shape, **fields)
+    model = new_peft_model(shape, **fields)
     move(model)
     model.save_pretrained(tmp_path, **options)
     written = load_file(tmp_path / FILES[1])

@@ -9,7 +9,7 @@ import torch
 from support.zoo.stored_formats import (
     FORMATS,
     TOKENS,
-    check_made_dense,
+    check_dequantized,
     make,
     read_as_its_dense_twin,
     say_format,
@@ -44,7 +44,7 @@ def test_a_model_that_was_made_dense_runs_as_it_is_and_generates_as_its_makers_s
     say_generation((stored, dense))
     plain = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     made = load_to_save(AutoModelForCausalLM, stored, AutoConfig.from_pretrained(stored), torch.float32)
-    check_made_dense(made, plain, tmp_path / "written")
+    check_dequantized(made, plain, tmp_path / "written")
 
 
 def test_a_format_that_is_not_read_is_refused_with_those_that_are(tmp_path: Path) -> None:

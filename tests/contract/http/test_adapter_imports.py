@@ -117,17 +117,17 @@ async def test_an_upload_that_the_worker_refuses_returns_its_reason_and_can_be_c
 
 @one_server
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"base_model": "none/such"}, "does not serve the base model 'none/such'"),
         ({"lora_config": {"rank": 0}}, "lora_config.rank"),
         ({"lora_config": {}, "base_model": 7}, "base_model"),
     ],
 )
-async def test_a_start_that_cannot_work_is_refused(server: TestedServer, fields: dict[str, Any], said: str) -> None:
+async def test_a_start_that_cannot_work_is_refused(server: TestedServer, fields: dict[str, Any], message: str) -> None:
     refused = await start(server, **fields)
     assert refused.status_code == 422
-    assert said in refused.json()["detail"]
+    assert message in refused.json()["detail"]
 
 
 async def test_a_link_ends_and_its_files_go_with_it(server: TestedServer) -> None:

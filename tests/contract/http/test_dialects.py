@@ -40,7 +40,7 @@ async def server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer
         yield server
 
 
-async def asked(
+async def send_request(
     server: TestedServer, path: str, headers: dict[str, str] | None = None, **fields: Any
 ) -> httpx.Response:
     body = {"model": BASE_MODEL, **BODIES.get(path, {}), **fields}
@@ -68,9 +68,9 @@ async def test_either_header_carries_the_key_and_a_wrong_key_gets_an_error_of_th
     server: TestedServer,
 ) -> None:
     for path in BODIES:
-        assert (await asked(server, path)).status_code == 200
-        assert (await asked(server, path, headers=BEARER)).status_code == 200
-        refused = await asked(server, path, headers={"X-API-Key": "", "Authorization": "Bearer tml-wrong"})
+        assert (await send_request(server, path)).status_code == 200
+        assert (await send_request(server, path, headers=BEARER)).status_code == 200
+        refused = await send_request(server, path, headers={"X-API-Key": "", "Authorization": "Bearer tml-wrong"})
         assert refused.status_code == 401
         assert refused.json()["error"]["type"] == "authentication_error"
 
@@ -78,7 +78,7 @@ async def test_either_header_carries_the_key_and_a_wrong_key_gets_an_error_of_th
 @pytest.mark.core("POST /oai/api/v1/chat/completions")
 async def test_a_sample_goes_to_the_sampler_as_tinkers_own_does_but_is_read_as_text(server: TestedServer) -> None:
     stop = {"stop": ["x", "y"], "n": 2, "seed": -1, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "max_tokens": 4}
-    answer = (await asked(server, CHAT, **stop, logprobs=True, top_logprobs=3)).json()
+    answer = (await send_request(server, CHAT, **stop, logprobs=True, top_logprobs=3)).json()
     (request,) = server.worker.samples.values()
     assert (request.num_samples, request.seed, request.top_k, request.max_tokens) == (2, 2**64 - 1, 5, 4)
     assert (list(request.stop_strings), list(request.stop_tokens)) == (["x", "y"], [END_TOKEN])
@@ -93,7 +93,7 @@ async def test_a_sample_goes_to_the_sampler_as_tinkers_own_does_but_is_read_as_t
 
 @pytest.mark.core("POST /oai/api/v1/completions")
 async def test_a_prompt_of_tokens_is_taken_as_it_is(server: TestedServer) -> None:
-    await asked(server, COMPLETIONS, prompt=[5, 6])
+    await send_request(server, COMPLETIONS, prompt=[5, 6])
     (request,) = server.worker.samples.values()
     assert request.prompt_tokens == b"\5\0\0\0\6\0\0\0"
     assert list(request.stop_tokens) == [END_TOKEN]
@@ -138,13 +138,13 @@ async def test_a_saved_sampler_is_there_for_its_tenant_and_once_published_for_ot
     model = await saved_sampler(server)
     headers = await other_tenant(server)
     for path in BODIES:
-        assert (await asked(server, path, model=model)).status_code == 200
-        refused = await asked(server, path, headers=headers, model=model)
+        assert (await send_request(server, path, model=model)).status_code == 200
+        refused = await send_request(server, path, headers=headers, model=model)
         assert (refused.status_code, message_of(refused)) == (404, f"there is no checkpoint {model}")
     assert all(request.adapter.directory for request in server.worker.samples.values())
     run, _, name = model.removeprefix("tinker://").split("/")
     await server.client.post(f"/training_runs/{run}/checkpoints/sampler_weights/{name}/publish")
-    assert (await asked(server, CHAT, headers=headers, model=model)).status_code == 200
+    assert (await send_request(server, CHAT, headers=headers, model=model)).status_code == 200
 
 
 WRONG: list[tuple[dict[str, Any], int, str]] = [
@@ -158,7 +158,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
 async def test_an_invalid_request_gets_a_message(server: TestedServer) -> None:
     for path in BODIES:
         for fields, status, words in WRONG:
-            refused = await asked(server, path, **fields)
+            refused = await send_request(server, path, **fields)
             assert refused.status_code == status
             assert words in message_of(refused)
     assert server.worker.samples == {}
@@ -170,7 +170,7 @@ async def test_a_sampler_that_stays_full_is_a_429_after_some_patience(
     monkeypatch.setattr(texts, "PATIENCE_SECONDS", 0.0)
     server.worker.sampler_full = True
     for path in BODIES:
-        refused = await asked(server, path)
+        refused = await send_request(server, path)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"]["type"] == "rate_limit_error"
 
@@ -178,11 +178,11 @@ async def test_a_sampler_that_stays_full_is_a_429_after_some_patience(
 @pytest.mark.core("POST /anthropic/api/v1/messages/count_tokens")
 async def test_sampled_tokens_are_counted_on_the_keys_rate(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_server(settings_for(tmp_path, sampled_tokens_per_minute=1), fleet) as server:
-        assert (await asked(server, CHAT)).status_code == 200
-        refused = await asked(server, MESSAGES)
+        assert (await send_request(server, CHAT)).status_code == 200
+        refused = await send_request(server, MESSAGES)
         assert refused.status_code == 429
         assert "setting sampled_tokens_per_minute" in message_of(refused)
-        assert (await asked(server, COUNT, messages=HELLO)).status_code == 200, "counting samples nothing"
+        assert (await send_request(server, COUNT, messages=HELLO)).status_code == 200, "counting samples nothing"
 
 
 async def test_a_path_that_only_begins_like_a_short_one_is_none(server: TestedServer) -> None:
@@ -201,7 +201,7 @@ async def test_a_client_that_goes_away_stops_its_sample_and_gives_its_place_back
         await leave(server, path, streamed)
         assert server.worker.cancelled == list(server.worker.samples)
         server.worker.withholds_texts = False
-        assert (await asked(server, path)).status_code == 200, "a tenant may have one sample here"
+        assert (await send_request(server, path)).status_code == 200, "a tenant may have one sample here"
 
 
 async def leave(server: TestedServer, path: str, streamed: bool) -> None:
@@ -268,7 +268,7 @@ async def test_an_answer_continues_over_a_new_connection_to_its_sampler(
 async def test_a_server_that_stops_lets_its_answers_go(server: TestedServer) -> None:
     server.worker.withholds_texts = True
     server.worker.on_text = server.services.long_polls.release
-    refused = await asked(server, CHAT)
+    refused = await send_request(server, CHAT)
     assert refused.status_code == 503
     assert "the server is stopping" in message_of(refused)
 

@@ -26,7 +26,7 @@ async def exchanged(server: TestedServer, key: str) -> str:
     return token
 
 
-async def asked_with(server: TestedServer, credential: str) -> httpx.Response:
+async def send_with(server: TestedServer, credential: str) -> httpx.Response:
     return await server.client.get("/auth/apikey/me", headers={"X-API-Key": credential})
 
 
@@ -41,9 +41,9 @@ async def test_a_token_speaks_for_its_keys_tenant(server: TestedServer) -> None:
 
 async def test_a_token_ends_with_its_hour_and_says_so_as_the_sdk_hears_it(server: TestedServer) -> None:
     token = await exchanged(server, await new_key(server))
-    assert (await asked_with(server, token)).status_code == 200
+    assert (await send_with(server, token)).status_code == 200
     server.time.now += timedelta(hours=1)
-    over = await asked_with(server, token)
+    over = await send_with(server, token)
     assert (over.status_code, over.headers["www-authenticate"]) == (401, 'Bearer error="invalid_token"')
     assert "has expired" in over.json()["detail"]
 
@@ -56,7 +56,7 @@ async def test_a_token_ends_with_its_key(tmp_path: Path, fleet: FakeFleet) -> No
         token = await exchanged(server, key)
         revoked = await server.client.delete("/auth/apikey/me", headers={"X-API-Key": key})
         assert revoked.status_code == 200
-        ended = await asked_with(server, token)
+        ended = await send_with(server, token)
         assert (ended.status_code, "www-authenticate" in ended.headers) == (401, False)
 
 
@@ -66,25 +66,25 @@ async def test_a_token_neither_prolongs_itself_nor_ends_its_key(server: TestedSe
     token = await exchanged(server, key)
     server.time.pass_seconds(1800)
     again = await exchanged(server, token)
-    assert (await asked_with(server, again)).status_code == 200
+    assert (await send_with(server, again)).status_code == 200
     refused = await server.client.delete("/auth/apikey/me", headers={"X-API-Key": again})
     assert (refused.status_code, "use the key itself" in refused.json()["detail"]) == (422, True)
     server.time.pass_seconds(1800)
-    assert [(await asked_with(server, one)).status_code for one in (token, again, key)] == [401, 401, 200]
+    assert [(await send_with(server, one)).status_code for one in (token, again, key)] == [401, 401, 200]
 
 
 @pytest.mark.parametrize("algorithm", ["HS256", "none"])
 async def test_a_token_with_another_signature_is_refused(server: TestedServer, algorithm: str) -> None:
     claims = jwt.decode(await exchanged(server, await new_key(server)), options={"verify_signature": False})
     forged = jwt.encode(claims, "x" * 32 if algorithm == "HS256" else "", algorithm)
-    assert (await asked_with(server, forged)).status_code == 401
-    assert (await asked_with(server, "eyJ.not.atoken")).status_code == 401
+    assert (await send_with(server, forged)).status_code == 401
+    assert (await send_with(server, "eyJ.not.atoken")).status_code == 401
 
 
 @pytest.mark.core("GET /api/v1/auth/apikey/me")
 async def test_a_key_learns_its_name_and_tenant(server: TestedServer) -> None:
     key = await new_key(server)
-    told = (await asked_with(server, key)).json()
+    told = (await send_with(server, key)).json()
     assert (told["name"], told["note"]) == ("laptop", key[:10])
     assert told["details"] == {"org_details": {"name": "lab"}, "user_details": {"email": "lab"}}
     assert (await server.client.get("/auth/apikey/me", headers=NO_KEY)).status_code == 401
@@ -103,5 +103,5 @@ async def test_tokens_of_a_key_are_counted_as_the_key(tmp_path: Path, fleet: Fak
     async with running_server(settings_for(tmp_path, requests_per_minute=3), fleet) as server:
         key = await new_key(server)
         tokens = [await exchanged(server, key) for _ in range(2)]
-        statuses = [(await asked_with(server, each)).status_code for each in (key, *tokens)]
+        statuses = [(await send_with(server, each)).status_code for each in (key, *tokens)]
         assert statuses == [200, 429, 429]

@@ -48,8 +48,8 @@ def models_at(fleet: FakeFleet, worker_id: str) -> list[str]:
     return [submit.model_id for submit in submits if submit.kind == worker_pb2.CREATE_MODEL]
 
 
-async def until_asked(fleet: FakeFleet) -> None:
-    while not fleet.asked:
+async def until_requested(fleet: FakeFleet) -> None:
+    while not fleet.slot_requests:
         await asyncio.sleep(0.001)
 
 
@@ -66,7 +66,7 @@ async def test_a_model_without_a_slot_waits_with_a_reason_that_a_human_understan
         held = [await server.model() for _ in range(2 * SLOTS)]
         server.time.pass_seconds(300)
         made = (await server.create_model(await server.session(), lora_config={"rank": 4})).json()
-        await until_asked(fleet)
+        await until_requested(fleet)
         answer = await server.result(made["request_id"])
         assert answer.status_code == 408
         assert answer.json()["queue_state"] == "paused_capacity"
@@ -76,7 +76,7 @@ async def test_a_model_without_a_slot_waits_with_a_reason_that_a_human_understan
         assert reason.endswith(" and 1 more, the first of them idle for 5 min; ask your administrator")
         assert sum(session_id in reason for session_id in sessions) == 3
         assert answer.headers["x-deprecation-note"] == f"waiting: {reason}"
-        assert (BASE_MODEL, 4, False) in fleet.asked
+        assert (BASE_MODEL, 4, False) in fleet.slot_requests
 
 
 async def test_a_model_accepted_for_a_worker_that_stops_goes_to_another(server: TestedServer, fleet: FakeFleet) -> None:
@@ -97,9 +97,9 @@ async def test_of_a_worker_that_refuses_models_the_log_says_when_it_begins_and_w
     worker = fleet.handles["w1"].fake
 
     async def model_refused_again_and_again() -> str:
-        worker.disk_full, asked = True, len(worker.submits)
+        worker.disk_full, submit_count = True, len(worker.submits)
         made = (await server.create_model(await server.session())).json()
-        while len(worker.submits) < asked + 5:
+        while len(worker.submits) < submit_count + 5:
             await asyncio.sleep(0.001)
         return str(made["request_id"])
 
@@ -133,7 +133,7 @@ async def test_a_model_without_a_place_is_at_home_where_it_was_made(server: Test
     for _ in range(2 * SLOTS):
         await server.model()
     waiting = (await server.create_model(await server.session())).json()
-    await until_asked(fleet)
+    await until_requested(fleet)
     first = fleet.handles["w1"].fake
     first.operations[waiting["model_id"], 0] = worker_pb2.SubmitRequest(model_id=waiting["model_id"])
     first.outcomes[waiting["model_id"], 0] = json_result({"model_id": waiting["model_id"]})

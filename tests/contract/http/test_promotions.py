@@ -49,7 +49,7 @@ async def history(server: TestedServer, name: str) -> list[tuple[str, bool]]:
     return [(one["model_path"].rpartition("/")[2], one["is_rollback"]) for one in found]
 
 
-async def asked(server: TestedServer, model: str, path: str = "/oai/api/v1/chat/completions") -> httpx.Response:
+async def send(server: TestedServer, model: str, path: str = "/oai/api/v1/chat/completions") -> httpx.Response:
     body = {"model": model, "messages": HELLO, **DIALECTS[path]}
     return await server.client.post(f"http://server{path}", json=body)
 
@@ -60,7 +60,7 @@ def sampled_from(server: TestedServer) -> str:
 
 
 async def directory_of(server: TestedServer, path: str) -> str:
-    assert (await asked(server, path)).status_code == 200
+    assert (await send(server, path)).status_code == 200
     return sampled_from(server)
 
 
@@ -72,11 +72,11 @@ async def test_a_name_answers_by_what_it_stands_for_from_the_next_request_on(
     for path in (first, second):
         assert (await promoted(server, "prod", path)).json()["model_path"] == path
         for _ in range(2):  # at either of two servers
-            assert (await asked(server, "prod", dialect)).json()["model"] == "prod"
+            assert (await send(server, "prod", dialect)).json()["model"] == "prod"
             by_name = sampled_from(server)
             assert by_name == await directory_of(server, path)
     assert (await rolled_back(server, "prod")).json()["model_path"] == first
-    await asked(server, "prod", dialect)
+    await send(server, "prod", dialect)
     assert sampled_from(server) == await directory_of(server, first)
 
 
@@ -99,7 +99,7 @@ async def test_a_request_that_has_begun_ends_with_the_adapter_that_it_began_with
     directories = [sample.adapter.directory for sample in server.worker.samples.values()]
     monkeypatch.undo()
     assert directories == [await directory_of(server, first)] * 2
-    await asked(server, "prod")
+    await send(server, "prod")
     assert sampled_from(server) == await directory_of(server, second)
 
 
@@ -199,7 +199,7 @@ async def test_a_name_says_so_when_its_sampler_is_gone(server: TestedServer) -> 
     await promoted(server, "prod", path)
     run = path.split("/")[2]
     await server.services._store.delete_checkpoint(run, "sampler", "one", server.time.now)
-    answer = await asked(server, "prod")
+    answer = await send(server, "prod")
     assert answer.status_code == 404
     said = f"prod refers to {path}, which is gone: promote another checkpoint, or roll back"
     assert answer.json()["error"]["message"] == said

@@ -75,7 +75,7 @@ async def test_a_poll_is_held_until_a_sample_ends(server: TestedServer) -> None:
     [waiting] = await withheld(server, sampler, 0)
     cursor = (await poll(server, sampler))["cursor"]
     held = asyncio.create_task(poll(server, sampler, cursor))
-    await server.worker.asked_for_many.wait()
+    await server.worker.many_requested.wait()
     assert not held.done()
     await server.worker.finish(waiting)
     assert ids(await asyncio.wait_for(held, 10)) == {waiting}
@@ -157,10 +157,10 @@ async def test_each_client_that_joins_has_a_number_of_its_own(server: TestedServ
     assert joined.json() == {"client_counter": 1, "type": "join_sampling_session"}
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("uses_session_poller", [False, True])
 async def test_clients_wait_by_one_poll_where_the_setting_says_so(
-    tmp_path: Path, fleet: FakeFleet, asked: bool
+    tmp_path: Path, fleet: FakeFleet, uses_session_poller: bool
 ) -> None:
-    async with running_server(settings_for(tmp_path, session_poller=asked), fleet) as server:
+    async with running_server(settings_for(tmp_path, session_poller=uses_session_poller), fleet) as server:
         flags = (await server.post("/client/config", {"sdk_version": "0.38.0"})).json()
-    assert (flags["sample_use_retrieve_futures"], flags["sample_join_sampling_session"]) == (asked, True)
+    assert (flags["sample_use_retrieve_futures"], flags["sample_join_sampling_session"]) == (uses_session_poller, True)

@@ -232,7 +232,7 @@ async def test_replicas_that_do_not_answer_hold_a_sample_for_a_while_and_not_one
     fleet.handles["tiny-1"].suspended = True
     response = await one_server.sample(await one_server.sampler())
     assert response.status_code == 429
-    assert sum(one.fake.asked for one in fleet.replicas.values()) == 1
+    assert sum(one.fake.sample_calls for one in fleet.replicas.values()) == 1
 
 
 async def test_the_metrics_say_where_samples_went_and_name_no_client(
@@ -256,14 +256,14 @@ async def test_the_metrics_say_where_samples_went_and_name_no_client(
     assert sampler.split(":")[0] not in text
 
 
-async def until_told(replicas: list[FakeReplica], count: int, versions: int) -> None:
+async def until_announced(replicas: list[FakeReplica], count: int, versions: int) -> None:
     """Wait for this many announcements of this many versions. Each server announces, so a sampler may get one twice."""
 
-    def told() -> int:
+    def announced() -> int:
         return sum(len({adapter.directory for adapter in one.fake.prepared}) == versions for one in replicas)
 
     async with asyncio.timeout(BUSY_MACHINE_SECONDS):
-        while told() < count:
+        while announced() < count:
             await asyncio.sleep(0.005)
 
 
@@ -274,12 +274,12 @@ async def test_a_pool_hears_of_weights_before_their_first_sample_and_a_worker_th
     model_id = await server.model()
     unnamed = {"model_id": model_id, "seq_id": 1, "sampling_session_seq_id": 0}
     await server.outcome(await server.post("/save_weights_for_sampler", unnamed))
-    await until_told(replicas, 2, versions=1)
+    await until_announced(replicas, 2, versions=1)
     body = {"model_id": model_id, "seq_id": 2, "path": "named"}
     named = await server.outcome(await server.post("/save_weights_for_sampler", body))
     opened = {"session_id": await server.session(), "sampling_session_seq_id": 1, "model_path": named["path"]}
     assert (await server.post("/create_sampling_session", opened)).status_code == 200
-    await until_told(replicas, 2, versions=2)
+    await until_announced(replicas, 2, versions=2)
     assert server.worker.prepared == []
 
 
@@ -291,7 +291,7 @@ async def test_a_replica_on_the_network_of_the_saving_worker_gets_the_address_wi
     fleet.handles["tiny-1"].saves_address = SavesAddress("10.0.0.1:7443", "tiny-1", "research")
     body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0}
     saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
-    await until_told([near, far], 2, versions=1)
+    await until_announced([near, far], 2, versions=1)
     assert {adapter.source.target for adapter in near.fake.prepared} == {"10.0.0.1:7443"}
     assert not any(adapter.HasField("source") for adapter in far.fake.prepared)
     for seq_id in range(8):
@@ -313,7 +313,7 @@ async def test_no_tenant_names_an_address_from_which_weights_would_be_taken(
     body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0, **adapter}
     saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
     await server.sample(saved["sampling_session_id"], 0, adapter=adapter)
-    await until_told([replica], 1, versions=1)
-    asked = [*replica.fake.prepared, *(sample.adapter for sample in replica.fake.samples.values())]
-    assert not any(one.HasField("source") for one in asked)
+    await until_announced([replica], 1, versions=1)
+    adapters = [*replica.fake.prepared, *(sample.adapter for sample in replica.fake.samples.values())]
+    assert not any(one.HasField("source") for one in adapters)
     assert not any("169.254" in str(sample) for sample in replica.fake.samples.values())

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.core
 SUCCESS = {"reason": {"type": "success"}, "detail": "done"}
 
 
-async def made(server: TestedServer, **fields: Any) -> str:
+async def create(server: TestedServer, **fields: Any) -> str:
     server.time.now += timedelta(seconds=1)
     body = {"tags": [], "user_metadata": {}, "sdk_version": "0", **fields}
     session_id: str = (await server.post("/create_session", body)).json()["session_id"]
@@ -44,8 +44,8 @@ async def test_a_summary_has_what_the_session_holds_and_how_it_ended(server: Tes
 
 @pytest.mark.core("POST /api/v1/sessions/search")
 async def test_sessions_are_found_by_each_thing_that_is_known_of_them(server: TestedServer) -> None:
-    first = await made(server, display_name="Long Maths run", project_id="p1", user_metadata={"seed": "1"})
-    second = await made(server, display_name="short chat", project_id="p2", user_metadata={"seed": "2"})
+    first = await create(server, display_name="Long Maths run", project_id="p1", user_metadata={"seed": "1"})
+    second = await create(server, display_name="short chat", project_id="p2", user_metadata={"seed": "2"})
     await server.post(f"/sessions/{second}/finish", SUCCESS)
     assert await ids(server) == [second, first]
     assert await ids(server, display_name="maths LONG") == [first]

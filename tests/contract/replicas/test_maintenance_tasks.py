@@ -83,13 +83,13 @@ class MistakenFleet(FakeFleet):
     def __init__(self) -> None:
         super().__init__()
         self.mended = False
-        self.asked_in_vain = 0
+        self.failed_attempts = 0
 
     @property
     @override
     def workers(self) -> Sequence[WorkerHandle]:
         if not self.mended:
-            self.asked_in_vain += 1
+            self.failed_attempts += 1
             raise RuntimeError("an unexpected failure")
         return super().workers
 
@@ -98,7 +98,7 @@ async def test_workers_are_followed_though_asking_for_them_has_failed(settings: 
     fleet = MistakenFleet()
     async with running_server(settings, fleet) as server:
         model_id = await server.model()
-        assert fleet.asked_in_vain
+        assert fleet.failed_attempts
         fleet.mended = True
         await server.save(model_id, 1, "a")
         await until_listed(server, model_id)

@@ -51,11 +51,11 @@ async def test_races_end_alike_where_the_database_defaults_to_serializable(postg
     assert len({session.session_id for session in made}) == 1
 
 
-@pytest.mark.parametrize(("given", "used"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])
+@pytest.mark.parametrize(("configured", "used"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])
 async def test_what_is_written_is_durable_where_the_database_commits_later_by_default(
-    postgres_url: str, given: str, used: str
+    postgres_url: str, configured: str, used: str
 ) -> None:
-    store = await open_store(with_setting(postgres_url, f"synchronous_commit={given}"))
+    store = await open_store(with_setting(postgres_url, f"synchronous_commit={configured}"))
     try:
         shown = await store._database.write(lambda connection: connection.scalar(text("SHOW synchronous_commit")))
     finally:

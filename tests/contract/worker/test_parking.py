@@ -52,13 +52,13 @@ def in_memory(worker: Worker) -> set[str]:
     return set(worker.engine._adapters)
 
 
-def told(worker: Worker) -> dict[str, worker_pb2.ModelStatus]:
+def statuses(worker: Worker) -> dict[str, worker_pb2.ModelStatus]:
     return {model.model_id: model for model in describe(worker.service, WorkerName()).models}
 
 
 async def taken_up(worker: Worker) -> None:
     """Wait until all but one of its models are in memory."""
-    while sum(model.parked for model in told(worker).values()) != 1:
+    while sum(model.parked for model in statuses(worker).values()) != 1:
         await asyncio.sleep(0.01)
 
 
@@ -177,7 +177,7 @@ async def test_a_start_takes_up_those_used_last_and_leaves_the_rest_parked(start
     successor = await start(slots=2)
     await taken_up(successor)
     assert in_memory(successor) == {MODELS[0], MODELS[2]}
-    assert [model for model, status in told(successor).items() if status.parked] == [MODELS[1]]
+    assert [model for model, status in statuses(successor).items() if status.parked] == [MODELS[1]]
 
 
 async def test_a_snapshot_on_request_and_a_stop_find_nothing_to_do_for_what_is_parked(start: StartWorker) -> None:

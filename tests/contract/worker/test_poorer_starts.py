@@ -65,14 +65,14 @@ def crash(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failing_for(adapter_id: str, verb: Callable[..., Any], error: Exception = NO_MEMORY) -> Callable[..., Any]:
     def fail(engine: ReferenceEngine, first: Any, *rest: Any, **named: Any) -> Any:
-        if _asked_for(first) == adapter_id:
+        if _model_of(first) == adapter_id:
             raise error
         return verb(engine, first, *rest, **named)
 
     return fail
 
 
-def _asked_for(first: str | Work | list[ReferenceCall]) -> str:
+def _model_of(first: str | Work | list[ReferenceCall]) -> str:
     if isinstance(first, str):
         return first
     return first.adapter_id if isinstance(first, Work) else first[0].work.adapter_id

@@ -295,5 +295,5 @@ async def test_a_microbatch_that_fails_fails_its_own_operation_alone(
     assert Counter(microbatches.computed) == {MODEL: 3 + 2, OTHER: 13}
 
 
-def last_index(found: Sequence[str], wanted: str) -> int:
-    return len(found) - 1 - found[::-1].index(wanted)
+def last_index(found: Sequence[str], item: str) -> int:
+    return len(found) - 1 - found[::-1].index(item)

@@ -18,7 +18,7 @@ class ScriptedSampling:
 
     def __init__(self, reply: Callable[[Sequence[int], types.SamplingParams], Sequence[int]] | None = None) -> None:
         self._reply = reply or (lambda _prompt, _params: TOKENS)
-        self.asked: list[list[int]] = []
+        self.prompts: list[list[int]] = []
         self.params: list[types.SamplingParams] = []
         self.under_way = self.most_under_way = 0
 
@@ -35,7 +35,7 @@ class ScriptedSampling:
     async def sample(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
     ) -> types.SampleResponse:
-        self.asked.append(prompt.to_ints())
+        self.prompts.append(prompt.to_ints())
         self.params.append(sampling_params)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -47,7 +47,7 @@ class ScriptedSampling:
 
     async def compute_logprobs(self, prompt: types.ModelInput) -> list[float | None]:
         """Give each token a logprob that falls with its number."""
-        self.asked.append(prompt.to_ints())
+        self.prompts.append(prompt.to_ints())
         return [None, *(-token / 1000 for token in prompt.to_ints()[1:])]
 
 

@@ -16,11 +16,11 @@ class SimulatedSampler:
 
     def __init__(self, answer: Callable[[list[int], int | None], list[int]]) -> None:
         self._answer = answer
-        self.asked: list[tuple[list[int], types.SamplingParams]] = []
+        self.requests: list[tuple[list[int], types.SamplingParams]] = []
 
-    def sample(self, prompt: tinker.ModelInput, count: int, asked: types.SamplingParams) -> Awaitable[Any]:
-        self.asked.append((prompt.to_ints(), asked))
-        return self._sampled(prompt.to_ints(), asked.seed)
+    def sample(self, prompt: tinker.ModelInput, count: int, params: types.SamplingParams) -> Awaitable[Any]:
+        self.requests.append((prompt.to_ints(), params))
+        return self._sampled(prompt.to_ints(), params.seed)
 
     async def _sampled(self, prompt: list[int], seed: int | None) -> SimpleNamespace:
         await asyncio.sleep(0)

@@ -94,16 +94,16 @@ def pod(
     return made
 
 
-def workload(of: Manifest, *, wanted: int = 1, are_ready: int = 1) -> Manifest:
+def workload(of: Manifest, *, desired: int = 1, are_ready: int = 1) -> Manifest:
     kind, name = {
         "TrainingSession": ("StatefulSet", of["metadata"]["name"]),
         "SamplerPool": ("Deployment", f"{of['metadata']['name']}-sampler"),
     }[of["kind"]]
-    return child(kind, name, of=of, spec={"replicas": wanted}, status={"readyReplicas": are_ready})
+    return child(kind, name, of=of, spec={"replicas": desired}, status={"readyReplicas": are_ready})
 
 
-def claim(of: Manifest, *, phase: str = "Bound", size: str = "10Gi", wanted: str | None = None) -> Manifest:
-    spec = {"resources": {"requests": {"storage": wanted or size}}, "storageClassName": "fast"}
+def claim(of: Manifest, *, phase: str = "Bound", size: str = "10Gi", desired: str | None = None) -> Manifest:
+    spec = {"resources": {"requests": {"storage": desired or size}}, "storageClassName": "fast"}
     capacity = {"capacity": {"storage": size}} if phase == "Bound" else {}
     name = f"{of['metadata']['name']}-journal"
     return child("PersistentVolumeClaim", name, of=of, spec=spec, status={"phase": phase, **capacity})

@@ -332,7 +332,7 @@ class MegatronPolicyWorkerImpl:
 
 
 class RayVirtualCluster:
-    made: ClassVar[list[RayVirtualCluster]] = []
+    created: ClassVar[list[RayVirtualCluster]] = []
 
     def __init__(
         self,
@@ -347,7 +347,7 @@ class RayVirtualCluster:
         self.world_size = sum(bundle_ct_per_node_list)
         self.colocated = max_colocated_worker_groups
         self.closed = False
-        RayVirtualCluster.made.append(self)
+        RayVirtualCluster.created.append(self)
 
     def shutdown(self) -> bool:
         self.closed = True
@@ -357,7 +357,7 @@ class RayVirtualCluster:
 class Policy:
     """`environment` is what it would have copied for its workers."""
 
-    made: ClassVar[list[Policy]] = []
+    created: ClassVar[list[Policy]] = []
     group_of: ClassVar[Callable[[Policy], Any]] = SimpleNamespace
 
     def __init__(
@@ -382,7 +382,7 @@ class Policy:
         self.init_reference_model = init_reference_model
         self.closed = False
         self.worker_group = Policy.group_of(self)
-        Policy.made.append(self)
+        Policy.created.append(self)
 
     def shutdown(self) -> bool:
         assert not self.cluster.closed, "workers go before their placement"

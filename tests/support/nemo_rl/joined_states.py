@@ -51,14 +51,14 @@ def torch_step(before: Joined, params: AdamParams) -> tuple[float, dict[str, Ten
     return norm.item(), {name: weight.detach() for name, weight in weights.items()}
 
 
-def assert_same_bits(found: Played, wanted: Played) -> None:
-    assert found.norms == wanted.norms
-    for one, other in zip(found.reads, wanted.reads, strict=True):
+def assert_same_bits(found: Played, expected: Played) -> None:
+    assert found.norms == expected.norms
+    for one, other in zip(found.reads, expected.reads, strict=True):
         assert_same_state(one, other)
 
 
-def assert_same_state(found: Joined, wanted: Joined) -> None:
-    assert (found.step, found.groups.keys()) == (wanted.step, wanted.groups.keys())
-    for group, tensors in wanted.groups.items():
+def assert_same_state(found: Joined, expected: Joined) -> None:
+    assert (found.step, found.groups.keys()) == (expected.step, expected.groups.keys())
+    for group, tensors in expected.groups.items():
         different = [name for name, values in tensors.items() if not torch.equal(found.groups[group][name], values)]
         assert not different, (group, different)

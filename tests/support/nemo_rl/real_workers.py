@@ -83,7 +83,7 @@ class RealWorker(RankGroup):
     def __init__(self, model: TorchModel, settings: MegatronSettings) -> None:
         config = policy_config(ranked_model(model.directory, model.info, settings), ONE)
         converted = converted_model(model.directory, model.info.revision, Path(sys.executable))
-        self._worker = _made(model.directory, in_float32(starting_from(config, converted)))
+        self._worker = _new_rank(model.directory, in_float32(starting_from(config, converted)))
         self._worker.ts_start(parallelism=ONE)
 
     @property
@@ -105,7 +105,7 @@ class RealWorker(RankGroup):
         """Megatron's process group ends with the process."""
 
 
-def _made(directory: Path, config: Config) -> Any:
+def _new_rank(directory: Path, config: Config) -> Any:
     """Make a rank as `Policy` and its worker group do, with the GPU that Ray assigns."""
     import ray
     from nemo_rl.distributed.named_sharding import NamedSharding

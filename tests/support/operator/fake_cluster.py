@@ -30,7 +30,7 @@ class FakeCluster:
         self.rewrite: Callable[[Manifest], Any] = lambda manifest: None
         self.forbidden: set[str | None] = set()
         self.missing: set[str] = set()
-        self.told = {resource.plural for resource in OWNERS}
+        self.discovered = {resource.plural for resource in OWNERS}
         self._versions = itertools.count(1)
 
     def put(self, manifest: Manifest) -> Manifest:
@@ -66,7 +66,7 @@ class FakeCluster:
 
     async def kinds_of(self, api_version: str) -> frozenset[str]:
         self._begin("get", "APIResourceList", api_version)
-        return frozenset(self.told)
+        return frozenset(self.discovered)
 
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
         metadata = manifest["metadata"]

@@ -161,11 +161,11 @@ class ModelCluster(ABC):
         self.rewrite(admitted)
         return admitted
 
-    def _answer(self, asked: Manifest) -> None:
+    def _answer(self, identity: Manifest) -> None:
         """Return the object as the operator remembers it."""
-        live = self.get(asked["kind"], asked["metadata"]["name"])
+        live = self.get(identity["kind"], identity["metadata"]["name"])
         assert live is not None
-        self.stored = with_answer(self.stored, asked, live)
+        self.stored = with_answer(self.stored, identity, live)
 
     def _delete(self, place: Place, uid: str) -> None:
         live = self.objects.get(place)

@@ -70,14 +70,14 @@ class PoolWorld(ModelCluster):
         deployment = self.objects.get(("Deployment", self.child))
         if deployment is None:
             return
-        wanted, current = deployment["spec"]["replicas"], _revision(deployment["spec"]["template"])
+        desired, current = deployment["spec"]["replicas"], _revision(deployment["spec"]["template"])
         staying = self._staying()
         new = [pod for pod in staying if pod["metadata"]["labels"]["pod-template-hash"] == current]
         old = [pod for pod in staying if pod not in new]
         refused = False
-        if len(new) < wanted and len(staying) <= wanted:
+        if len(new) < desired and len(staying) <= desired:
             refused = not self._make_pod(deployment, current)
-        elif (surplus := _surplus(new, old, wanted)) is not None:
+        elif (surplus := _surplus(new, old, desired)) is not None:
             self.person_deletes(("Pod", surplus["metadata"]["name"]))
         self._report(deployment, current, refused=refused)
 
@@ -178,11 +178,11 @@ def _revision(template: Manifest) -> str:
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _surplus(new: list[Manifest], old: list[Manifest], wanted: int) -> Manifest | None:
+def _surplus(new: list[Manifest], old: list[Manifest], desired: int) -> Manifest | None:
     """Return the pod that may go: a surplus one, one that does not work, or an old one while enough others do."""
-    if len(new) > wanted:
+    if len(new) > desired:
         return new[-1]
     idle = [pod for pod in old if not _is_ready(pod)]
     if idle:
         return idle[0]
-    return old[0] if old and len([pod for pod in (*new, *old) if _is_ready(pod)]) > wanted else None
+    return old[0] if old and len([pod for pod in (*new, *old) if _is_ready(pod)]) > desired else None

@@ -189,7 +189,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             cls.runner = asyncio.Runner()
             cls.folder = tempfile.TemporaryDirectory(prefix="protocol-")
             cls.installation = cls.runner.run(_opened(Path(cls.folder.name)))
-        self.steps.append(_said(step))
+        self.steps.append(_description(step))
         try:
             return cls.runner.run(step)
         except BaseException as error:
@@ -447,7 +447,7 @@ async def _opened(folder: Path) -> Installation:
     return await Installation.opened(folder, await empty_store(folder))
 
 
-def _said(step: Coroutine[Any, Any, Any]) -> str:
+def _description(step: Coroutine[Any, Any, Any]) -> str:
     """Return the event's name and arguments."""
-    told = step.cr_frame.f_locals.items()  # type: ignore[attr-defined]
-    return f"{step.__name__} " + " ".join(f"{name}={value}" for name, value in told if name != "self")
+    arguments = step.cr_frame.f_locals.items()  # type: ignore[attr-defined]
+    return f"{step.__name__} " + " ".join(f"{name}={value}" for name, value in arguments if name != "self")

@@ -14,21 +14,21 @@ from support.recipes.running import Runner
 from support.recipes.workshop import workshop
 
 
-def main(wanted: Sequence[str]) -> int:
+def main(selected: Sequence[str]) -> int:
     """Run the command, and return the exit status."""
-    if unknown := set(wanted) - {program.name for program in PROGRAMS}:
+    if unknown := set(selected) - {program.name for program in PROGRAMS}:
         print(f"there is no program of the name {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    needed = {program.after for program in PROGRAMS if program.name in wanted}
-    chosen = [program for program in PROGRAMS if not wanted or program.name in {*wanted, *needed}]
+    needed = {program.after for program in PROGRAMS if program.name in selected}
+    chosen = [program for program in PROGRAMS if not selected or program.name in {*selected, *needed}]
     with tempfile.TemporaryDirectory(prefix="recipes-") as folder, workshop(Path(folder), models_for(chosen)) as runner:
-        outcomes = [_told(program, runner) for program in chosen]
+        outcomes = [_run(program, runner) for program in chosen]
     failed = [outcome.program.name for outcome in outcomes if outcome.failure]
     print(f"{len(outcomes) - len(failed)} of {len(outcomes)} programs did what they should", *failed, sep="\n")
     return 1 if failed else 0
 
 
-def _told(program: Program, runner: Runner) -> Outcome:
+def _run(program: Program, runner: Runner) -> Outcome:
     try:
         outcome = Outcome(program, run=program.run(runner))
     except AssertionError as error:

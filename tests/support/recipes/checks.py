@@ -95,13 +95,13 @@ def same(metric: str, other: str) -> Check:
     )
 
 
-def asked(**requests: int) -> Check:
+def calls(**requests: int) -> Check:
     """Check how often these routes were called, and answered."""
     said = ", ".join(f"{count} `{route}`" for route, count in requests.items())
     return Check(said, lambda run: all(run.requests[route] == count for route, count in requests.items()), _requests)
 
 
-def asked_at_least(**requests: int) -> Check:
+def calls_at_least(**requests: int) -> Check:
     said = ", ".join(f"{count} `{route}` or more" for route, count in requests.items())
     return Check(said, lambda run: all(run.requests[route] >= count for route, count in requests.items()), _requests)
 

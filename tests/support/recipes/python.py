@@ -35,8 +35,8 @@ class Python:
         with tempfile.TemporaryDirectory(prefix="program-") as scratch:
             reads, writes = Path(scratch, "input"), Path(scratch, "output")
             reads.write_text(typed)
-            asked = {"command": [*command], "folder": str(folder), "environment": {**environment}}
-            _say(self._process, {**asked, "input": str(reads), "output": str(writes)})
+            request = {"command": [*command], "folder": str(folder), "environment": {**environment}}
+            _say(self._process, {**request, "input": str(reads), "output": str(writes)})
             watch = threading.Timer(PROGRAM_SECONDS, _end, (_hear(self._process)["pid"],))
             watch.start()
             try:
@@ -60,9 +60,9 @@ def _end(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _say(process: subprocess.Popen[str], asked: Mapping[str, object]) -> None:
+def _say(process: subprocess.Popen[str], request: Mapping[str, object]) -> None:
     assert process.stdin is not None
-    process.stdin.write(json.dumps(asked) + "\n")
+    process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
 
 

@@ -165,7 +165,7 @@ class FakeFleet(Fleet):
         self.replicas: dict[str, FakeReplica] = {}
         self.unseen: dict[str, FakeReplica] = {}
         self.capacity = "no more workers may be made"
-        self.asked: list[tuple[str, int, bool]] = []
+        self.slot_requests: list[tuple[str, int, bool]] = []
         self.lost: dict[str, str] = {}
         self.not_ready: str | None = None
         self.blind: str | None = None
@@ -269,7 +269,7 @@ class FakeFleet(Fleet):
 
     @override
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
-        self.asked.append((base_model, rank, sampling))
+        self.slot_requests.append((base_model, rank, sampling))
         return self.capacity
 
     @override

@@ -75,11 +75,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.draining = False
         self.hangs = False
         self.tells_of_one_sample = False  # True: as a release before did
-        self.asked_for_many = asyncio.Event()
+        self.many_requested = asyncio.Event()
         self.gives_numbers = True  # False: as the release before did
-        self.given: dict[tuple[str, str], int] = {}  # by model and key
+        self.assigned_numbers: dict[tuple[str, str], int] = {}  # by model and key
         self.drains = 0
-        self.asked = 0
+        self.sample_calls = 0
         self.awaits = 0  # calls for results of operations
         self.samples_waiting = 0
         self.create_failure: str | None = None
@@ -172,10 +172,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def _number(self, request: worker_pb2.SubmitRequest, context: Context) -> int:
         key = (request.model_id, request.idempotency_key)
         numbers = [number for model_id, number in self.operations if model_id == request.model_id if number < 2**62]
-        given = [number for (model_id, _), number in self.given.items() if model_id == request.model_id]
-        if key not in self.given and not given and max(numbers, default=0) > 0:
+        assigned_numbers = [
+            number for (model_id, _), number in self.assigned_numbers.items() if model_id == request.model_id
+        ]
+        if key not in self.assigned_numbers and not assigned_numbers and max(numbers, default=0) > 0:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "operations have a seq_id")
-        return self.given.setdefault(key, max(given, default=0) + 1)
+        return self.assigned_numbers.setdefault(key, max(assigned_numbers, default=0) + 1)
 
     @override
     async def ImportAdapter(
@@ -200,7 +202,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     @override
     async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
-        self.asked += 1
+        self.sample_calls += 1
         self.tenants.append(_tenant_of(context))
         if self.hangs:
             await asyncio.Event().wait()
@@ -234,7 +236,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         client = SampleClient(request.sampling_session_id, request.client)
         lost = [one for one in request.expected if one not in self.samples]
         if request.timeout_seconds:
-            self.asked_for_many.set()
+            self.many_requested.set()
         is_any = bool(lost) or await self.ended.any(client, request.seen, request.timeout_seconds)
         if not request.round:
             return worker_pb2.AwaitSamplesReply(any=is_any)

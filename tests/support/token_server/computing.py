@@ -30,7 +30,7 @@ class FolderMissing(NotAllowed):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SequenceRequest:
     """One sequence, as a request of either kind asks for it. `stop_ids` end it whatever they are.
 
     `taken_for_drawn`: tokens of the prompt in whose text stop strings are sought, too, once a character is whole.
@@ -105,21 +105,21 @@ class Computer:
         if self._merged.pop(name, None) is None:
             raise NotAllowed(f"The lora adapter '{name}' cannot be found.")
 
-    async def compute(self, adapter: str | None, wanted: Wanted) -> Computed:
+    async def compute(self, adapter: str | None, request: SequenceRequest) -> Computed:
         """Compute the job. It yields after each token, so that other requests run, and this one can be cancelled."""
-        computed = Computed(cached_tokens=self._cached_tokens(adapter, wanted))
-        for _ in self._steps(self._merged[adapter], wanted, computed):
+        computed = Computed(cached_tokens=self._cached_tokens(adapter, request))
+        for _ in self._steps(self._merged[adapter], request, computed):
             await self.may_go_on.wait()
             await asyncio.sleep(0)
         return computed
 
     @torch.inference_mode()
-    def _steps(self, model: Any, wanted: Wanted, computed: Computed) -> Iterator[None]:
+    def _steps(self, model: Any, request: SequenceRequest, computed: Computed) -> Iterator[None]:
         cache = DynamicCache()
-        fed = torch.tensor([wanted.prompt])
+        fed = torch.tensor([request.prompt])
         text = ""
         yield
-        while len(computed.tokens) < wanted.max_tokens:
+        while len(computed.tokens) < request.max_tokens:
             output = model(input_ids=fed, past_key_values=cache, use_cache=True, output_hidden_states=True)
             logits = output.logits[0].float()
             if not computed.tokens:
@@ -127,36 +127,36 @@ class Computer:
                 rows = torch.log_softmax(head(output.hidden_states[-1][0, :-1]).float(), -1)
                 computed.prompt_rows = list(rows)
                 computed.prompt_logprobs = rows.gather(-1, fed[0, 1:, None])[:, 0].tolist()
-            self._draw(logits[-1], wanted, computed)
+            self._draw(logits[-1], request, computed)
             token = computed.tokens[-1]
             fed = torch.tensor([[token]])
-            if token in wanted.stop_ids:
+            if token in request.stop_ids:
                 computed.matched = token
                 return
-            if wanted.stop_strings:
-                read = [*wanted.taken_for_drawn, *computed.tokens]
+            if request.stop_strings:
+                read = [*request.taken_for_drawn, *computed.tokens]
                 text = self.tokenizer.decode(read, clean_up_tokenization_spaces=False)
-                is_whole = not wanted.taken_for_drawn or not text.endswith(INCOMPLETE)
-                computed.matched = next((stop for stop in wanted.stop_strings if is_whole and stop in text), None)
+                is_whole = not request.taken_for_drawn or not text.endswith(INCOMPLETE)
+                computed.matched = next((stop for stop in request.stop_strings if is_whole and stop in text), None)
                 if computed.matched is not None:
                     return
             yield
 
-    def _draw(self, logits: torch.Tensor, wanted: Wanted, computed: Computed) -> None:
-        scaled = logits / (wanted.temperature or 1.0)
+    def _draw(self, logits: torch.Tensor, request: SequenceRequest, computed: Computed) -> None:
+        scaled = logits / (request.temperature or 1.0)
         token = int(logits.argmax())
-        if wanted.temperature > 0:
-            probabilities = _filtered(torch.softmax(scaled, -1), wanted.top_k, wanted.top_p)
-            generator = wanted.generator_of(len(wanted.prompt) + len(computed.tokens))
+        if request.temperature > 0:
+            probabilities = _filtered(torch.softmax(scaled, -1), request.top_k, request.top_p)
+            generator = request.generator_of(len(request.prompt) + len(computed.tokens))
             token = int(torch.multinomial(probabilities, 1, generator=generator))
         computed.tokens.append(token)
         computed.rows.append(torch.log_softmax(logits, -1))
         computed.logprobs.append(float(computed.rows[-1][token]))
         computed.temperature_logprobs.append(float(torch.log_softmax(scaled, -1)[token]))
 
-    def _cached_tokens(self, adapter: str | None, wanted: Wanted) -> int:
+    def _cached_tokens(self, adapter: str | None, request: SequenceRequest) -> int:
         """Whole blocks of a prompt that an earlier one of the same salt began with, never all of it."""
-        prompt, owner = wanted.prompt, (adapter, wanted.cache_salt)
+        prompt, owner = request.prompt, (adapter, request.cache_salt)
         blocks = [tuple(prompt[:end]) for end in range(CACHE_BLOCK, len(prompt), CACHE_BLOCK)]
         hits = [block for block in blocks if (owner, block) in self._prefixes]
         self._prefixes.update((owner, block) for block in blocks)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from .computing import Computed, Computer, NotAllowed, Wanted, top_of
+from .computing import Computed, Computer, NotAllowed, SequenceRequest, top_of
 from .serving import Body, Hand, UnderWay, known_fields, run
 
 REQUEST_FIELDS = {
@@ -106,15 +106,15 @@ class SglangStandIn:
             return _error(f"Input length ({length} tokens) exceeds the maximum allowed length ({context - 6} tokens).")
         sampling["max_new_tokens"] = min(sampling["max_new_tokens"], context - 2 - length)
         with self._under_way.having(body) as others:
-            computed = await self._computer.compute(adapter, self._wanted(body, sampling))
+            computed = await self._computer.compute(adapter, self._sequence_request(body, sampling))
         if any(_kill(body, other) or _kill(other, body) for other in others):
             return web.Response(status=500, text="the scheduler hit an exception: 'NoneType' object has no ids")
         return web.json_response(self._answer(body, computed))
 
-    def _wanted(self, body: Body, sampling: dict[str, Any]) -> Wanted:
+    def _sequence_request(self, body: Body, sampling: dict[str, Any]) -> SequenceRequest:
         greedy = sampling["temperature"] < GREEDY_BELOW
         listed = frozenset(sampling["stop_token_ids"])
-        return Wanted(
+        return SequenceRequest(
             prompt=body["input_ids"],
             max_tokens=sampling["max_new_tokens"],
             temperature=0.0 if greedy else sampling["temperature"],

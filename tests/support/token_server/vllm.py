@@ -14,7 +14,7 @@ import torch
 from aiohttp import web
 from tinsmith_trainer.sampling.token_text import ends_within_character
 
-from .computing import Computed, Computer, FolderMissing, NameTaken, NotAllowed, Wanted, top_of
+from .computing import Computed, Computer, FolderMissing, NameTaken, NotAllowed, SequenceRequest, top_of
 from .serving import Body, Hand, UnderWay, known_fields, run
 
 REQUEST_FIELDS = {
@@ -116,7 +116,7 @@ class VllmStandIn:
             field, sentence, value = refusal
             return _error(400, "BadRequestError", f"{sentence} (parameter={field}, value={value})", field)
         with self._under_way.having(body) as others:
-            computed = await self._computer.compute(adapter, self._wanted(body))
+            computed = await self._computer.compute(adapter, self._sequence_request(body))
         if computed.prompt_rows and any(other["model"] in self._computer.with_head for other in others):
             computed.prompt_rows[0] = computed.prompt_rows[0].roll(1)  # the unembedding of another's adapter is in it
         answer = self._answer(body, computed, harmed=any("logprob_token_ids" in other for other in others))
@@ -142,10 +142,10 @@ class VllmStandIn:
             return "logprob_token_ids", f"{sentence}: {MOST_TOKEN_IDS}", named
         return None
 
-    def _wanted(self, body: Body) -> Wanted:
+    def _sequence_request(self, body: Body) -> SequenceRequest:
         tokenizer, eos_ids = self._computer.tokenizer, frozenset() if body["ignore_eos"] else self._computer.eos_ids
         generator = torch.Generator().manual_seed(body["seed"]) if "seed" in body else self._engine_random
-        return Wanted(
+        return SequenceRequest(
             prompt=body["prompt"],
             max_tokens=body["max_tokens"],
             temperature=max(body["temperature"], LEAST_TEMPERATURE) if body["temperature"] > 0 else 0.0,

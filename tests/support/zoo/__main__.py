@@ -17,7 +17,7 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     quiet()
     place = OwnPlace.take()
-    findings = [_told(model_type) for model_type in FAMILIES]
+    findings = [_examined(model_type) for model_type in FAMILIES]
     place.give_up()
     PAGE.write_text(with_tables(PAGE.read_text(), written(findings)))
     wrong = [found.model_type for found in findings if found.failures()]
@@ -25,11 +25,11 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _told(model_type: str) -> Findings:
+def _examined(model_type: str) -> Findings:
     started = time.process_time()
     found = examine(model_type)
-    said = "; ".join(found.failures()) or ("refused" if found.refused else "well")
-    print(f"{model_type:20} {said}  ({time.process_time() - started:.1f} s)", flush=True)
+    summary = "; ".join(found.failures()) or ("refused" if found.refused else "well")
+    print(f"{model_type:20} {summary}  ({time.process_time() - started:.1f} s)", flush=True)
     return found
 
 

@@ -66,11 +66,11 @@ FORMATS: dict[str, tuple[str, Callable[[Tensors], tuple[Tensors, Tensors]], dict
 def make(method: str, folder: Path) -> tuple[Path, Path]:
     """Make a checkpoint in that format, and one of the weights that it stands for."""
     family, encode, options = FORMATS[method]
-    made = family_directory(family, **SIZES)
+    source = family_directory(family, **SIZES)
     directories = (folder / "stored", folder / "dense")
     for directory in directories:
-        shutil.copytree(made, directory)
-    for directory, tensors in zip(directories, encode(load_file(made / "model.safetensors")), strict=True):
+        shutil.copytree(source, directory)
+    for directory, tensors in zip(directories, encode(load_file(source / "model.safetensors")), strict=True):
         save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     say_format(directories[0], {"quant_method": method, **options})
     return directories
@@ -100,12 +100,12 @@ def say_generation(directories: tuple[Path, Path]) -> None:
         (directory / "generation_config.json").write_text(json.dumps(GENERATION))
 
 
-def check_made_dense(made: Any, plain: Any, folder: Path) -> None:
+def check_dequantized(loaded: Any, plain: Any, folder: Path) -> None:
     """Check that it runs as the plain one does, and is written with its makers' generation settings."""
-    assert [name for name, one in (*made.named_parameters(), *made.named_buffers()) if one.is_meta] == []
+    assert [name for name, one in (*loaded.named_parameters(), *loaded.named_buffers()) if one.is_meta] == []
     with torch.no_grad():
-        torch.testing.assert_close(made(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)
-    assert made.generation_config.to_diff_dict() == plain.generation_config.to_diff_dict()
-    made.save_pretrained(folder)
+        torch.testing.assert_close(loaded(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)
+    assert loaded.generation_config.to_diff_dict() == plain.generation_config.to_diff_dict()
+    loaded.save_pretrained(folder)
     written = json.loads((folder / "generation_config.json").read_text())
     assert {name: written.get(name) for name in GENERATION} == GENERATION

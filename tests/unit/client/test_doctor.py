@@ -90,13 +90,13 @@ def test_an_untrusted_certificate_is_distinguished_from_an_unreachable_server(tm
 class IllAtFirst(dict[str, Answer]):
     """Answers of which the first one to a health check is 503."""
 
-    asked = 0
+    requests = 0
 
     @override
     def get(self, path: str, default: object = None) -> Any:
         if path.endswith("/healthz"):
-            self.asked += 1
-            return (503, {}) if self.asked == 1 else (200, {"status": "ok"})
+            self.requests += 1
+            return (503, {}) if self.requests == 1 else (200, {"status": "ok"})
         return super().get(path, default)
 
 
@@ -162,31 +162,31 @@ def test_an_sdk_older_than_the_server_speaks_is_named(
     assert examine(well_server)["SDK"].status is status
 
 
-def model(**said: object) -> Answer:
-    return 200, {"supported_models": [{"model_name": "org/tiny", **said}]}
+def model(**fields: object) -> Answer:
+    return 200, {"supported_models": [{"model_name": "org/tiny", **fields}]}
 
 
 class LoadsInTime(dict[str, Answer]):
     """Answers of a server whose model is loaded at the fourth request."""
 
-    asked = 0
+    requests = 0
 
     @override
     def get(self, path: str, default: object = None) -> Any:
         if path.endswith("/get_server_capabilities"):
-            self.asked += 1
-            return model(images=False) if self.asked > 3 else model()
+            self.requests += 1
+            return model(images=False) if self.requests > 3 else model()
         return super().get(path, default)
 
 
 @pytest.mark.usefixtures("tokenizer_here")
-@pytest.mark.parametrize(("seconds", "told"), [(0, True), (60, False)], ids=["at once", "waiting"])
-def test_a_model_that_loads_is_waited_for_on_request_and_told_otherwise(seconds: float, told: bool) -> None:
+@pytest.mark.parametrize(("seconds", "is_reported"), [(0, True), (60, False)], ids=["at once", "waiting"])
+def test_a_model_that_loads_is_waited_for_on_request_and_told_otherwise(seconds: float, is_reported: bool) -> None:
     with stub_server(LoadsInTime(WELL)) as url:
         found = {one.check: one for one in diagnose(ClientEnvironment(url, url, GOOD_KEY), wait_seconds=seconds)}
     assert failures(found) == []
-    assert ("model org/tiny" in found) is told
-    if told:
+    assert ("model org/tiny" in found) is is_reported
+    if is_reported:
         assert found["model org/tiny"].detail == "no worker has loaded it yet; requests wait until one has"
 
 
@@ -272,7 +272,7 @@ def test_the_report_for_people_shows_the_cure_and_never_the_key(
 
 @pytest.mark.usefixtures("tokenizer_here")
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         (f"{GOOD_KEY}\n", "has a newline as character"),
         (f" {GOOD_KEY}", "has a space as character 1 of"),
@@ -282,10 +282,10 @@ def test_the_report_for_people_shows_the_cure_and_never_the_key(
         ("tml-\udce9", "has a character that is not ASCII as character 5 of 5"),
     ],
 )
-def test_a_key_that_no_header_can_carry_is_named_and_not_shown(well_server: str, key: str, said: str) -> None:
+def test_a_key_that_no_header_can_carry_is_named_and_not_shown(well_server: str, key: str, message: str) -> None:
     results = examine(well_server, key)
     assert failures(results) == ["key"]
-    assert said in results["key"].detail
+    assert message in results["key"].detail
     assert results["key"].cure
     assert key.strip() not in results["key"].detail + (results["key"].cure or "")
 
@@ -324,10 +324,10 @@ def test_every_command_says_so_in_one_sentence(
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
     with pytest.raises(SystemExit) as ended:
         main(command)
-    said = capsys.readouterr()
-    assert ended.value.code == 1, said
-    assert "TINKER_API_KEY has a" in said.err.replace("\n", " ")
-    assert "Traceback" not in said.err
+    captured = capsys.readouterr()
+    assert ended.value.code == 1, captured
+    assert "TINKER_API_KEY has a" in captured.err.replace("\n", " ")
+    assert "Traceback" not in captured.err
 
 
 @pytest.mark.parametrize(

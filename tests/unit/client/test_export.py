@@ -14,7 +14,7 @@ from tinsmith.export import FROM_FILES
 OPTIONS = ("--to", "out", "--layout", "peft")
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as end:
         main(["export", *arguments])
     shown = capsys.readouterr()
@@ -33,7 +33,7 @@ def test_files_are_read_by_the_package_that_registered_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files_are_read_by(tmp_path, monkeypatch, "def read(*given): print(*given)")
-    code, out, _ = said(capsys, "s3://bucket/weights/run/1-1", *OPTIONS, "--base-model", "org/model")
+    code, out, _ = output_of(capsys, "s3://bucket/weights/run/1-1", *OPTIONS, "--base-model", "org/model")
     assert (code, out) == (0, "s3://bucket/weights/run/1-1 org/model out peft\nout\n")
 
 
@@ -41,7 +41,7 @@ def test_files_without_the_trainer_name_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files_are_read_by(tmp_path, monkeypatch, "def read(*_):\n    import brushes_of_hair")
-    code, _, err = said(capsys, "weights/run/1-1", *OPTIONS, "--base-model", "org/model")
+    code, _, err = output_of(capsys, "weights/run/1-1", *OPTIONS, "--base-model", "org/model")
     assert code == 1
     assert "tinsmith export needs the module brushes_of_hair" in err
     assert "'.[trainer]'" in err
@@ -51,6 +51,6 @@ def test_a_tinker_path_without_the_library_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tinker", None)
-    code, _, err = said(capsys, "tinker://run:train:0/weights/a", *OPTIONS)
+    code, _, err = output_of(capsys, "tinker://run:train:0/weights/a", *OPTIONS)
     assert code == 1
     assert "'.[training]'" in err

@@ -53,7 +53,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
         self.answers: list[tuple[int, bytes]] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     @property
     def url(self) -> str:
@@ -63,7 +63,7 @@ class Server(ThreadingHTTPServer):
 class Answering(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Server)
-        self.server.asked.append(self.path)
+        self.server.requests.append(self.path)
         status, body = self.server.answers[0] if len(self.server.answers) == 1 else self.server.answers.pop(0)
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -100,7 +100,7 @@ def test_files_go_where_the_sdk_looks(server: Server, model: str, capsys: pytest
     assert status_of(["tokenizer", model]) == 0
     written = Path(tokenizer_id(model))
     assert {path.name: path.read_bytes() for path in written.iterdir()} == TINY
-    assert server.asked == [f"/api/v1/models/{model.replace(':', '%3A')}/tokenizer"]
+    assert server.requests == [f"/api/v1/models/{model.replace(':', '%3A')}/tokenizer"]
     assert f"{written}: 2 files written" in capsys.readouterr().out
     assert status_of(["tokenizer", model]) == 0
     assert "up to date" in capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_a_name_that_leads_elsewhere_writes_nothing(server: Server, model: str) 
         folder_of(model)
     server.answers = [(200, zipped(TINY))]
     assert status_of(["tokenizer", "--", model]) != 0
-    assert server.asked == []
+    assert server.requests == []
     assert os.listdir() == []
 
 
@@ -170,10 +170,10 @@ def test_a_request_is_retried_when_the_server_is_not_ready_and_not_when_it_refus
     server.answers = [(503, b'{"detail": "it is being loaded"}'), (200, zipped(TINY))]
     assert status_of(["tokenizer", "tiny"]) == 0
     server.answers = [(404, b'{"detail": "there is no base model \'other\'"}')]
-    server.asked.clear()
+    server.requests.clear()
     assert status_of(["tokenizer", "other"]) == 1
     assert "there is no base model 'other'" in capsys.readouterr().err
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_a_tokenizer_on_this_machine_is_taken_before_the_servers(server: Server,
     found = load_tokenizer("private/model", server.url, "tml-key")
     assert found is not None
     assert found.name_or_path == "private/model"
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_the_servers_tokenizer_is_kept_once_and_equal_to_the_models(

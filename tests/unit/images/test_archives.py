@@ -14,7 +14,7 @@ class RecordingBuilder:
     """Keeps `Builder`; builds nothing, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.base = True
         self.pullable = True
         self.fails_to_save = False
@@ -24,16 +24,16 @@ class RecordingBuilder:
         return self.base
 
     def pull_base(self) -> None:
-        self.asked.append("pull")
+        self.calls.append("pull")
         if not self.pullable:
             raise ImageError("no such host")
 
     def import_base(self, directory: Path) -> None:
-        self.asked.append(f"import {(directory / 'etc').read_text()}")
+        self.calls.append(f"import {(directory / 'etc').read_text()}")
 
     def build(self, image: Image, tag: str, secrets: Mapping[str, Path], log: Path, stage: str | None = None) -> None:
         assert "build-environment" in secrets
-        self.asked.append(f"build {tag} {stage}")
+        self.calls.append(f"build {tag} {stage}")
 
     def save(self, reference: str, archive: Path) -> None:
         archive.write_text(reference)
@@ -47,12 +47,12 @@ class RecordingBuilder:
         return [reference, *program.words]
 
     def prune(self) -> None:
-        self.asked.append("prune")
+        self.calls.append("prune")
         if self.in_use:
             raise ImageError("image is in use by a container")
 
     def clean(self, references: Sequence[str]) -> None:
-        self.asked.append(f"clean {' '.join(references)}")
+        self.calls.append(f"clean {' '.join(references)}")
 
 
 @pytest.fixture
@@ -89,12 +89,12 @@ def test_an_unchanged_checkout_builds_nothing_and_a_changed_one_another_archive(
     image: Image, builder: RecordingBuilder
 ) -> None:
     first = built(image)
-    builder.asked.clear()
+    builder.calls.clear()
     assert built(image) == first
-    assert builder.asked == []
+    assert builder.calls == []
     change(image, "*")
     assert built(image) != first
-    assert builder.asked
+    assert builder.calls
 
 
 def test_a_save_that_fails_leaves_no_archive_to_be_taken_for_a_whole_one(
@@ -120,7 +120,7 @@ def test_a_base_that_cannot_be_pulled_is_made_of_debians_packages(
     monkeypatch.setattr(archives, "run", debootstrap)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     built(image)
-    assert builder.asked[:2] == ["pull", "import debian"]
+    assert builder.calls[:2] == ["pull", "import debian"]
 
 
 def test_cleaning_takes_the_archives_and_every_image_and_stage(
@@ -129,4 +129,4 @@ def test_cleaning_takes_the_archives_and_every_image_and_stage(
     built(image)
     archives.clean_images([image])
     assert list(cache.glob("*.tar")) == []
-    assert builder.asked[-1] == f"clean {image.reference} localhost/tinsmith/example-packages:1.2"
+    assert builder.calls[-1] == f"clean {image.reference} localhost/tinsmith/example-packages:1.2"

@@ -27,7 +27,7 @@ def locked(name: str) -> dict[str, str]:
     }
 
 
-def wanted(extra: str) -> list[Requirement]:
+def requirements_of(extra: str) -> list[Requirement]:
     lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]
     return [Requirement(line) for line in lines]
 
@@ -41,7 +41,7 @@ def test_an_image_gets_all_that_its_extra_asks_for(image: str) -> None:
     versions = locked(f"{image}-image.txt")
     wrong = [
         str(requirement)
-        for requirement in wanted(EXTRAS[image])
+        for requirement in requirements_of(EXTRAS[image])
         if requirement.name not in FROM_DEBIAN
         and not requirement.specifier.contains(versions.get(canonicalize_name(requirement.name), "0"))
     ]

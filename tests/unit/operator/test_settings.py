@@ -28,7 +28,7 @@ def test_names_follow_from_the_release_unless_they_are_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "namespaces"),
+    ("text", "namespaces"),
     [
         ("", ("tin",)),
         ("a", ("a",)),
@@ -39,14 +39,14 @@ def test_names_follow_from_the_release_unless_they_are_given() -> None:
         (" * ", None),
     ],
 )
-def test_the_operator_watches_its_own_namespace_by_default(said: str, namespaces: tuple[str, ...]) -> None:
-    assert make(watch_namespaces=said).scope.namespaces == namespaces
+def test_the_operator_watches_its_own_namespace_by_default(text: str, namespaces: tuple[str, ...]) -> None:
+    assert make(watch_namespaces=text).scope.namespaces == namespaces
 
 
-@pytest.mark.parametrize("said", ["a,*", "Research", "a b", "-a", "team-*", "a" * 64])
-def test_what_is_no_namespace_is_refused_with_the_ways_to_say_it(said: str) -> None:
+@pytest.mark.parametrize("text", ["a,*", "Research", "a b", "-a", "team-*", "a" * 64])
+def test_what_is_no_namespace_is_refused_with_the_ways_to_say_it(text: str) -> None:
     with pytest.raises(ValidationError, match=r"is not the name of a namespace: separate names by commas.*`\*` alone"):
-        make(watch_namespaces=said)
+        make(watch_namespaces=text)
 
 
 def test_an_environment_is_read_from_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:

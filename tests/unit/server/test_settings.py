@@ -121,8 +121,8 @@ def test_a_variable_that_sets_nothing_is_named_with_what_was_meant(monkeypatch: 
 
 
 def test_secrets_are_shown_as_comments_and_what_is_shown_can_be_read(tmp_path: Path) -> None:
-    given = {"api_key": "tml-hunter2", "database_url": "postgresql://me:hunter2@host/db", "data": tmp_path}
-    shown = describe_settings(load_settings(given))
+    values = {"api_key": "tml-hunter2", "database_url": "postgresql://me:hunter2@host/db", "data": tmp_path}
+    shown = describe_settings(load_settings(values))
     assert "hunter2" not in shown
     assert "# database_url: postgresql://me:***@host/db  (set;" in shown
     (tmp_path / "c.yaml").write_text(shown)
@@ -145,7 +145,7 @@ def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("values", "sentence"),
     [
         ({"fleet": "kubernetes"}, "checkpoint_root: must be set with fleet `kubernetes`"),
         (
@@ -172,10 +172,10 @@ def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
     ],
 )
 def test_a_setting_that_the_fleet_would_not_read_is_refused(
-    tmp_path: Path, given: dict[str, object], sentence: str
+    tmp_path: Path, values: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(StartupError, match=sentence):
-        load_settings({}, write(tmp_path / "c.yaml", given))
+        load_settings({}, write(tmp_path / "c.yaml", values))
 
 
 def test_fewer_places_than_slots_are_refused(tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_a_timeout_that_would_end_who_waits_in_a_held_poll_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept_here"),
+    ("values", "kept_here"),
     [
         ({}, True),
         ({"database_url": "postgresql://db/t"}, True),
         ({"database_url": "postgresql://db/t", "checkpoint_root": "s3://b"}, False),
     ],
 )
-def test_a_server_that_keeps_everything_elsewhere_needs_no_directory(given: dict[str, str], kept_here: bool) -> None:
-    assert load_settings(given).keeps_data_here is kept_here
+def test_a_server_that_keeps_everything_elsewhere_needs_no_directory(values: dict[str, str], kept_here: bool) -> None:
+    assert load_settings(values).keeps_data_here is kept_here

@@ -18,7 +18,7 @@ EXISTING_CLUSTER = Cluster("", Path("/their/kubeconfig"), Path("kubectl"), ("onl
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in (COMMAND_VARIABLE, REGISTRY_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
 

@@ -35,7 +35,7 @@ def may(sender: Pod, receiver: Pod, protocol: str, number: int, world: World) ->
     )
 
 
-def side(own: Pod, other: Pod, receiver: Pod, wanted: tuple[str, int], direction: str, world: World) -> bool:
+def side(own: Pod, other: Pod, receiver: Pod, target_port: tuple[str, int], direction: str, world: World) -> bool:
     about = [
         policy
         for policy in world.policies
@@ -46,7 +46,7 @@ def side(own: Pod, other: Pod, receiver: Pod, wanted: tuple[str, int], direction
     rules = [(policy, rule) for policy in about for rule in policy["spec"].get(direction, [])]
     return not about or any(
         has_peer(rule.get("from" if direction == "ingress" else "to"), other, policy["metadata"]["namespace"])
-        and has_port(rule.get("ports"), receiver, *wanted)
+        and has_port(rule.get("ports"), receiver, *target_port)
         for policy, rule in rules
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.recipes.checks import SAMPLER_IS_TRAINER, asked, steps
+from support.recipes.checks import SAMPLER_IS_TRAINER, calls, steps
 from support.recipes.names import BRIEF, JUDGE
 from support.recipes.program import recipe
 
@@ -14,7 +14,7 @@ GAMES = (
         [
             steps("env/all/turns_per_episode", 2),
             SAMPLER_IS_TRAINER,
-            asked(asample=2 * 8 * 2 * NUMBER_TURNS, forward_backward=2, optim_step=2),
+            calls(asample=2 * 8 * 2 * NUMBER_TURNS, forward_backward=2, optim_step=2),
         ],
         batch_size=8,
         group_size=2,
@@ -29,7 +29,7 @@ GAMES = (
             steps("env/all/turns_per_episode", 2),
             SAMPLER_IS_TRAINER,
             # One asks, and a model that does not learn answers.
-            asked(asample=2 * 2 * 4 * 2 * QUESTION_TURNS, forward_backward=2, optim_step=2),
+            calls(asample=2 * 2 * 4 * 2 * QUESTION_TURNS, forward_backward=2, optim_step=2),
         ],
         batch_size=4,
         group_size=2,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from support.recipes.checks import SAMPLER_IS_TRAINER, asked, asked_at_least, prints, steps
+from support.recipes.checks import SAMPLER_IS_TRAINER, calls, calls_at_least, prints, steps
 from support.recipes.names import BRIEF, DEMONSTRATIONS, FORECASTS_FILE, LLAMA
 from support.recipes.program import Program, recipe
 
 JUDGEMENTS = (
     recipe(
         "recipes.sdft.train",
-        [steps("sdft/mean_teacher_entropy", 2), asked_at_least(forward_backward=4), asked(optim_step=2)],
+        [steps("sdft/mean_teacher_entropy", 2), calls_at_least(forward_backward=4), calls(optim_step=2)],
         name="sdft.train, reversed",
         model_name=LLAMA,
         dataset="toolalpaca",
@@ -24,7 +24,7 @@ JUDGEMENTS = (
     ),
     recipe(
         "recipes.forecasting.train",
-        [SAMPLER_IS_TRAINER, asked(optim_step=2)],
+        [SAMPLER_IS_TRAINER, calls(optim_step=2)],
         model_name=BRIEF,
         renderer_name="qwen3_5_disable_thinking",
         data_path=FORECASTS_FILE,
@@ -35,7 +35,7 @@ JUDGEMENTS = (
     ),
     recipe(
         "recipes.decisions.forecasting",
-        [asked(optim_step=2), asked_at_least(forward_backward=4, asample=4)],
+        [calls(optim_step=2), calls_at_least(forward_backward=4, asample=4)],
         model_name=LLAMA,
         data_path=FORECASTS_FILE,
         batch_size=8,
@@ -44,7 +44,7 @@ JUDGEMENTS = (
     ),
     recipe(
         "recipes.true_thinking_score.run_small_experiment",
-        [asked_at_least(asample=3), prints("Results saved")],
+        [calls_at_least(asample=3), prints("Results saved")],
         log="",
         every_run=True,
         defaults=[BRIEF],
@@ -52,7 +52,7 @@ JUDGEMENTS = (
     Program(
         "decisions.demo",
         ("-m", "tinker_cookbook.recipes.decisions.demo", f"model_name={LLAMA}"),
-        [prints('"billing": 0.'), asked(asample=2)],
+        [prints('"billing": 0.'), calls(asample=2)],
         typed="Why was I charged twice?\nHow do I sign in?\n\n",
         every_run=True,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from support.recipes.checks import asked, checkpoints, ends_above, ends_below, same, starts_near, steps
+from support.recipes.checks import calls, checkpoints, ends_above, ends_below, same, starts_near, steps
 from support.recipes.names import BASE, LLAMA
 from support.recipes.program import recipe
 
@@ -20,7 +20,7 @@ PREFERENCE = (
             ends_above("margin", 1.0),
             ends_above("accuracy", 0.99),
             same("loss:sum", "dpo_loss"),
-            asked(forward_backward=2 * 6, optim_step=6),
+            calls(forward_backward=2 * 6, optim_step=6),
         ],
         every_run=True,
         model_name=LLAMA,
@@ -34,7 +34,7 @@ PREFERENCE = (
         "recipes.preference.rlhf.rlhf_pipeline",
         [
             checkpoints("final", "final", "final"),
-            asked(create_model=2, load_weights=1, optim_step=6),
+            calls(create_model=2, load_weights=1, optim_step=6),
         ],
         log="",
         base_model=BASE,

@@ -6,8 +6,8 @@ from support.recipes.checks import (
     SAMPLER_IS_TRAINER,
     UNIFORM_AT_FIRST,
     UNIFORM_NATS,
-    asked,
-    asked_at_least,
+    calls,
+    calls_at_least,
     checkpoints,
     ends_above,
     falls,
@@ -31,9 +31,9 @@ REWARD = (
             falls("env/all/ac_tokens_per_turn"),
             SAMPLER_IS_TRAINER,
             UNIFORM_AT_FIRST,
-            asked(asample=18 * 12 * 24, forward_backward=18, optim_step=18, save_weights=4),
+            calls(asample=18 * 12 * 24, forward_backward=18, optim_step=18, save_weights=4),
             # Fresh weights for each step's samples, and one more at the end.
-            asked_at_least(save_weights_for_sampler=18),
+            calls_at_least(save_weights_for_sampler=18),
             checkpoints("000005", "000010", "000015", "final"),
         ],
         every_run=True,
@@ -57,7 +57,7 @@ REWARD = (
             # Far from a random model's, which proves that the weights were loaded.
             starts_below("optim/entropy", UNIFORM_NATS - 0.5),
             SAMPLER_IS_TRAINER,
-            asked(optim_step=2, load_weights=1),
+            calls(optim_step=2, load_weights=1),
         ],
         name="math_rl.train from chat_sl's checkpoint",
         every_run=True,
@@ -71,7 +71,7 @@ REWARD = (
     ),
     recipe(
         "recipes.math_rl.train",
-        [steps("optim/kl_sample_train_v2", 3), SAMPLER_IS_TRAINER, asked(forward_backward=12, optim_step=6)],
+        [steps("optim/kl_sample_train_v2", 3), SAMPLER_IS_TRAINER, calls(forward_backward=12, optim_step=6)],
         name="math_rl.train, minibatches of a stream",
         every_run=True,
         model_name=LLAMA,
@@ -88,7 +88,7 @@ REWARD = (
     ),
     recipe(
         "recipes.math_rl.train",
-        [SAMPLER_IS_TRAINER, asked(optim_step=3)],
+        [SAMPLER_IS_TRAINER, calls(optim_step=3)],
         name="math_rl.train, cispo on gsm8k",
         model_name=BRIEF,
         env="gsm8k",
@@ -104,9 +104,9 @@ REWARD = (
             # Nine digits, and sums that are one of them now and then.
             stays_between("env/all/correct", 0, 0.5),
             SAMPLER_IS_TRAINER,
-            asked(asample=128 * 16, optim_step=1, save_weights=1),
+            calls(asample=128 * 16, optim_step=1, save_weights=1),
             # The SDK divides what is as long as this.
-            asked_at_least(forward_backward=2),
+            calls_at_least(forward_backward=2),
             checkpoints("final"),
         ],
         model_name=BRIEF,
@@ -114,7 +114,7 @@ REWARD = (
     ),
     recipe(
         "recipes.rl_loop",
-        [steps("reward/total", 4), asked_at_least(forward_backward=2), asked(optim_step=4, asample=4 * 64)],
+        [steps("reward/total", 4), calls_at_least(forward_backward=2), calls(optim_step=4, asample=4 * 64)],
         model_name=BRIEF,
         batch_size=64,
         group_size=8,
@@ -122,7 +122,7 @@ REWARD = (
     ),
     recipe(
         "recipes.rl_loop",
-        [steps("reward/total", 2), asked(forward_backward=2, optim_step=2, asample=2 * 128)],
+        [steps("reward/total", 2), calls(forward_backward=2, optim_step=2, asample=2 * 128)],
         name="rl_loop, gspo",
         model_name=BRIEF,
         batch_size=128,
@@ -138,7 +138,7 @@ REWARD = (
             stays_between("test/env/all/rubric_score", 0, 9),
             SAMPLER_IS_TRAINER,
             # Each answer is sampled and graded, those of the test before and after.
-            asked(asample=2 * (2 * RUBRIC_TESTS + 2 * 8 * 4), forward_backward=2, optim_step=2),
+            calls(asample=2 * (2 * RUBRIC_TESTS + 2 * 8 * 4), forward_backward=2, optim_step=2),
         ],
         train_jsonl_path=RUBRIC_FILE,
         test_jsonl_path=RUBRIC_TEST_FILE,

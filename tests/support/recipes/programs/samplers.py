@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.recipes.checks import asked, ends_above, prints, stays_between, stays_near
+from support.recipes.checks import calls, ends_above, prints, stays_between, stays_near
 from support.recipes.names import BRIEF, LLAMA
 from support.recipes.program import Program, script
 
@@ -11,7 +11,7 @@ SAVED_SAMPLERS = (
     Program(
         "chat_app.tinker_chat_cli",
         (*CHAT, f"base_model={BRIEF}"),
-        [prints(r"Assistant: \boxed{"), prints("Goodbye"), asked(asample=2)],
+        [prints(r"Assistant: \boxed{"), prints("Goodbye"), calls(asample=2)],
         typed="How much is 2 + 2?\nAnd 3 more?\nquit\n",
         every_run=True,
     ),
@@ -23,7 +23,7 @@ SAVED_SAMPLERS = (
             "model_path={sampler_path}",
             "max_tokens=24",
         ),
-        [prints("Assistant: "), prints("Goodbye"), asked(asample=1)],
+        [prints("Assistant: "), prints("Goodbye"), calls(asample=1)],
         typed="How much is 2 + 2?\nquit\n",
         every_run=True,
         after="chat_sl.train",
@@ -34,7 +34,7 @@ SAVED_SAMPLERS = (
             stays_near("apart from the merged model", 0, 1e-4),
             stays_near("apart from the peft model", 0, 1e-4),
             ends_above("apart from the base model", 0.1),
-            asked(save_weights_external=1, load_weights=1),
+            calls(save_weights_external=1, load_weights=1),
         ],
         LLAMA,
         "{state_path}",
@@ -45,9 +45,9 @@ SAVED_SAMPLERS = (
     ),
     script(
         "benchmark",
-        [stays_near("examples", 16, 0), stays_near("errors", 0, 0), asked(asample=16)],
+        [stays_near("examples", 16, 0), stays_near("errors", 0, 0), calls(asample=16)],
         BRIEF,
         every_run=True,
     ),
-    script("capture_proxy", [stays_between("answered", 0, 17), asked(asample=2)], BRIEF, "{folder}", every_run=True),
+    script("capture_proxy", [stays_between("answered", 0, 17), calls(asample=2)], BRIEF, "{folder}", every_run=True),
 )

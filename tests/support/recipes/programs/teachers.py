@@ -8,7 +8,7 @@ from support.recipes.checks import (
     LOSS,
     SAMPLER_IS_TRAINER,
     UNIFORM_LOSS,
-    asked,
+    calls,
     falls,
     prints,
     starts_near,
@@ -34,7 +34,7 @@ from support.recipes.program import recipe
 TEACHERS = (
     recipe(
         "recipes.distillation.on_policy_distillation",
-        [stays_between("teacher_kl", 0, 20), SAMPLER_IS_TRAINER, asked(optim_step=3, create_model=1)],
+        [stays_between("teacher_kl", 0, 20), SAMPLER_IS_TRAINER, calls(optim_step=3, create_model=1)],
         every_run=True,
         model_name=BASE,
         teacher_model=BRIEF,
@@ -45,7 +45,7 @@ TEACHERS = (
     ),
     recipe(
         "recipes.distillation.on_policy_distillation",
-        [starts_near("teacher_kl", 0, 1e-6), asked(optim_step=1)],
+        [starts_near("teacher_kl", 0, 1e-6), calls(optim_step=1)],
         name="distillation.on_policy_distillation, a teacher of itself",
         model_name=BASE,
         teacher_model=BASE,
@@ -56,7 +56,7 @@ TEACHERS = (
     ),
     recipe(
         "recipes.distillation.on_policy_multi_teacher",
-        [asked(optim_step=2), SAMPLER_IS_TRAINER],
+        [calls(optim_step=2), SAMPLER_IS_TRAINER],
         model_name=QWEN,
         deepmath_teacher_model=BRIEF,
         tulu3_teacher_model=JUDGE,
@@ -72,7 +72,7 @@ TEACHERS = (
             # Without top-k logprobs the recipe would learn from nothing, and say 0.
             stays_between("sdft/mean_teacher_entropy", 0.1, math.log(4)),
             stays_between("grad_norm", 0, math.inf),
-            asked(asample=2 * 4 * 3, forward_backward=3, optim_step=3, create_sampling_session=2),
+            calls(asample=2 * 4 * 3, forward_backward=3, optim_step=3, create_sampling_session=2),
         ],
         every_run=True,
         model_name=LLAMA,
@@ -89,14 +89,14 @@ TEACHERS = (
     ),
     recipe(
         "recipes.prompt_distillation.create_data",
-        [asked(asample=SENTENCES), prints("Saved data to")],
+        [calls(asample=SENTENCES), prints("Saved data to")],
         every_run=True,
         log="output_file={folder}/data.jsonl",
         defaults=[GRADER],
     ),
     recipe(
         "recipes.prompt_distillation.train",
-        [steps(LOSS, 4), UNIFORM_LOSS, falls(LOSS), asked(optim_step=4)],
+        [steps(LOSS, 4), UNIFORM_LOSS, falls(LOSS), calls(optim_step=4)],
         model_name=LLAMA,
         file_path=CHAT_FILE,
         batch_size=32,
@@ -111,7 +111,7 @@ TEACHERS = (
             prints("BENCHMARK SUMMARY"),
             steps(LOSS, 2),
             steps("sdft/mean_teacher_entropy", 2),
-            asked(create_model=2, optim_step=4, asample=3 * EXAMINATIONS + 2 * 2 * 8),
+            calls(create_model=2, optim_step=4, asample=3 * EXAMINATIONS + 2 * 2 * 8),
         ],
         every_run=True,
         log="log_root={folder}",
@@ -127,7 +127,7 @@ TEACHERS = (
         [
             prints("EXPERIMENT COMPLETE"),
             # The second stage of each method continues from the weights of its first.
-            asked(load_weights=2, optim_step=4 * 2),
+            calls(load_weights=2, optim_step=4 * 2),
             steps(LOSS, 2 * 2),
             steps("sdft/mean_teacher_entropy", 2 * 2),
         ],

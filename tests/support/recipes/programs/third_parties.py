@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from support.recipes.checks import asked, prints, stays_near
+from support.recipes.checks import calls, prints, stays_near
 from support.recipes.names import BRIEF
 from support.recipes.program import SCRIPTS, installed
 
 THIRD_PARTIES = (
     installed(
         "verifiers",
-        [stays_near("rollouts", 24, 0), stays_near("in a box", 24, 4), asked(completions=24)],
+        [stays_near("rollouts", 24, 0), stays_near("in a box", 24, 4), calls(completions=24)],
         "python",
         str(SCRIPTS / "verifiers_environment.py"),
         BRIEF,
     ),
     installed(
         "inspect-ai",
-        [asked(completions=6), prints("accuracy")],
+        [calls(completions=6), prints("accuracy")],
         "inspect",
         *("eval", "inspect_task.py", "--model", f"openai-api/local/{BRIEF}"),
         *("--display", "plain", "--log-dir", "{folder}"),
@@ -24,7 +24,7 @@ THIRD_PARTIES = (
     ),
     installed(
         "lm-eval",
-        [asked(completions=3), prints("sums_of_ours"), prints("exact_match")],
+        [calls(completions=3), prints("sums_of_ours"), prints("exact_match")],
         "lm_eval",
         *("run", "--model", "local-chat-completions", "--apply_chat_template", "--tasks", "sums_of_ours"),
         "--model_args",
@@ -34,7 +34,7 @@ THIRD_PARTIES = (
     ),
     installed(
         "mini-swe-agent",
-        [asked(completions=2), prints("LimitsExceeded")],
+        [calls(completions=2), prints("LimitsExceeded")],
         "mini",
         *(
             "--yolo",

@@ -112,13 +112,13 @@ def _compute_experts_without_triton(experts: Any) -> None:
         for expert in chosen.unique().tolist():
             rows, places = (chosen == expert).nonzero(as_tuple=True)
             weights = call["w1"][expert], call["w2"][expert]
-            said = _said_by(expert, hidden_states[rows], slots[rows], weights, self._lora_context)
-            output.index_add_(0, rows, said * call["topk_weights"][rows, places, None].to(said.dtype))
+            expert_output = _expert_output(expert, hidden_states[rows], slots[rows], weights, self._lora_context)
+            output.index_add_(0, rows, expert_output * call["topk_weights"][rows, places, None].to(expert_output.dtype))
 
     experts.apply = mended
 
 
-def _said_by(
+def _expert_output(
     expert: int, x: torch.Tensor, slots: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], adapters: Any
 ) -> torch.Tensor:
     gate, up = torch.nn.functional.linear(x, weights[0]).chunk(2, -1)

@@ -41,7 +41,7 @@ class SmallCluster:
         for plural, items in objects.items():
             (self._folder / plural).write_text(json.dumps({"items": items}))
 
-    def asked(self, verb: str) -> list[list[str]]:
+    def calls(self, verb: str) -> list[list[str]]:
         lines = (self._folder / "asked").read_text().splitlines()
         return [words for words in (line.split("\t")[:-1] for line in lines) if verb in words]
 
@@ -67,7 +67,7 @@ def test_the_cli_has_the_same_commands(cluster: SmallCluster, capsys: pytest.Cap
     assert not end.value.code
     [item] = json.loads(capsys.readouterr().out)["items"]
     assert (item["kind"], item["name"]) == ("SamplerPool", "draws")
-    assert all("--namespace=n" in words for words in cluster.asked("get"))
+    assert all("--namespace=n" in words for words in cluster.calls("get"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_logs_of_a_session_are_its_pods(
     session = made.session(conditions=made.ready())
     cluster.holds(trainingsessions=[session], pods=[made.pod("qwen-0", of=session)])
     assert run(monkeypatch, "logs", "qwen", "-f", "--previous", "--since=5m", "--context=c") == 0
-    assert cluster.asked("logs") == [["--context=c", "logs", "qwen-0", "--follow", "--previous", "--since=5m"]]
+    assert cluster.calls("logs") == [["--context=c", "logs", "qwen-0", "--follow", "--previous", "--since=5m"]]
     assert capfd.readouterr().out == "a line of the worker\n"
 
 
@@ -112,7 +112,7 @@ def test_logs_of_a_pool_are_those_of_all_replicas_with_their_names(
     pool = made.pool(conditions=made.ready())
     cluster.holds(samplerpools=[pool], pods=[made.pod("draws-a", of=pool)])
     assert run(monkeypatch, "logs", "draws") == 0
-    [words] = cluster.asked("logs")
+    [words] = cluster.calls("logs")
     assert words[1:4] == ["--selector=tinsmith.dev/pool=draws", "--prefix", "--tail=-1"]
 
 

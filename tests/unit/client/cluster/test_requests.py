@@ -119,7 +119,7 @@ class Steps:
         self._families: Iterator[Family | Exception] = iter(families)
         self._last = families[-1]
         self.seconds = 0.0
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def look(self) -> Family:
         seen = next(self._families, self._last)
@@ -136,7 +136,7 @@ class Steps:
             request.outcome,
             name="session/qwen",
             timeout_seconds=timeout_seconds,
-            progress=self.told.append,
+            progress=self.messages.append,
             clock=lambda: self.seconds,
             sleep=self.sleep,
         )
@@ -150,7 +150,7 @@ def test_a_resume_reports_a_temporary_problem_and_waits_for_its_end(reason: Reas
     said = [made.condition(each.type, each.truth, each.finding.reason, each.finding.message) for each in states]
     steps = Steps(session(SUSPENDED), session(said), session(said), session(made.ready()))
     assert "is ready" in steps.wait(requests.resume(session(SUSPENDED)))
-    assert steps.told[1:] == [f"{reason}: {finding.message}"]
+    assert steps.messages[1:] == [f"{reason}: {finding.message}"]
 
 
 def test_waiting_ends_with_the_reason_and_the_next_command() -> None:

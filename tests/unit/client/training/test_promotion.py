@@ -102,7 +102,7 @@ def test_a_server_that_has_names_says_what_is_wrong(status: int, sentence: str) 
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, "has no summary.json: `tinsmith train` writes it when the run is finished"),
         ("{", "has no readable sampler"),
@@ -111,9 +111,9 @@ def test_a_server_that_has_names_says_what_is_wrong(status: int, sentence: str) 
         ('{"sampler": null}', "has no sampler: its `sampler` is None"),
     ],
 )
-def test_a_folder_without_a_sampler_is_reported(tmp_path: Path, content: str | None, told: str) -> None:
+def test_a_folder_without_a_sampler_is_reported(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(PromotionRefused, match=re.escape(told)) as refused:
+    with pytest.raises(PromotionRefused, match=re.escape(message)) as refused:
         sampler_of_run(tmp_path)
     assert str(tmp_path) in str(refused.value)

@@ -43,7 +43,7 @@ def test_an_object_with_the_api_servers_defaults_holds_what_was_wanted(built: Bu
 
 
 @pytest.mark.parametrize(
-    ("live", "wanted", "held"),
+    ("live", "desired", "held"),
     [
         ({"a": 1, "b": 2}, {"a": 1}, True),
         ({"b": 2}, {"a": 1}, False),
@@ -76,8 +76,8 @@ def test_an_object_with_the_api_servers_defaults_holds_what_was_wanted(built: Bu
     ],
     ids=repr,
 )
-def test_what_is_held(live: Any, wanted: Any, held: bool) -> None:
-    assert holds(live, wanted) is held
+def test_what_is_held(live: Any, desired: Any, held: bool) -> None:
+    assert holds(live, desired) is held
 
 
 @pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)

@@ -44,7 +44,7 @@ def restarts(world: World) -> int:
     return [each["kind"] for each in world.deleted].count("Pod")
 
 
-def told(world: World, reason: str) -> list[str]:
+def messages(world: World, reason: str) -> list[str]:
     return [event.message for event in world.events if event.reason == reason]
 
 
@@ -63,13 +63,13 @@ def test_a_restart_is_a_clean_stop_and_is_done_once() -> None:
     world.settle()
     assert restarts(world) == 1
     assert status(world)["requests"] == {"restart": FIRST}
-    assert told(world, "Restarted") == [f"The worker was restarted, as requested at {FIRST}."]
+    assert messages(world, "Restarted") == [f"The worker was restarted, as requested at {FIRST}."]
 
 
 def test_taking_the_annotation_away_restarts_nothing_and_nor_does_its_return() -> None:
     world = settled_world()
-    for said in (FIRST, None, FIRST):
-        world.user_annotates(RESTART_REQUEST_ANNOTATION, said)
+    for value in (FIRST, None, FIRST):
+        world.user_annotates(RESTART_REQUEST_ANNOTATION, value)
         world.settle()
     assert restarts(world) == 1
 
@@ -133,7 +133,7 @@ def test_an_answer_has_a_time_that_is_not_before_the_snapshot() -> None:
     assert pending(world) is None
     assert status(world)["requests"] == {"snapshot": FIRST}
     assert status(world)["lastSnapshotTime"] == "2026-02-01T12:00:01Z"
-    assert len(told(world, "SnapshotTaken")) == 1
+    assert len(messages(world, "SnapshotTaken")) == 1
 
 
 def test_the_time_stays_when_the_worker_reports_an_older_snapshot_because_nothing_had_changed() -> None:
@@ -158,7 +158,7 @@ def test_a_worker_that_cannot_snapshot_is_quoted_once() -> None:
     world.settle()
     world.settle()
     assert pending(world) is None
-    [message] = told(world, "SnapshotRefused")
+    [message] = messages(world, "SnapshotRefused")
     assert "its image is too old" in message
     assert "lastSnapshotTime" not in status(world)
 
@@ -167,15 +167,15 @@ def test_a_worker_that_cannot_snapshot_is_quoted_once() -> None:
 
 
 @pytest.mark.parametrize("annotation", [RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION])
-@pytest.mark.parametrize("said", UNREADABLE)
-def test_a_request_without_a_valid_time_is_reported_once_and_has_no_effect(annotation: str, said: str) -> None:
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_a_request_without_a_valid_time_is_reported_once_and_has_no_effect(annotation: str, value: str) -> None:
     world = settled_world()
-    world.user_annotates(annotation, said)
+    world.user_annotates(annotation, value)
     world.settle()
     world.settle()
     assert restarts(world) == 0
     assert pending(world) is None
-    [message] = told(world, "RequestUnreadable")
+    [message] = messages(world, "RequestUnreadable")
     assert annotation in message
     assert "such as 2026-01-31T12:00:00Z" in message
 

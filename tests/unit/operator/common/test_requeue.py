@@ -48,7 +48,7 @@ def refused_pool() -> PoolWorld:
 REFUSALS: Steps = {"session": refused_session, "group": refused_group, "pool": refused_pool}
 
 
-def asked(world: ModelCluster, duration: timedelta) -> list[Annotate]:
+def new_annotations(world: ModelCluster, duration: timedelta) -> list[Annotate]:
     """Return the annotations written while this time passes and nothing else happens."""
     found: list[Annotate] = []
     for _ in range(duration // STEP):
@@ -62,23 +62,23 @@ def test_a_refused_pod_is_asked_for_again_after_a_minute_and_later_every_five(
     refusal: Callable[[], ModelCluster],
 ) -> None:
     world = refusal()
-    assert len(asked(world, timedelta(seconds=40))) == 0
-    assert len(asked(world, timedelta(seconds=40))) == 1
-    asked(world, timedelta(hours=1))
-    assert len(asked(world, timedelta(hours=1))) == 12
+    assert len(new_annotations(world, timedelta(seconds=40))) == 0
+    assert len(new_annotations(world, timedelta(seconds=40))) == 1
+    new_annotations(world, timedelta(hours=1))
+    assert len(new_annotations(world, timedelta(hours=1))) == 12
 
 
-@pytest.mark.parametrize("said", ["never", "9999-01-01T00:00:00Z", "2026-01-01"])
-def test_what_others_write_in_place_of_the_time_keeps_no_pod_waiting(said: str) -> None:
+@pytest.mark.parametrize("value", ["never", "9999-01-01T00:00:00Z", "2026-01-01"])
+def test_what_others_write_in_place_of_the_time_keeps_no_pod_waiting(value: str) -> None:
     world = refused_session()
-    world.objects["StatefulSet", world.name]["metadata"]["annotations"][POD_RETRY_ANNOTATION] = said
-    assert len(asked(world, timedelta(minutes=1))) == 1
+    world.objects["StatefulSet", world.name]["metadata"]["annotations"][POD_RETRY_ANNOTATION] = value
+    assert len(new_annotations(world, timedelta(minutes=1))) == 1
 
 
 def test_asking_again_restarts_nothing_and_says_nothing_new() -> None:
     world = refused_session()
     before = world.objects["StatefulSet", world.name]["spec"]
-    [request] = asked(world, timedelta(minutes=1))
+    [request] = new_annotations(world, timedelta(minutes=1))
     assert world.objects["StatefulSet", world.name]["spec"] == before
     assert request.annotations.keys() == {POD_RETRY_ANNOTATION}
     assert world.operate() == ()

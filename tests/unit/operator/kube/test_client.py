@@ -63,10 +63,10 @@ async def wire(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 class Permission:
     def __init__(self) -> None:
         self.granted = True
-        self.asked = 0
+        self.calls = 0
 
     def __call__(self) -> float:
-        self.asked += 1
+        self.calls += 1
         if not self.granted:
             raise NotLeading("no lease")
         return 10.0

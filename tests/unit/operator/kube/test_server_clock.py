@@ -19,7 +19,7 @@ LOCAL = datetime(2026, 2, 1, 12, 0, 0, 400_000, tzinfo=UTC)
 HOURS = timedelta(hours=2)
 
 
-def told(offset: timedelta, taking: timedelta = timedelta(seconds=0.1)) -> ServerClock:
+def clock_with(offset: timedelta, taking: timedelta = timedelta(seconds=0.1)) -> ServerClock:
     """Return a clock that has seen one answer of an API server that is ahead by this much."""
     clock = ServerClock(lambda: LOCAL)
     clock.note(format_datetime((LOCAL + offset).replace(microsecond=0), usegmt=True), LOCAL - taking)
@@ -44,7 +44,7 @@ def test_an_offset_is_never_overstated_however_long_an_answer_takes(
 
 @pytest.mark.parametrize("offset", [-HOURS, HOURS, timedelta(days=-40)], ids=["ahead", "behind", "far ahead"])
 async def test_a_certificate_begins_and_ends_in_time_by_both_clocks(offset: timedelta) -> None:
-    clock, cluster = told(offset), FakeCluster()
+    clock, cluster = clock_with(offset), FakeCluster()
     names: Any = {"namespace": "tin", "release": "r", "authority_secret": "ca", "api_server_secret": "client"}
     issuer = Issuer(cast(Any, cluster), **names, clock=clock.now)
     await issuer.refresh()
@@ -58,7 +58,7 @@ async def test_a_certificate_begins_and_ends_in_time_by_both_clocks(offset: time
 @pytest.mark.parametrize(("offset", "way"), [(-HOURS, "ahead of"), (HOURS, "behind")])
 def test_clocks_that_differ_are_logged_once_with_the_cure(offset: timedelta, way: str) -> None:
     with structlog.testing.capture_logs() as logs:
-        clock = told(offset)
+        clock = clock_with(offset)
         clock.note(format_datetime(LOCAL + offset, usegmt=True), LOCAL)
     assert clock.problem is not None
     assert f"s {way} the API server's" in clock.problem
@@ -68,7 +68,7 @@ def test_clocks_that_differ_are_logged_once_with_the_cure(offset: timedelta, way
 
 @pytest.mark.parametrize("seconds", [0, 30, -30])
 def test_a_difference_that_backdating_covers_is_no_trouble(seconds: int) -> None:
-    clock = told(timedelta(seconds=seconds))
+    clock = clock_with(timedelta(seconds=seconds))
     assert clock.problem is None
     assert clock.now() == LOCAL
     assert timedelta(seconds=abs(seconds)) < TOLERATED
@@ -76,7 +76,7 @@ def test_a_difference_that_backdating_covers_is_no_trouble(seconds: int) -> None
 
 @pytest.mark.parametrize("offset", [timedelta(seconds=-80), timedelta(seconds=80)], ids=["ahead", "behind"])
 def test_a_slow_answer_takes_back_nothing_that_a_quick_one_proved_and_another_quick_one_does(offset: timedelta) -> None:
-    clock = told(offset)
+    clock = clock_with(offset)
     before = clock.offset_seconds
     taking = timedelta(seconds=30)
     for written in (timedelta(), taking):
@@ -88,6 +88,6 @@ def test_a_slow_answer_takes_back_nothing_that_a_quick_one_proved_and_another_qu
 
 @pytest.mark.parametrize("date", [None, "", "yesterday"])
 def test_an_answer_without_a_date_says_nothing(date: str | None) -> None:
-    clock = told(-HOURS)
+    clock = clock_with(-HOURS)
     clock.note(date, LOCAL)
     assert clock.problem is not None

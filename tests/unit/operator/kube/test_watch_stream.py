@@ -115,7 +115,7 @@ class SmallApi:
     def __init__(self) -> None:
         self.missing: set[str] = set()
         self.lines: asyncio.Queue[bytes] = asyncio.Queue()
-        self.asked: asyncio.Queue[ApiCall] = asyncio.Queue()
+        self.api_calls: asyncio.Queue[ApiCall] = asyncio.Queue()
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
 
@@ -124,7 +124,7 @@ class SmallApi:
         if path in DISCOVERY:
             return web.json_response(DISCOVERY[path])
         call = parse_call(request.method, request.path, "watch" in request.query)
-        self.asked.put_nowait(call)
+        self.api_calls.put_nowait(call)
         if call.resource in self.missing:
             return web.json_response({"kind": "Status", "code": 404}, status=404)
         if call.verb == "list":
@@ -144,7 +144,7 @@ class SmallApi:
         return response
 
 
-def told(resource: Resource | None, plural: str, kind: str) -> dict[str, Any]:
+def discovered_resource(resource: Resource | None, plural: str, kind: str) -> dict[str, Any]:
     namespaced = resource is not None
     return {"name": plural, "kind": kind, "singularName": "", "namespaced": namespaced, "verbs": ["list", "watch"]}
 
@@ -155,12 +155,14 @@ def group(name: str, version: str) -> dict[str, Any]:
 
 DISCOVERY: dict[str, Any] = {
     "api": {"versions": ["v1"]},
-    "api/v1": {"resources": [told(None, "namespaces", "Namespace")]},
+    "api/v1": {"resources": [discovered_resource(None, "namespaces", "Namespace")]},
     "apis": {"groups": [group("apiextensions.k8s.io", "v1"), group(SESSIONS.group, SESSIONS.version)]},
     "apis/apiextensions.k8s.io/v1": {
-        "resources": [told(None, "customresourcedefinitions", "CustomResourceDefinition")]
+        "resources": [discovered_resource(None, "customresourcedefinitions", "CustomResourceDefinition")]
     },
-    f"apis/{SESSIONS.api_version}": {"resources": [told(owner, owner.plural, owner.kind) for owner in OWNERS]},
+    f"apis/{SESSIONS.api_version}": {
+        "resources": [discovered_resource(owner, owner.plural, owner.kind) for owner in OWNERS]
+    },
 }
 
 
@@ -187,18 +189,18 @@ class Watching:
 
     def __init__(self, api: SmallApi) -> None:
         self.api = api
-        self.heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.results: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.watch = Watch(Scope(("tin",)), lambda *_: None, self._hear, lambda *_: None, no_turn, OWNERS)
         self.running = asyncio.create_task(self.watch.run())
 
     def _hear(self, _namespace: str | None, plural: str, code: str, _answer: object, _is_first: bool) -> None:
-        self.heard.put_nowait((plural, code))
+        self.results.put_nowait((plural, code))
 
     async def hears(self, *answers: tuple[str, str]) -> None:
         """Wait until all of these have arrived, in any order. Fails when the watch ends before."""
         left = list(answers)
         while left:
-            next_one = asyncio.create_task(self.heard.get())
+            next_one = asyncio.create_task(self.results.get())
             await asyncio.wait([next_one, self.running], return_when=asyncio.FIRST_COMPLETED)
             if self.running.done():
                 self.running.result()
@@ -209,7 +211,7 @@ class Watching:
         """Wait until all of these were requested, in any order."""
         left = list(calls)
         while left:
-            call = await self.api.asked.get()
+            call = await self.api.api_calls.get()
             if call in left:
                 left.remove(call)
 

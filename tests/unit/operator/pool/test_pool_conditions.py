@@ -23,7 +23,7 @@ def settled_world(**spec: Any) -> PoolWorld:
     return world
 
 
-def said(world: PoolWorld) -> dict[str, tuple[str, str]]:
+def conditions_of(world: PoolWorld) -> dict[str, tuple[str, str]]:
     assert world.owner is not None
     return {each["type"]: (each["status"], each["reason"]) for each in world.owner["status"]["conditions"]}
 
@@ -35,7 +35,7 @@ def message(world: PoolWorld, type_: str) -> str:
 
 
 def test_a_pool_with_all_its_replicas_is_ready_and_has_nothing_left_to_do() -> None:
-    assert said(settled_world(replicas=2)) == {
+    assert conditions_of(settled_world(replicas=2)) == {
         "Ready": ("True", "ReplicasReady"),
         "Reconciling": ("False", "AsWanted"),
         "Stalled": ("False", "AsWanted"),
@@ -58,8 +58,8 @@ def test_while_replicas_are_added_the_pool_is_ready_and_says_how_many_are_missin
     world.operate()
     world.controller_works()
     world.operate()
-    assert said(world)["Ready"] == ("True", "ReplicasReady")
-    assert said(world)["Reconciling"] == said(world)["Degraded"] == ("True", "WaitingForScheduler")
+    assert conditions_of(world)["Ready"] == ("True", "ReplicasReady")
+    assert conditions_of(world)["Reconciling"] == conditions_of(world)["Degraded"] == ("True", "WaitingForScheduler")
     assert message(world, "Degraded").startswith("1 of 3 replicas are ready, and 2 are up to date; pod qwen-")
     assert [each.type for each in world.events if each.reason == "WaitingForScheduler"][-1] is EventType.NORMAL
 
@@ -69,8 +69,8 @@ def test_an_image_that_cannot_be_pulled_stalls_the_roll_and_leaves_the_old_repli
     world.broken_images = {BROKEN}
     world.user_sets(pod={"image": BROKEN})
     world.settle()
-    assert said(world)["Ready"] == ("True", "ReplicasReady")
-    assert said(world)["Stalled"] == said(world)["Degraded"] == ("True", "ImagePullFailed")
+    assert conditions_of(world)["Ready"] == ("True", "ReplicasReady")
+    assert conditions_of(world)["Stalled"] == conditions_of(world)["Degraded"] == ("True", "ImagePullFailed")
     assert len([pod for pod in world.pods() if pod["spec"]["containers"][0]["image"] != BROKEN]) == 2
 
 
@@ -78,8 +78,8 @@ def test_a_pool_says_why_its_only_replica_cannot_start() -> None:
     world = PoolWorld(pool_manifest())
     world.broken_images = {world.installation.trainer_image}
     world.settle()
-    assert said(world)["Ready"] == ("False", "ImagePullFailed")
-    assert said(world)["Stalled"] == ("True", "ImagePullFailed")
+    assert conditions_of(world)["Ready"] == ("False", "ImagePullFailed")
+    assert conditions_of(world)["Stalled"] == ("True", "ImagePullFailed")
 
 
 def test_the_worst_replica_speaks_for_all() -> None:
@@ -89,7 +89,7 @@ def test_the_worst_replica_speaks_for_all() -> None:
         world.controller_works()
     world.a_model_is_missing()
     world.operate()
-    assert said(world)["Ready"] == ("False", "ModelNotFound")
+    assert conditions_of(world)["Ready"] == ("False", "ModelNotFound")
     assert "nothing in /models/qwen" in message(world, "Ready")
 
 
@@ -111,7 +111,7 @@ def test_of_pods_that_a_node_admits_none_of_the_latest_is_quoted_and_all_but_a_f
     world = settled_world(replicas=1)
     failed_pods(world, "UnexpectedAdmissionError")
     world.operate()
-    assert said(world)["Ready"] == ("False", "NodeRefusesPod")
+    assert conditions_of(world)["Ready"] == ("False", "NodeRefusesPod")
     assert "A pod on node node-1 failed: UnexpectedAdmissionError: Allocate failed" in message(world, "Ready")
     left = [pod["metadata"]["name"] for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]
     assert left == ["failed-3", "failed-4", "failed-5"]
@@ -133,7 +133,7 @@ def test_failures_that_are_over_are_not_told_and_are_removed(reason: str, hours_
     world = settled_world(replicas=1)
     failed_pods(world, reason, hours_ago=hours_ago)
     world.operate()
-    assert said(world)["Ready"] == ("False", "RollingOut")
+    assert conditions_of(world)["Ready"] == ("False", "RollingOut")
     assert len([pod for pod in world.pods() if "deletionTimestamp" not in pod["metadata"]]) == 3
 
 

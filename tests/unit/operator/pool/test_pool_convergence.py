@@ -81,15 +81,15 @@ def live_through(world: PoolWorld, life: list[Step]) -> None:
 
 def essence(world: PoolWorld) -> Manifest:
     """Return the objects without traces of their history."""
-    children = {place: _said_of(world.objects[place]) for place in CHILDREN if place in world.objects}
-    pods = sorted(str(_said_of(pod)["spec"]) for pod in world.pods())
+    children = {place: _comparable_spec(world.objects[place]) for place in CHILDREN if place in world.objects}
+    pods = sorted(str(_comparable_spec(pod)["spec"]) for pod in world.pods())
     status = world.owner.get("status", {}) if world.owner is not None else {}
     conditions = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", ())}
     numbers = {name: status.get(name) for name in ("replicas", "readyReplicas", "updatedReplicas")}
     return {"children": children, "pods": pods, "conditions": conditions, "numbers": numbers}
 
 
-def _said_of(live: Manifest) -> Manifest:
+def _comparable_spec(live: Manifest) -> Manifest:
     spec = copy.deepcopy(live.get("spec", {}))
     metadata = spec.get("template", {}).get("metadata", {})
     for name in ("tinsmith.dev/inputs", RESTART_REQUEST_ANNOTATION):

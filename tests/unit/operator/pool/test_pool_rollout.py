@@ -41,7 +41,7 @@ def condition(world: PoolWorld, type_: str) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "change",
     [
         {"adapters": {"maxLoaded": 8}},
         {"adapters": {"maxRank": 16}},
@@ -57,12 +57,12 @@ def condition(world: PoolWorld, type_: str) -> Manifest:
             }
         },
     ],
-    ids=lambda said: str(next(iter(said))),
+    ids=lambda change: str(next(iter(change))),
 )
-def test_every_change_of_the_pods_by_a_user_rolls_them(said: Manifest) -> None:
+def test_every_change_of_the_pods_by_a_user_rolls_them(change: Manifest) -> None:
     world = settled_world(replicas=2)
     before = names(world)
-    world.user_sets(**said)
+    world.user_sets(**change)
     world.settle()
     assert len(world.pods()) == 2
     assert not set(before) & set(names(world))

@@ -41,9 +41,9 @@ class Run:
         self.queue: WorkQueue[Key] = WorkQueue()
         self.acts = asyncio.Event()
         self.acts.set()
-        self.asked = "once"
+        self.requested = "once"
         self.hears_of_itself = False
-        self.controller = Controller(self.queue, self.reconcile, lambda _: self.asked, self.metrics, self.acts)
+        self.controller = Controller(self.queue, self.reconcile, lambda _: self.requested, self.metrics, self.acts)
 
     async def reconcile(self, key: Key) -> ReconcileResult:
         assert key == KEY
@@ -120,7 +120,7 @@ async def test_a_session_that_never_came_to_rest_is_served_at_once_when_somethin
     run = Run(ACTED)
 
     def ask() -> None:
-        run.asked = "anew"
+        run.requested = "anew"
         run.answers = [ACTED, ACTED, SETTLED]
         run.controller.enqueue(KEY)
 
@@ -136,11 +136,11 @@ async def test_what_is_asked_while_a_session_is_worked_on_for_the_last_time_is_n
     async def interrupted(key: Key) -> ReconcileResult:
         outcome = await reconcile(key)
         if len(run.at) == ROUNDS_AT_ONCE + 1:
-            run.asked = "anew"
+            run.requested = "anew"
             run.controller.enqueue(key)
         return outcome
 
-    run.controller = Controller(run.queue, interrupted, lambda _: run.asked, run.metrics, run.acts)
+    run.controller = Controller(run.queue, interrupted, lambda _: run.requested, run.metrics, run.acts)
     await run.go(3600)
     assert run.at == [0] * (ROUNDS_AT_ONCE + 2)
 

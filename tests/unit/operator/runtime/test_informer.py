@@ -117,7 +117,7 @@ async def test_an_operator_that_starts_without_one_crd_watches_everything_else_a
 ) -> None:
     house = House("a", "b")
     house.cluster.missing = {resource.plural}
-    house.cluster.told.remove(resource.plural)
+    house.cluster.discovered.remove(resource.plural)
     known = await house.informer.check_kinds()
     assert set(known) == set(WATCHED) - {resource}
     for namespace in ("a", "b"):
@@ -135,13 +135,13 @@ async def test_an_operator_that_starts_without_one_crd_watches_everything_else_a
 async def test_a_kind_that_is_installed_later_is_found_once_the_api_server_tells_of_it(resource: Resource) -> None:
     house = House()
     house.cluster.missing = {resource.plural}
-    house.cluster.told.remove(resource.plural)
+    house.cluster.discovered.remove(resource.plural)
     waiting = asyncio.create_task(house.informer.wait_for_kind(resource))
     await asyncio.sleep(100)
     house.cluster.missing = set()
     await asyncio.sleep(LOOK_FOR_KIND_SECONDS * 2)
     assert not waiting.done()
-    house.cluster.told.add(resource.plural)
+    house.cluster.discovered.add(resource.plural)
     await waiting
 
 
@@ -182,11 +182,11 @@ async def test_an_api_server_that_is_not_up_yet_is_waited_for() -> None:
 async def test_a_kind_that_is_installed_and_not_told_of_yet_is_waited_for() -> None:
     """Kopf looks for the kinds once, and a watch that found none would never end and seem alive."""
     house = House()
-    house.cluster.told.remove(POOLS.plural)
+    house.cluster.discovered.remove(POOLS.plural)
     waiting = asyncio.create_task(house.informer.check_kinds())
     await asyncio.sleep(100)
     assert not waiting.done()
-    house.cluster.told.add(POOLS.plural)
+    house.cluster.discovered.add(POOLS.plural)
     await waiting
 
 

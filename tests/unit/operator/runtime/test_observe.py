@@ -87,15 +87,15 @@ ONE_POD = make_session()
 GROUP = make_session(**NEMO_RL, parallelism={"nodes": 3}, modelCache={"claimName": "models"})
 
 
-def using(claim: str, name: str, made_at: str) -> dict[str, Any]:
+def using(claim: str, name: str, created_at: str) -> dict[str, Any]:
     uid = ONE_POD.uid if name == ONE_POD.name else f"uid-{name}"
-    session = manifest(SESSIONS, name, uid, creationTimestamp=made_at)
+    session = manifest(SESSIONS, name, uid, creationTimestamp=created_at)
     return session | {"spec": {"storage": {"existingClaim": claim}}}
 
 
-def by_default(made_at: str) -> dict[str, Any]:
+def by_default(created_at: str) -> dict[str, Any]:
     """Session qwen, with the claim that the operator makes for it."""
-    return using("qwen-journal", "qwen", made_at) | {"spec": {}}
+    return using("qwen-journal", "qwen", created_at) | {"spec": {}}
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_a_pod_that_ran_no_worker_stops_no_session_under_any_name_of_its_volume(
     assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder is None
 
 
-def reading(kind: Resource, name: str, made_at: str, **spec: Any) -> dict[str, Any]:
-    owner = manifest(kind, name, f"uid-{name}", creationTimestamp=made_at)
+def reading(kind: Resource, name: str, created_at: str, **spec: Any) -> dict[str, Any]:
+    owner = manifest(kind, name, f"uid-{name}", creationTimestamp=created_at)
     return owner | {"spec": {"model": {"source": {"type": "Hub"}}, **spec}}
 
 
@@ -204,18 +204,18 @@ READERS = [
 
 
 @pytest.mark.parametrize(("kind", "spec"), READERS, ids=["model", "cache", "pool"])
-@pytest.mark.parametrize("made_at", [EARLY, LATE])
+@pytest.mark.parametrize("created_at", [EARLY, LATE])
 def test_a_reader_of_a_claim_stops_no_worker_that_has_begun_and_no_session_with_its_own_claim(
-    cache: Cache, kind: Resource, spec: dict[str, Any], made_at: str
+    cache: Cache, kind: Resource, spec: dict[str, Any], created_at: str
 ) -> None:
     cache.note(manifest(CLAIMS, "data", "uid-data"))
     begun = make_session(storage={"existingClaim": "data"})
     begun = replace(begun, status=begun.status.model_copy(update={"worker_id": "uid-data"}))
     own = replace(ONE_POD, name="data")
-    cache.note(reading(kind, "ada", made_at, **spec))
+    cache.note(reading(kind, "ada", created_at, **spec))
     observed = observe_session(cache, SESSION_KEY, begun, None)
     assert (observed.claim_holder, observed.claim_reader) == (None, None)
-    cache.note(reading(kind, "eve", made_at, model={"source": on_claim("data-journal")}))
+    cache.note(reading(kind, "eve", created_at, model={"source": on_claim("data-journal")}))
     observed = observe_session(cache, SESSION_KEY, own, None)
     assert (observed.claim_holder, observed.claim_reader) == (None, None)
 

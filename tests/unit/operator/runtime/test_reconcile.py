@@ -33,7 +33,7 @@ class Steps:
         self.taken.append("forget")
 
 
-def asked_of(**metadata: Any) -> object:
+def requested_state_of(**metadata: Any) -> object:
     return Reconciler(cache_with(**metadata), cast(Any, None), {}).requested_state(KEY)
 
 
@@ -63,7 +63,7 @@ async def test_other_sessions_learn_of_a_decision_only_after_its_status_is_writt
     ids=["its spec", "its deletion", "another session", "a restart", "a snapshot"],
 )
 def test_what_a_user_wants_of_a_session_is_something_else_then(change: dict[str, Any]) -> None:
-    assert asked_of(**change) != asked_of()
+    assert requested_state_of(**change) != requested_state_of()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_a_user_wants_of_a_session_is_something_else_then(change: dict[str,
     ids=["its status", "another annotation", "a label"],
 )
 def test_other_changes_of_a_session_request_nothing(change: dict[str, Any]) -> None:
-    assert asked_of(**change) == asked_of()
+    assert requested_state_of(**change) == requested_state_of()
 
 
 def test_nothing_is_asked_of_a_session_that_is_gone() -> None:

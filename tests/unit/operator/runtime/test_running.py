@@ -110,7 +110,7 @@ async def operator_over(
         await task
 
 
-def told(operator: Operator, metric: str) -> list[str]:
+def metric_lines(operator: Operator, metric: str) -> list[str]:
     page = operator.metrics.render().decode()
     return [line for line in page.splitlines() if line.startswith(metric)]
 
@@ -129,10 +129,10 @@ def test_who_lost_the_lead_tells_nothing_of_the_installations_certificates(
     @simulated_time
     async def live() -> None:
         async with operator_over(cluster, settings, monkeypatch) as operator:
-            assert len(told(operator, ENDS)) == 2
+            assert len(metric_lines(operator, ENDS)) == 2
             cluster.lease_is_away = True
             await asyncio.sleep(60)
-            assert told(operator, ENDS) == []
+            assert metric_lines(operator, ENDS) == []
 
     live()
 
@@ -147,10 +147,10 @@ def test_who_lost_the_lead_tells_of_no_trouble_with_certificates(
     async def live() -> None:
         cluster.put(spoiled)
         async with operator_over(cluster, settings, monkeypatch) as operator:
-            assert told(operator, KEPT) == [f"{KEPT} 0.0"]
+            assert metric_lines(operator, KEPT) == [f"{KEPT} 0.0"]
             cluster.lease_is_away = True
             await asyncio.sleep(60)
-            assert told(operator, KEPT) == [f"{KEPT} 1.0"]
+            assert metric_lines(operator, KEPT) == [f"{KEPT} 1.0"]
 
     live()
 
@@ -214,7 +214,7 @@ def test_a_secret_of_thousands_is_parsed_once_and_not_at_every_scrape(
             cluster.put(worker_secret(f"worker-{n}", {**data, "tls.crt": certificate}))
         async with operator_over(cluster, settings_for("tin", lease_seconds=15), monkeypatch) as operator:
             for _ in range(3):
-                assert len(told(operator, f'{ENDS}{{namespace="tin",secret="worker-')) == MANY
+                assert len(metric_lines(operator, f'{ENDS}{{namespace="tin",secret="worker-')) == MANY
 
     live()
     assert parsed == MANY
@@ -233,7 +233,7 @@ def test_metrics_continue_in_spite_of_an_invalid_secret_that_the_log_names_once(
             cluster.put(worker_secret(name, leaf.secret_data()))
         async with operator_over(cluster, settings_for("tin", lease_seconds=15), monkeypatch) as operator:
             with structlog.testing.capture_logs() as logs:
-                scrapes = [told(operator, f'{ENDS}{{namespace="tin",secret="') for _ in range(3)]
+                scrapes = [metric_lines(operator, f'{ENDS}{{namespace="tin",secret="') for _ in range(3)]
         assert [len(each) for each in scrapes] == [3, 3, 3], "its own two, and the good one"
         said = [str(entry["error"]) for entry in logs if entry["event"] == "certificate not read"]
         assert sorted(sentence.split()[2] for sentence in said) == sorted(f"tin/{name}" for name in odd)
@@ -252,16 +252,18 @@ def test_an_odd_authority_stops_no_operator_and_certificates_are_not_kept(
         cluster.put({"kind": "Secret", "metadata": {"name": AUTHORITY.name, "namespace": "tin"}, "data": spoiled})
         async with operator_over(cluster, settings_for("tin", lease_seconds=15), monkeypatch) as operator:
             await asyncio.sleep(60)
-            assert told(operator, KEPT) == [f"{KEPT} 0.0"]
+            assert metric_lines(operator, KEPT) == [f"{KEPT} 0.0"]
 
     live()
 
 
 def a_started_worker(cluster: LeasingCluster) -> None:
     """Start a worker whose session has a pending snapshot request."""
-    asked = {SNAPSHOT_REQUEST_ANNOTATION: "2026-02-01T12:00:00Z"}
+    annotations = {SNAPSHOT_REQUEST_ANNOTATION: "2026-02-01T12:00:00Z"}
     session = session_manifest("tiny")
-    cluster.put({**session, "metadata": {"name": "tiny", "namespace": "tin", "generation": 1, "annotations": asked}})
+    cluster.put(
+        {**session, "metadata": {"name": "tiny", "namespace": "tin", "generation": 1, "annotations": annotations}}
+    )
     labels = {MANAGED_BY_LABEL: MANAGER, SESSION_LABEL: "tiny"}
     size = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
     claim = {"name": "tiny-journal", "namespace": "tin", "labels": labels}
@@ -272,8 +274,8 @@ def a_started_worker(cluster: LeasingCluster) -> None:
     )
 
 
-async def note_and_be_silent(asked: list[str], what: str, _target: Target) -> NoReturn:
-    asked.append(what)
+async def note_and_be_silent(calls: list[str], what: str, _target: Target) -> NoReturn:
+    calls.append(what)
     raise Silent("busy")
 
 
@@ -281,8 +283,8 @@ def test_who_lost_the_lead_asks_no_worker_for_anything(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader queries them; an old report or a second snapshot would do harm."""
-    asked: list[str] = []
-    describe, snapshot = (partial(note_and_be_silent, asked, what) for what in ("describe", "snapshot"))
+    calls: list[str] = []
+    describe, snapshot = (partial(note_and_be_silent, calls, what) for what in ("describe", "snapshot"))
     a_started_worker(cluster)
     settings = settings_for("tin", lease_seconds=15)
 
@@ -290,15 +292,15 @@ def test_who_lost_the_lead_asks_no_worker_for_anything(
     async def live() -> None:
         async with operator_over(cluster, settings, monkeypatch, describe=describe, snapshot=snapshot):
             await asyncio.sleep(30)
-            assert {"describe", "snapshot"} <= set(asked)
+            assert {"describe", "snapshot"} <= set(calls)
             cluster.lease_is_away = True
             await asyncio.sleep(15)
-            asked.clear()
+            calls.clear()
             await asyncio.sleep(600)
-            assert asked == []
+            assert calls == []
             cluster.lease_is_away = False
             await asyncio.sleep(60)
-            assert {"describe", "snapshot"} <= set(asked)
+            assert {"describe", "snapshot"} <= set(calls)
 
     live()
 
@@ -307,8 +309,8 @@ def test_a_renewal_that_is_slow_at_the_start_keeps_no_leader_from_acting(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The permit lapses while the first lists arrive, and the lead continues without a new term."""
-    asked: list[str] = []
-    describe = partial(note_and_be_silent, asked, "describe")
+    calls: list[str] = []
+    describe = partial(note_and_be_silent, calls, "describe")
     a_started_worker(cluster)
     # The lease permits acting for 10 s; the renewal that is sent after 3 s is answered after 12 s.
     settings = settings_for("tin", lease_seconds=15)
@@ -318,7 +320,7 @@ def test_a_renewal_that_is_slow_at_the_start_keeps_no_leader_from_acting(
     async def live() -> None:
         async with operator_over(cluster, settings, monkeypatch, describe=describe):
             await asyncio.sleep(30)
-            assert asked
+            assert calls
 
     live()
 
@@ -335,17 +337,17 @@ def test_an_operator_without_one_crd_serves_the_other_kind_and_picks_it_up_when_
 
     @simulated_time
     async def live() -> None:
-        cluster.missing, cluster.told = {missing.plural}, {served.plural}
+        cluster.missing, cluster.discovered = {missing.plural}, {served.plural}
         put_owner(cluster, manifests[served])
         async with operator_over(cluster, settings, monkeypatch) as operator:
             await asyncio.sleep(30)
             assert has_status(served)
-            assert told(operator, UNKNOWN) == [f"{UNKNOWN} 1.0"]
-            cluster.missing, cluster.told = set(), {missing.plural, served.plural}
+            assert metric_lines(operator, UNKNOWN) == [f"{UNKNOWN} 1.0"]
+            cluster.missing, cluster.discovered = set(), {missing.plural, served.plural}
             put_owner(cluster, manifests[missing])
             await asyncio.sleep(30)
             assert has_status(missing)
-            assert told(operator, UNKNOWN) == [f"{UNKNOWN} 0.0"]
+            assert metric_lines(operator, UNKNOWN) == [f"{UNKNOWN} 0.0"]
 
     live()
 
@@ -364,8 +366,8 @@ def test_a_rotation_is_not_finished_without_the_sessions_of_a_namespace_that_may
         cluster.forbidden = {"forbidden"}
         async with operator_over(cluster, settings, monkeypatch):
             secret = cluster.objects[AUTHORITY]
-            asked = {**secret["metadata"], "annotations": {ROTATE_ANNOTATION: "please"}}
-            cluster.put({**secret, "metadata": asked})
+            metadata = {**secret["metadata"], "annotations": {ROTATE_ANNOTATION: "please"}}
+            cluster.put({**secret, "metadata": metadata})
             await asyncio.sleep(LOOK_AGAIN_SECONDS * 2)
             assert read_stored(cluster.objects[AUTHORITY]).state is State.TRUSTING
 

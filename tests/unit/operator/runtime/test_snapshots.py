@@ -19,15 +19,15 @@ class Worker:
     """Takes its time for a snapshot. failures: what the next ones end with instead."""
 
     def __init__(self, *failures: Exception, seconds: float = 10.0) -> None:
-        self.asked: list[tuple[float, str]] = []
+        self.requests: list[tuple[float, str]] = []
         self.failures = list(failures)
         self.seconds = seconds
-        self.heard: list[Key] = []
+        self.notified: list[Key] = []
         self.leads = True
-        self.snapshots = Snapshots(self.take, self.heard.append, lambda: self.leads)
+        self.snapshots = Snapshots(self.take, self.notified.append, lambda: self.leads)
 
     async def take(self, target: Target) -> datetime:
-        self.asked.append((now(), target.pod_uid))
+        self.requests.append((now(), target.pod_uid))
         await asyncio.sleep(self.seconds)
         if self.failures:
             raise self.failures.pop(0)
@@ -40,8 +40,8 @@ async def test_a_request_is_made_once_however_often_it_is_wanted() -> None:
     for _ in range(100):
         worker.snapshots.request(KEY, TARGET, FIRST)
         await asyncio.sleep(1)
-    assert worker.asked == [(0, "pod-1")]
-    assert worker.heard == [KEY]
+    assert worker.requests == [(0, "pod-1")]
+    assert worker.notified == [KEY]
     answer = worker.snapshots.answer(KEY)
     assert answer is not None
     assert (answer.request, answer.at, answer.problem) == (FIRST, AT, None)
@@ -58,7 +58,7 @@ async def test_another_request_is_made_anew() -> None:
     answer = worker.snapshots.answer(KEY)
     assert answer is not None
     assert answer.request == SECOND
-    assert len(worker.asked) == 2
+    assert len(worker.requests) == 2
 
 
 @simulated_time
@@ -69,7 +69,7 @@ async def test_it_is_asked_for_until_the_worker_answers() -> None:
     assert worker.snapshots.answer(KEY) is None
     await asyncio.sleep(SNAPSHOT_RETRY_SECONDS)
     assert worker.snapshots.answer(KEY) is not None
-    assert [at for at, _ in worker.asked] == [SNAPSHOT_RETRY_SECONDS * number for number in range(4)]
+    assert [at for at, _ in worker.requests] == [SNAPSHOT_RETRY_SECONDS * number for number in range(4)]
 
 
 @simulated_time
@@ -80,7 +80,7 @@ async def test_a_worker_that_never_can_is_asked_once_and_its_reason_is_the_answe
     answer = worker.snapshots.answer(KEY)
     assert answer is not None
     assert (answer.at, answer.problem) == (None, "it is too old")
-    assert len(worker.asked) == 1
+    assert len(worker.requests) == 1
 
 
 @simulated_time
@@ -94,7 +94,7 @@ async def test_the_worker_of_the_next_pod_is_asked_where_the_first_went_without_
     worker.snapshots.request(KEY, NEXT, FIRST)
     await asyncio.sleep(30)
     assert worker.snapshots.answer(KEY) is not None
-    assert [pod for _, pod in worker.asked] == ["pod-1", "pod-2"]
+    assert [pod for _, pod in worker.requests] == ["pod-1", "pod-2"]
 
 
 @simulated_time
@@ -119,8 +119,8 @@ async def test_who_has_lost_the_lead_asks_for_nothing_more_and_hears_of_nothing(
     worker.snapshots.end()
     worker.snapshots.request(KEY, TARGET, FIRST)  # by a reconcile that was under way
     await asyncio.sleep(10 * SNAPSHOT_RETRY_SECONDS)
-    assert (worker.asked, worker.heard) == ([(0, "pod-1")], [])
+    assert (worker.requests, worker.notified) == ([(0, "pod-1")], [])
     worker.leads = True
     worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(2)
-    assert worker.heard == [KEY]
+    assert worker.notified == [KEY]

@@ -35,16 +35,16 @@ def report_of(target: Target) -> WorkerReport:
     return parse_reply(worker_pb2.DescribeReply(epoch=7, adapters_used=3), target.pod_uid, datetime.now(UTC))
 
 
-class Asked:
+class RecordingWorkers:
     """Answers like the worker of each target, and remembers who was asked when."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[float, str]] = []
-        self.heard: list[Key] = []
+        self.notified: list[Key] = []
         self.silent = False
         self.seconds = 0.0
         self.leads = True
-        self.reports = Reports(self.describe, PERIOD_SECONDS, self.heard.append, lambda: self.leads)
+        self.reports = Reports(self.describe, PERIOD_SECONDS, self.notified.append, lambda: self.leads)
 
     async def describe(self, target: Target) -> WorkerReport:
         self.calls.append((now(), target.pod_uid))
@@ -56,125 +56,125 @@ class Asked:
 
 @simulated_time
 async def test_a_worker_is_asked_at_once_and_then_once_a_minute_however_often_it_is_followed() -> None:
-    asked = Asked()
+    workers = RecordingWorkers()
     for _ in range(150):
-        asked.reports.follow(KEY, TARGET)
+        workers.reports.follow(KEY, TARGET)
         await asyncio.sleep(1)
-    assert asked.calls == [(0, "pod-1"), (60, "pod-1"), (120, "pod-1")]
-    assert asked.heard == [KEY] * 3
-    report = asked.reports.answer(KEY)
+    assert workers.calls == [(0, "pod-1"), (60, "pod-1"), (120, "pod-1")]
+    assert workers.notified == [KEY] * 3
+    report = workers.reports.answer(KEY)
     assert report is not None
     assert (report.pod_uid, report.epoch, report.adapters_used) == ("pod-1", 7, 3)
-    await asked.reports.close()
+    await workers.reports.close()
 
 
 @simulated_time
 async def test_no_worker_is_asked_once_the_lead_is_lost_and_all_are_when_it_is_back() -> None:
-    asked = Asked()
-    asked.seconds = 5
-    asked.reports.follow(KEY, TARGET)
+    workers = RecordingWorkers()
+    workers.seconds = 5
+    workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(62)
-    asked.leads = False
-    asked.reports.end()
-    asked.reports.follow(KEY, TARGET)  # by a reconcile that was under way
+    workers.leads = False
+    workers.reports.end()
+    workers.reports.follow(KEY, TARGET)  # by a reconcile that was under way
     await asyncio.sleep(200)
-    assert (asked.calls, asked.heard) == ([(0, "pod-1")], [KEY])
-    assert asked.reports.answer(KEY) is None
-    asked.leads = True
-    asked.reports.follow(KEY, TARGET)
+    assert (workers.calls, workers.notified) == ([(0, "pod-1")], [KEY])
+    assert workers.reports.answer(KEY) is None
+    workers.leads = True
+    workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(6)
-    assert asked.calls == [(0, "pod-1"), (262, "pod-1")]
-    await asked.reports.close()
+    assert workers.calls == [(0, "pod-1"), (262, "pod-1")]
+    await workers.reports.close()
 
 
 @simulated_time
 async def test_a_worker_with_a_waiting_caller_is_asked_at_once_and_then_every_few_seconds() -> None:
-    asked = Asked()
-    asked.reports.follow(KEY, TARGET)
+    workers = RecordingWorkers()
+    workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(7)
     for _ in range(8):
-        asked.reports.follow(KEY, TARGET, closely=True)
+        workers.reports.follow(KEY, TARGET, closely=True)
         await asyncio.sleep(1)
-    asked.reports.follow(KEY, TARGET)
+    workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(30)
-    assert [seconds for seconds, _ in asked.calls] == [0, 7, 10, 13, 15]
-    await asked.reports.close()
+    assert [seconds for seconds, _ in workers.calls] == [0, 7, 10, 13, 15]
+    await workers.reports.close()
 
 
 @simulated_time
 async def test_asking_never_makes_the_follower_wait() -> None:
-    asked = Asked()
-    asked.seconds = 1000
-    asked.reports.follow(KEY, TARGET)
+    workers = RecordingWorkers()
+    workers.seconds = 1000
+    workers.reports.follow(KEY, TARGET)
     assert now() == 0
-    assert asked.reports.answer(KEY) is None
-    await asked.reports.close()
+    assert workers.reports.answer(KEY) is None
+    await workers.reports.close()
 
 
 @simulated_time
 async def test_a_silent_worker_is_asked_again_and_its_last_words_are_kept() -> None:
-    asked = Asked()
-    asked.reports.follow(KEY, TARGET)
+    workers = RecordingWorkers()
+    workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
-    asked.silent = True
+    workers.silent = True
     await asyncio.sleep(200)
-    assert len(asked.calls) == 4
-    assert asked.heard == [KEY]
-    assert asked.reports.answer(KEY) is not None
-    await asked.reports.close()
+    assert len(workers.calls) == 4
+    assert workers.notified == [KEY]
+    assert workers.reports.answer(KEY) is not None
+    await workers.reports.close()
 
 
 @simulated_time
 async def test_a_worker_that_cannot_even_be_asked_is_asked_again() -> None:
-    asked = Asked()
+    workers = RecordingWorkers()
     failures: list[Exception] = [ValueError("a bug"), OperatorError("no authority yet")]
 
     async def describe(target: Target) -> WorkerReport:
         if failures:
             raise failures.pop()
-        return await asked.describe(target)
+        return await workers.describe(target)
 
-    reports = Reports(describe, PERIOD_SECONDS, asked.heard.append)
+    reports = Reports(describe, PERIOD_SECONDS, workers.notified.append)
     reports.follow(KEY, TARGET)
     await asyncio.sleep(2 * PERIOD_SECONDS + 1)
-    assert asked.heard == [KEY]
+    assert workers.notified == [KEY]
     await reports.close()
 
 
 @simulated_time
 async def test_who_waits_for_an_answer_is_not_told_an_older_one() -> None:
     """Dates cannot decide it: the clocks of operator and API server may differ."""
-    asked = Asked()
-    asked.reports.follow(KEY, TARGET)
+    workers = RecordingWorkers()
+    workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
-    assert asked.reports.answer(KEY) is not None
-    asked.reports.follow(KEY, TARGET, closely=True)
-    assert asked.reports.answer(KEY) is None
+    assert workers.reports.answer(KEY) is not None
+    workers.reports.follow(KEY, TARGET, closely=True)
+    assert workers.reports.answer(KEY) is None
     await asyncio.sleep(1)
-    assert asked.reports.answer(KEY) is not None
-    await asked.reports.close()
+    assert workers.reports.answer(KEY) is not None
+    await workers.reports.close()
 
 
 @simulated_time
 async def test_another_pod_is_asked_instead_of_its_predecessor() -> None:
-    asked = Asked()
-    asked.reports.follow(KEY, TARGET)
+    workers = RecordingWorkers()
+    workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(10)
-    asked.reports.follow(KEY, Target("pod-2", TARGET.address, TARGET.worker_id))
+    workers.reports.follow(KEY, Target("pod-2", TARGET.address, TARGET.worker_id))
     await asyncio.sleep(1)
-    assert asked.calls == [(0, "pod-1"), (10, "pod-2")]
-    await asked.reports.close()
+    assert workers.calls == [(0, "pod-1"), (10, "pod-2")]
+    await workers.reports.close()
 
 
 @simulated_time
 async def test_a_session_that_is_gone_is_asked_no_more() -> None:
-    asked = Asked()
-    asked.reports.follow(KEY, TARGET)
+    workers = RecordingWorkers()
+    workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
-    asked.reports.forget(KEY)
+    workers.reports.forget(KEY)
     await asyncio.sleep(1000)
-    assert len(asked.calls) == 1
-    assert asked.reports.answer(KEY) is None
+    assert len(workers.calls) == 1
+    assert workers.reports.answer(KEY) is None
 
 
 def test_a_reply_is_read_with_its_units_and_absences() -> None:
@@ -282,15 +282,15 @@ def snapshots(authority: Authority) -> GrpcSnapshots:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected"),
     [(0.0, NOON), ((NOON - timedelta(hours=1)).timestamp(), NOON), ((NOON + timedelta(seconds=2)).timestamp(), None)],
     ids=["never", "before: nothing had changed since", "now"],
 )
 async def test_a_snapshot_holds_at_least_what_was_there_when_it_was_asked_for(
-    authority: Authority, worker: Savable, address: str, written: float, told: datetime | None
+    authority: Authority, worker: Savable, address: str, written: float, expected: datetime | None
 ) -> None:
     worker.last_snapshot_time = written
-    assert await snapshots(authority)(Target("pod-1", address, "claim-1")) == (told or NOON + timedelta(seconds=2))
+    assert await snapshots(authority)(Target("pod-1", address, "claim-1")) == (expected or NOON + timedelta(seconds=2))
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED], ids=str)

@@ -49,7 +49,7 @@ def settled(world: World) -> World:
     return world
 
 
-def said(world: World) -> tuple[str, str]:
+def ready_condition(world: World) -> tuple[str, str]:
     world.operate()
     assert world.session is not None
     ready = world.session["status"]["conditions"][0]
@@ -89,7 +89,7 @@ def test_nothing_that_has_pods_is_made_before_the_model_is_converted(make: Any) 
 def test_without_another_format_to_keep_there_is_nothing_to_convert_before(spec: Manifest) -> None:
     world = settled(World(session_manifest(**spec)))
     assert JOB not in world.objects
-    assert said(world)[0] == "WorkerReady"
+    assert ready_condition(world)[0] == "WorkerReady"
 
 
 def test_a_model_that_is_converted_is_not_converted_again_for_any_start() -> None:
@@ -101,7 +101,7 @@ def test_a_model_that_is_converted_is_not_converted_again_for_any_start() -> Non
     world.settle()
     world.user_sets(suspend=False)
     world.settle()
-    assert said(world)[0] == "WorkerReady"
+    assert ready_condition(world)[0] == "WorkerReady"
     assert uid_of(world) == before
 
 
@@ -116,7 +116,7 @@ def test_another_image_or_cache_means_another_conversion_in_place_of_the_one_bef
     world.settle(rounds=90)
     world.user_sets(suspend=False)
     world.settle(rounds=90)
-    assert said(world)[0] == "WorkerReady"
+    assert ready_condition(world)[0] == "WorkerReady"
     assert uid_of(world) != before
 
 
@@ -126,7 +126,7 @@ def test_another_image_is_not_converted_with_while_the_old_one_runs() -> None:
     world.operate()
     assert not [action for action in world.decide().actions if isinstance(action, Create)]
     world.settle(rounds=90)
-    assert said(world)[0] == "WorkerReady"
+    assert ready_condition(world)[0] == "WorkerReady"
     [container] = world.objects[JOB]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == NEW_IMAGE["pod"]["image"]
 
@@ -147,14 +147,14 @@ def test_a_suspended_session_stops_a_running_conversion_and_keeps_a_finished_one
     world.operate()
     world.collector_works()
     assert JOB not in world.objects
-    assert said(world)[0] == "Suspending"
+    assert ready_condition(world)[0] == "Suspending"
     world.converters_stop()
-    assert said(world)[0] == "Suspended"
+    assert ready_condition(world)[0] == "Suspended"
     done = settled(one_pod())
     done.user_sets(suspend=True)
     done.settle()
     assert JOB in done.objects
-    assert said(done)[0] == "Suspended"
+    assert ready_condition(done)[0] == "Suspended"
 
 
 def test_a_failed_job_is_reported_with_its_last_message_and_retried_on_request() -> None:
@@ -163,7 +163,7 @@ def test_a_failed_job_is_reported_with_its_last_message_and_retried_on_request()
     for _ in range(8):
         world.conversion_ends("Failed", exitCode=1, message=json.dumps(record))
         world.job_controller_works()
-    reason, message = said(world)
+    reason, message = ready_condition(world)
     assert reason == "ConversionFailed"
     assert message.startswith(
         "Job qwen-conversion failed too often. Its last try: config.json is not there. Correct what the message names"
@@ -172,28 +172,28 @@ def test_a_failed_job_is_reported_with_its_last_message_and_retried_on_request()
     world.user_annotates(RESTART_REQUEST_ANNOTATION, "2026-01-31T12:00:00Z")
     world.settle()
     assert uid_of(world) != before
-    assert said(world)[0] == "WorkerReady"
+    assert ready_condition(world)[0] == "WorkerReady"
 
 
 def test_a_failed_attempt_is_reported_while_the_next_one_runs() -> None:
     world = converting()
     world.conversion_ends("Failed", exitCode=1, message=json.dumps({"reason": "CannotStart", "message": "no room."}))
-    assert said(world) == (
+    assert ready_condition(world) == (
         "ConvertingModel",
         "Try 1 of Job qwen-conversion failed, and the Job tries again. The failed try: no room.",
     )
     world.job_controller_works()
     runs(world)
-    assert "no room" in said(world)[1]
+    assert "no room" in ready_condition(world)[1]
     world.time_passes(timedelta(seconds=61))
-    assert "converts the model into the model cache on node node-1" in said(world)[1]
+    assert "converts the model into the model cache on node node-1" in ready_condition(world)[1]
 
 
 def test_a_missing_model_is_reported_as_by_a_worker() -> None:
     world = converting()
     record = {"reason": "ModelNotFound", "message": "There is no model at /models/qwen."}
     world.conversion_ends("Failed", exitCode=1, message=json.dumps(record))
-    reason, message = said(world)
+    reason, message = ready_condition(world)
     assert reason == "ModelNotFound"
     assert "There is no model at /models/qwen" in message
 
@@ -213,7 +213,7 @@ def test_a_missing_model_is_reported_as_by_a_worker() -> None:
 def test_an_end_without_a_termination_message_is_described_by_its_exit(terminated: Manifest, says: str) -> None:
     world = converting()
     world.conversion_ends("Failed", **terminated)
-    assert says in said(world)[1]
+    assert says in ready_condition(world)[1]
 
 
 def test_an_untrusted_image_is_reported_with_its_exit_and_where_its_log_is() -> None:
@@ -221,7 +221,7 @@ def test_an_untrusted_image_is_reported_with_its_exit_and_where_its_log_is() -> 
     world.change_installation(allowed_images=("*",))
     record = {"reason": "ModelNotFound", "message": "hf_abcdefghijkl"}
     world.conversion_ends("Failed", exitCode=3, message=json.dumps(record))
-    reason, message = said(world)
+    reason, message = ready_condition(world)
     assert reason == "ModelNotFound"
     assert "it ended with status 3; read kubectl logs qwen-conversion" in message
     assert "hf_" not in message
@@ -250,7 +250,7 @@ def scheduled(status: str, message: str = "") -> Manifest:
 def test_a_problem_of_its_pod_is_reported_like_a_problem_of_a_worker(status: Manifest, reason: str) -> None:
     world = converting()
     converter(world)["status"] = status
-    assert said(world)[0] == reason
+    assert ready_condition(world)[0] == reason
 
 
 def test_a_job_that_another_controller_suspends_is_reported_and_left_alone() -> None:
@@ -259,8 +259,8 @@ def test_a_job_that_another_controller_suspends_is_reported_and_left_alone() -> 
     for pod in world.converters():
         del world.objects["Pod", pod["metadata"]["name"]]
     world.objects[JOB]["spec"]["suspend"] = True
-    assert said(world)[0] == "Queued"
-    assert said(world)[1].startswith("Job qwen-conversion is suspended")
+    assert ready_condition(world)[0] == "Queued"
+    assert ready_condition(world)[1].startswith("Job qwen-conversion is suspended")
     assert world.decide().actions == ()
 
 
@@ -271,7 +271,7 @@ def test_what_an_earlier_job_left_on_a_lost_node_is_not_told_of_the_next() -> No
     left["metadata"] |= {"name": "qwen-conversion-old", "uid": "old", "ownerReferences": [{"uid": "the Job before"}]}
     left["status"]["conditions"] = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
     world.objects["Pod", "qwen-conversion-old"] = left
-    assert said(world)[0] == "ConvertingModel"
+    assert ready_condition(world)[0] == "ConvertingModel"
 
 
 def test_a_pod_of_an_earlier_session_that_ends_does_not_stand_for_a_conversion() -> None:
@@ -292,7 +292,7 @@ def test_a_foreign_job_of_that_name_is_left_alone_and_told() -> None:
     for _ in range(8):
         world.operate()
     assert world.objects[JOB] == foreign_job
-    assert said(world)[0] == "NameConflict"
+    assert ready_condition(world)[0] == "NameConflict"
 
 
 def test_nothing_is_converted_for_a_group_that_could_not_run() -> None:
@@ -300,7 +300,7 @@ def test_nothing_is_converted_for_a_group_that_could_not_run() -> None:
     world.kuberay = False
     world.settle()
     assert JOB not in world.objects
-    assert said(world)[0] == "KubeRayMissing"
+    assert ready_condition(world)[0] == "KubeRayMissing"
 
 
 def test_an_operator_that_dies_at_any_action_makes_one_job() -> None:

@@ -172,9 +172,9 @@ def kept_and_taken_up_again(**spec: object) -> World:
     return world
 
 
-@pytest.mark.parametrize("asked", [{"accessMode": "ReadWriteOnce"}, {"storageClassName": "fast"}])
-def test_a_volume_from_before_that_the_session_could_not_use_stays(asked: dict[str, str]) -> None:
-    world = kept_and_taken_up_again(storage={**asked, **DELETE})
+@pytest.mark.parametrize("old_storage", [{"accessMode": "ReadWriteOnce"}, {"storageClassName": "fast"}])
+def test_a_volume_from_before_that_the_session_could_not_use_stays(old_storage: dict[str, str]) -> None:
+    world = kept_and_taken_up_again(storage={**old_storage, **DELETE})
     world.operate()
     world.settle()
     assert ready_reason(world) == "ClaimMismatch"

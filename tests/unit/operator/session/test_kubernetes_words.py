@@ -104,7 +104,7 @@ def test_a_pod_that_gates_keep_from_the_scheduler_names_them(gates: list[str], r
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("status_reason", "reason"),
     [
         ("Evicted", "Evicted"),
         ("Terminated", "Evicted"),
@@ -118,12 +118,12 @@ def test_a_pod_that_gates_keep_from_the_scheduler_names_them(gates: list[str], r
         ("SomethingNew", "NodeRefusesPod"),
     ],
 )
-def test_a_pod_that_its_node_ended_or_never_admitted_is_quoted(said: str, reason: str) -> None:
+def test_a_pod_that_its_node_ended_or_never_admitted_is_quoted(status_reason: str, reason: str) -> None:
     message = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
-    world = starting_world({"phase": "Failed", "reason": said, "message": message}, "node-1")
+    world = starting_world({"phase": "Failed", "reason": status_reason, "message": message}, "node-1")
     ready = conditions(world)["Ready"]
     assert ready.reason == reason
-    assert f"on node node-1 failed: {said}: {message}" in ready.message
+    assert f"on node node-1 failed: {status_reason}: {message}" in ready.message
 
 
 def disrupted(reason: str) -> Manifest:

@@ -88,8 +88,8 @@ def statefulset(*, replicas: int, generation: int = 2, observed: int = 2, there:
     }
 
 
-def ray_cluster(*, suspend: bool, said: str | None) -> Manifest:
-    conditions = [{"type": "RayClusterSuspended", "status": said}] if said is not None else []
+def ray_cluster(*, suspend: bool, suspended_status: str | None) -> Manifest:
+    conditions = [{"type": "RayClusterSuspended", "status": suspended_status}] if suspended_status is not None else []
     status = {"state": "suspended", "conditions": conditions}
     return {"kind": "RayCluster", "metadata": {"generation": 2}, "spec": {"suspend": suspend}, "status": status}
 
@@ -97,11 +97,11 @@ def ray_cluster(*, suspend: bool, said: str | None) -> Manifest:
 @pytest.mark.parametrize(
     ("workload", "pod", "stopped"),
     [
-        (ray_cluster(suspend=True, said="True"), None, True),
-        (ray_cluster(suspend=True, said="True"), {"metadata": {}}, False),
-        (ray_cluster(suspend=True, said="False"), None, False),
-        (ray_cluster(suspend=True, said=None), None, False),
-        (ray_cluster(suspend=False, said="True"), None, False),
+        (ray_cluster(suspend=True, suspended_status="True"), None, True),
+        (ray_cluster(suspend=True, suspended_status="True"), {"metadata": {}}, False),
+        (ray_cluster(suspend=True, suspended_status="False"), None, False),
+        (ray_cluster(suspend=True, suspended_status=None), None, False),
+        (ray_cluster(suspend=False, suspended_status="True"), None, False),
         (statefulset(replicas=0), None, True),
         (None, None, True),
         (statefulset(replicas=0), {"metadata": {}}, False),

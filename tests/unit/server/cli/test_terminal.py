@@ -122,17 +122,17 @@ def test_a_script_finds_the_url_alone_and_the_key_on_standard_error(
 
 
 @pytest.mark.parametrize(
-    ("on_one", "given", "level"),
+    ("on_one", "options", "level"),
     [(True, {}, "warning"), (False, {}, "info"), (True, {"log_level": "info"}, "info")],
     ids=["terminal", "script", "given"],
 )
 def test_a_terminal_has_warnings_alone_unless_more_is_asked_for(
-    on_one: bool, given: dict[str, Any], level: str, monkeypatch: pytest.MonkeyPatch
+    on_one: bool, options: dict[str, Any], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TINSMITH_LOG_LEVEL", raising=False)
     if on_one:
         on_a_terminal(monkeypatch)
-    settings = load_settings({"models": ("a=b",), **given})
+    settings = load_settings({"models": ("a=b",), **options})
     assert quiet_on_a_terminal(settings).log_level == level
 
 

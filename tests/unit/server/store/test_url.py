@@ -20,7 +20,7 @@ def test_a_sqlite_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("mysql://db/tinsmith", "cannot live in 'mysql'"),
         ("store.db", "cannot be read"),
@@ -33,8 +33,8 @@ def test_a_sqlite_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Monk
         ("sqlite://data/store.db", "three slashes"),
     ],
 )
-def test_a_bad_url_is_one_clear_error_that_says_what_to_write(text: str, said: str) -> None:
-    with pytest.raises(BadStoreUrl, match=said) as raised:
+def test_a_bad_url_is_one_clear_error_that_says_what_to_write(text: str, message: str) -> None:
+    with pytest.raises(BadStoreUrl, match=message) as raised:
         parse_store_url(text)
 
     assert "sqlite:///" in str(raised.value) or "slashes" in str(raised.value)

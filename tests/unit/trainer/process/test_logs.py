@@ -51,12 +51,12 @@ def test_logs_of_tinsmith_and_libraries_and_pythons_warnings_have_one_form(capsy
     assert all(line["timestamp"] for line in (own_line, library, warning))
 
 
-@pytest.mark.parametrize(("level", "heard"), [("debug", 1), ("warning", 1), ("error", 0)])
-def test_libraries_are_heard_from_warnings_on(level: str, heard: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("level", "line_count"), [("debug", 1), ("warning", 1), ("error", 0)])
+def test_libraries_are_heard_from_warnings_on(level: str, line_count: int, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json", level)
     logging.getLogger("library").info("a step")
     logging.getLogger("library").warning("a doubt")
-    assert len(lines(capsys)) == heard
+    assert len(lines(capsys)) == line_count
 
 
 LOGGING = """

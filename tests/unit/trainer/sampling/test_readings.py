@@ -33,11 +33,11 @@ def tokens_of(language: ModelLanguage, text: str) -> list[int]:
     return tokens
 
 
-def begun(language: ModelLanguage, wanted: worker_pb2.Reading, *stops: str) -> Reading:
+def begun(language: ModelLanguage, request: worker_pb2.Reading, *stops: str) -> Reading:
     prompt = np.array(tokens_of(language, "<|im_start|>assistant\n"), np.int32)
     params = SamplingParams(stop_strings=stops, stop_tokens=language.eos_token_ids)
     reading = Reading()
-    reading.begin(language, SampleJob("r", "", prompt, params), wanted)
+    reading.begin(language, SampleJob("r", "", prompt, params), request)
     return reading
 
 
@@ -51,11 +51,11 @@ def whole(pieces: Items[worker_pb2.TextPiece]) -> tuple[str, str, worker_pb2.Seq
     return "".join(p.content for p in pieces), "".join(p.reasoning for p in pieces), pieces[-1].end
 
 
-@pytest.mark.parametrize("told", [0, 5, 1000], ids=["at the end", "some before", "all before"])
-async def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLanguage, told: int) -> None:
+@pytest.mark.parametrize("early_count", [0, 5, 1000], ids=["at the end", "some before", "all before"])
+async def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLanguage, early_count: int) -> None:
     tokens = tokens_of(language, ANSWER + "<|im_end|>")
     reading = begun(language, CHAT)
-    for token in tokens[:told]:
+    for token in tokens[:early_count]:
         reading.drawn(0, DrawnToken(token, -1.0))
     await reading.finish(outcome(tokens))
     content, reasoning, end = whole(reading.behind(0))

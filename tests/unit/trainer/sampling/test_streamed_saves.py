@@ -35,11 +35,11 @@ class Trainer(worker_pb2_grpc.WorkerServicer):
     parts: Callable[[list[Part]], list[Part]] = list
     status: grpc.StatusCode | None = None
     hangs: threading.Event | None = None
-    asked: int = 0
+    calls: int = 0
     saves: OfferedSaves = field(default_factory=lambda: OfferedSaves(size_bytes=1024**3))
 
     def StreamSave(self, request: worker_pb2.StreamSaveRequest, context: Any) -> Iterator[Part]:
-        self.asked += 1
+        self.calls += 1
         if self.status is not None:
             context.abort(self.status, "so it is")
         if self.hangs is not None:
@@ -175,7 +175,7 @@ def test_patience_grows_with_what_is_to_come_and_a_wrong_size_takes_none_away() 
 def test_a_worker_that_could_not_be_reached_is_left_alone_for_a_while(pods: Pods) -> None:
     streams, pods.trainer.status = pods.streams(), grpc.StatusCode.UNAVAILABLE
     assert [pods.failure(streams), pods.failure(streams)] == ["unreachable", "unreachable"]
-    assert pods.trainer.asked == 1
+    assert pods.trainer.calls == 1
     pods.trainer.status = None
     pods.now += AVOIDED_SECONDS
     assert streams.take(pods.reference).optimizer_step == 3

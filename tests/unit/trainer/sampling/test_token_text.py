@@ -32,10 +32,10 @@ def sentencepiece(decoder: Any) -> Tokenizer:
     """Return a tokenizer like Llama 2's: words begin with a space, and unknown text becomes bytes."""
     words = [start + word for start in ("▁", "") for word in WORDS]
     scored = [("<unk>", 0.0), *((byte, -20.0) for byte in BYTES), *((word, -1.0) for word in ("▁", "▁▁", *words))]
-    made = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoder
-    return made
+    new_tokenizer = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=True))
+    new_tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    new_tokenizer.decoder = decoder
+    return new_tokenizer
 
 
 def llama2() -> Tokenizer:
@@ -49,18 +49,18 @@ def metaspace(scheme: str) -> Tokenizer:
 
 def byte_level() -> Tokenizer:
     tokens = vocabulary("<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa", "Ġx", "ST")
-    made = Tokenizer(models.BPE(tokens, [("Ġ", "a"), ("Ġ", "x"), ("S", "T")]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    new_tokenizer = Tokenizer(models.BPE(tokens, [("Ġ", "a"), ("Ġ", "x"), ("S", "T")]))
+    new_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    new_tokenizer.decoder = decoders.ByteLevel()
+    return new_tokenizer
 
 
 def word_piece() -> Tokenizer:
     tokens = vocabulary("[UNK]", *WORDS, *(f"##{word}" for word in WORDS))
-    made = Tokenizer(models.WordPiece(tokens, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.decoder = decoders.WordPiece()
-    return made
+    new_tokenizer = Tokenizer(models.WordPiece(tokens, unk_token="[UNK]"))
+    new_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    new_tokenizer.decoder = decoders.WordPiece()
+    return new_tokenizer
 
 
 MAKERS = {
@@ -73,13 +73,13 @@ MAKERS = {
 }
 
 
-def made(kind: str) -> Any:
+def new_tokenizer(kind: str) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=MAKERS[kind](), clean_up_tokenization_spaces=False)
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     return tokenizer
 
 
-TOKENIZERS = {kind: made(kind) for kind in MAKERS}
+TOKENIZERS = {kind: new_tokenizer(kind) for kind in MAKERS}
 kinds = st.sampled_from(sorted(TOKENIZERS))
 texts = st.text(st.sampled_from("ab x.é漢😀"), max_size=8)
 
@@ -119,7 +119,7 @@ async def read(
     prompt: Sequence[int],
     drawn: Sequence[int],
     *stops: str,
-    told: int = 0,
+    early_count: int = 0,
     logprobs: bool = False,
     echo: bool = False,
 ) -> list[worker_pb2.TextPiece]:
@@ -130,7 +130,7 @@ async def read(
     )
     reading = Reading()
     reading.begin(language, job, worker_pb2.Reading(logprobs=logprobs, echo=echo))
-    for token in drawn[:told]:
+    for token in drawn[:early_count]:
         reading.drawn(0, DrawnToken(token, -1.0))
     sequence = Drawn(np.array(drawn, np.int32), np.full(len(drawn), -1.0, np.float32), stopped=False)
     scores = np.full(len(prompt), -2.0, np.float32) if echo else None

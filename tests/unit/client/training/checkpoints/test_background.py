@@ -123,13 +123,13 @@ def assert_soon(event: threading.Event) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "seconds", "said"),
+    ("end", "seconds", "message"),
     [("saves.abandon()", None, ""), ("", 0.2, "saved\n")],
     ids=["abandoned", "not abandoned"],
 )
 @pytest.mark.slow("starts programs that import the client")
 def test_a_program_waits_at_its_end_for_a_save_unless_it_was_abandoned(
-    end: str, seconds: float | None, said: str
+    end: str, seconds: float | None, message: str
 ) -> None:
     program = PROGRAM.format(end=end, seconds=seconds)
     done = subprocess.run(
@@ -140,4 +140,4 @@ def test_a_program_waits_at_its_end_for_a_save_unless_it_was_abandoned(
         timeout=60,
         check=True,
     )
-    assert (done.stdout, done.stderr) == (said, "")
+    assert (done.stdout, done.stderr) == (message, "")

@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
         self.redirects: dict[str, str] = {}
         self.redirect_status = 302
         self.deleted: list[str] = []
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         """The requested paths, each with the key that was sent."""
 
     @property
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if length := int(self.headers.get("content-length") or 0):
             self.rfile.read(length)
-        self.server.asked.append((self.path, self.headers.get("x-api-key")))
+        self.server.requests.append((self.path, self.headers.get("x-api-key")))
         if (location := self.server.redirects.get(self.path)) is not None:
             self._answer(self.server.redirect_status, b"", location)
         elif (body := self.server.bodies.get(self.path)) is not None:
@@ -131,9 +131,9 @@ def test_a_key_stays_with_the_server_when_an_archive_is_elsewhere(
         storage.redirects["/moved"] = "/files"
         storage.bodies["/files"] = archive_of({"optimizer.safetensors": b"moments"})
         states.fetch_optimizer(STATE, tmp_path / "moments")
-        assert storage.asked == [("/moved", None), ("/files", None)]
+        assert storage.requests == [("/moved", None), ("/files", None)]
     assert (tmp_path / "moments").read_bytes() == b"moments"
-    assert (ARCHIVE, KEY) in server.asked
+    assert (ARCHIVE, KEY) in server.requests
 
 
 @pytest.mark.parametrize("location", ["/nowhere", "ftp://elsewhere/files"])

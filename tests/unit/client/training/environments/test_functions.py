@@ -21,12 +21,12 @@ class Says(TokenCompleter):
 
     def __init__(self, *answers: list[int]) -> None:
         self._answers = list(answers)
-        self.asked: list[tuple[list[int], StopCondition]] = []
+        self.calls: list[tuple[list[int], StopCondition]] = []
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        self.asked.append((model_input.to_ints(), stop))
+        self.calls.append((model_input.to_ints(), stop))
         tokens = self._answers.pop(0)
         return TokensWithLogprobs(tokens, [-1.0] * len(tokens), "length")
 
@@ -77,7 +77,7 @@ async def test_a_prompt_and_a_reward_are_a_group_for_each_example() -> None:
     builders = from_functions([4, 5], prompt_of, lambda example, answer: answer[0] - example, group_size=2)
     group, policy = await play(builders[1], [7], [9])
     assert group.get_total_rewards() == [2, 4]
-    assert policy.asked == [([5, 5], []), ([5, 5], [])]
+    assert policy.calls == [([5, 5], []), ([5, 5], [])]
 
 
 async def test_a_reward_may_be_waited_for_and_say_more() -> None:
@@ -101,7 +101,7 @@ async def test_a_game_has_as_many_turns_as_its_generator_and_hears_each_answer()
     [builder] = from_games([2], countdown, group_size=2)
     group, policy = await play(builder, [30], [40], [50], [60])
     assert group.get_total_rewards() == [70, 110]
-    assert [prompt for prompt, _ in policy.asked] == [[2], [2, 30, 1], [2], [2, 50, 1]]
+    assert [prompt for prompt, _ in policy.calls] == [[2], [2, 30, 1], [2], [2, 50, 1]]
 
 
 async def test_with_a_renderer_both_sides_speak_text() -> None:
@@ -115,8 +115,8 @@ async def test_with_a_renderer_both_sides_speak_text() -> None:
     [builder] = from_games(["Bo"], chat, group_size=2, renderer=Letters())
     _, policy = await play(builder, words("yo\0"), words("so"), words("yo"), words("so"))
     assert heard == ["yo", "so", "yo", "so"]
-    assert policy.asked[0] == ([1, *words("Hi Bo"), 0, 2], [0])
-    assert policy.asked[1] == ([1, *words("Hi Bo"), 0, 2, *words("yo"), 0, 1, *words("And?"), 0, 2], [0])
+    assert policy.calls[0] == ([1, *words("Hi Bo"), 0, 2], [0])
+    assert policy.calls[1] == ([1, *words("Hi Bo"), 0, 2, *words("yo"), 0, 1, *words("And?"), 0, 2], [0])
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ class Rubric:
 class AsksTwice:
     """An environment with the interface of verifiers that samples twice."""
 
-    def __init__(self, asked: int = 2, error: Exception | None = None) -> None:
+    def __init__(self, requests: int = 2, error: Exception | None = None) -> None:
         self.rubric, self.score_rollouts = Rubric(), True
         self.ended: list[str] = []
-        self._asked, self._error = asked, error
+        self._requests, self._error = requests, error
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Rows:
         prompt = [{"role": "user", "content": "Hi"}]
@@ -58,7 +58,7 @@ class AsksTwice:
     async def rollout(self, row: dict[str, Any], client: Any, model: str, sampling_args: Any) -> dict[str, Any]:
         messages, said = list(row["prompt"]), ""
         try:
-            for _ in range(self._asked):
+            for _ in range(self._requests):
                 answer = await client.chat.completions.create(model=model, messages=messages, temperature=0.1)
                 text = answer.choices[0].message.content
                 said += text
@@ -71,12 +71,12 @@ class AsksTwice:
 class Says(TokenCompleter):
     def __init__(self, *answers: str) -> None:
         self._answers = list(answers)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        self.asked.append("".join(map(chr, model_input.to_ints())))
+        self.requests.append("".join(map(chr, model_input.to_ints())))
         if not self._answers:
             raise ConnectionError("the server is gone")
         tokens = [ord(letter) for letter in self._answers.pop(0)]
@@ -96,7 +96,7 @@ async def test_each_request_is_answered_by_the_policy_and_scored_by_the_rubric()
     group = await do_group_rollout(builders[0], policy)
     assert len(builders) == 3
     assert sum(group.get_total_rewards()) == 4
-    assert policy.asked[0] == "User: Hi\n\nAssistant:"
+    assert policy.requests[0] == "User: Hi\n\nAssistant:"
     assert {len(trajectory.transitions) for trajectory in group.trajectories_G} == {2}
     said = [[len(turn.ac.tokens) for turn in each.transitions] for each in group.trajectories_G]
     assert sorted(sum(lengths) for lengths in said) == sorted(metrics["length"] for metrics in group.metrics_G)
@@ -110,7 +110,7 @@ async def test_what_the_environment_fails_at_is_raised() -> None:
 
 
 async def test_a_rollout_without_a_request_is_reported() -> None:
-    [builder, *_] = groups_of(AsksTwice(asked=0))
+    [builder, *_] = groups_of(AsksTwice(requests=0))
     with pytest.raises(EnvironmentFailed, match="before it asked for anything"):
         await do_group_rollout(builder, Says())
 
@@ -131,7 +131,7 @@ async def test_a_clean_up_ends_the_rollouts_of_its_own_group_alone() -> None:
     held = Held()
     other = asyncio.create_task(do_group_rollout(builder, held))
     async with asyncio.timeout(30):
-        await held.is_asked.wait()
+        await held.is_called.wait()
     with pytest.raises(ConnectionError):
         await do_group_rollout(builder, Says("a"))
     held.may.set()
@@ -143,9 +143,9 @@ class Held(Says):
 
     def __init__(self) -> None:
         super().__init__("a", "a", "a", "a")
-        self.is_asked, self.may = asyncio.Event(), asyncio.Event()
+        self.is_called, self.may = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, *arguments: Any, **options: Any) -> TokensWithLogprobs:
-        self.is_asked.set()
+        self.is_called.set()
         await self.may.wait()
         return await super().__call__(*arguments, **options)

@@ -27,18 +27,18 @@ WRONG = {
 }
 
 
-def score(grader: str, expected: object, said: str) -> float:
-    return GRADERS[grader](Example("?", expected), Answer(said))
+def score(grader: str, expected: object, text: str) -> float:
+    return GRADERS[grader](Example("?", expected), Answer(text))
 
 
-@pytest.mark.parametrize(("grader", "expected", "said"), [(name, *pair) for name in RIGHT for pair in RIGHT[name]])
-def test_it_is_right(grader: str, expected: object, said: str) -> None:
-    assert score(grader, expected, said) == 1.0
+@pytest.mark.parametrize(("grader", "expected", "text"), [(name, *pair) for name in RIGHT for pair in RIGHT[name]])
+def test_it_is_right(grader: str, expected: object, text: str) -> None:
+    assert score(grader, expected, text) == 1.0
 
 
-@pytest.mark.parametrize(("grader", "expected", "said"), [(name, *pair) for name in WRONG for pair in WRONG[name]])
-def test_it_is_wrong(grader: str, expected: object, said: str) -> None:
-    assert score(grader, expected, said) == 0.0
+@pytest.mark.parametrize(("grader", "expected", "text"), [(name, *pair) for name in WRONG for pair in WRONG[name]])
+def test_it_is_wrong(grader: str, expected: object, text: str) -> None:
+    assert score(grader, expected, text) == 0.0
 
 
 @pytest.mark.parametrize(

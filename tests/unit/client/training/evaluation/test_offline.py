@@ -62,8 +62,8 @@ def test_what_is_there_already_is_not_asked_again(tmp_path: Path) -> None:
     OfflineEvaluator([task()], tmp_path, connect=server().connect).run(BOTH[:1])
     again, other = server(), OtherEvaluator()
     sweep = OfflineEvaluator([task(), other], tmp_path, connect=again.connect).run([*BOTH, BOTH[1]])
-    assert len(again.samplers[FIRST].asked) == 0
-    assert len(again.samplers[SECOND].asked) == 4
+    assert len(again.samplers[FIRST].prompts) == 0
+    assert len(again.samplers[SECOND].prompts) == 4
     assert other.calls == 2
     third = server()
     assert OfflineEvaluator([task(), other], tmp_path, connect=third.connect).run(BOTH).summaries == sweep.summaries
@@ -92,7 +92,7 @@ def test_an_example_that_fails_costs_itself_and_is_asked_again(tmp_path: Path) -
     assert [one.estimate.examples for one in sweep.summaries] == [3]
     broken, again = False, server()
     sweep = OfflineEvaluator([task(fails_once)], tmp_path, connect=again.connect).run(BOTH[:1])
-    assert (sweep.failures, again.samplers[FIRST].asked) == ([], [[2]])
+    assert (sweep.failures, again.samplers[FIRST].prompts) == ([], [[2]])
 
 
 def test_no_more_examples_and_checkpoints_are_under_way_than_are_allowed(tmp_path: Path) -> None:

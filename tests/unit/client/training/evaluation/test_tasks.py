@@ -77,10 +77,10 @@ async def test_examples_that_begin_at_once_look_for_one_tokenizer_one_after_the_
 
 async def test_a_task_is_an_evaluator_of_the_cookbook() -> None:
     sampling = ScriptedSampling()
-    asked = task()
-    assert isinstance(asked, SamplingClientEvaluator)
-    assert await asked(sampling.client) == {"eval/lengths/score": 3.0}
-    assert sorted(sampling.asked) == [[1, 2], [3], [4, 5, 6]]
+    evaluator = task()
+    assert isinstance(evaluator, SamplingClientEvaluator)
+    assert await evaluator(sampling.client) == {"eval/lengths/score": 3.0}
+    assert sorted(sampling.prompts) == [[1, 2], [3], [4, 5, 6]]
 
 
 async def test_each_example_draws_from_a_seed_of_its_own_that_is_the_same_next_time() -> None:
@@ -113,22 +113,22 @@ async def test_words_go_through_the_chat_template_and_end_as_it_ends() -> None:
         return 1.0
 
     conversation = [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]
-    asked = Task("chat", [Example("a"), Example(conversation), Example([1])], note, tokenizer=Chatting())
-    await asked(sampling.client)
-    rendered = ["".join(map(chr, tokens)) for tokens in sampling.asked[:2]]
+    chat = Task("chat", [Example("a"), Example(conversation), Example([1])], note, tokenizer=Chatting())
+    await chat(sampling.client)
+    rendered = ["".join(map(chr, tokens)) for tokens in sampling.prompts[:2]]
     assert rendered == ["<user>a<assistant>", "<system>b<user>c<assistant>"]
-    assert sampling.asked[2] == [1]
+    assert sampling.prompts[2] == [1]
     assert (said, sampling.params[0].stop) == (["hi"] * 3, [0])
 
 
 async def test_a_model_without_a_template_continues_the_plain_text() -> None:
     sampling = ScriptedSampling()
     await Task("raw", [Example("ab")], length, tokenizer=Letters())(sampling.client)
-    assert (sampling.asked, sampling.params[0].stop) == ([[97, 98]], None)
+    assert (sampling.prompts, sampling.params[0].stop) == ([[97, 98]], None)
     with pytest.raises(EvaluationError, match="a conversation needs a renderer"):
         await Task("raw", [Example([{"role": "user", "content": "a"}])], length, tokenizer=Letters())(sampling.client)
     await Task("raw", [Example("a")], length, tokenizer=Chatting(), renderer="raw")(sampling.client)
-    assert sampling.asked[-1] == [97]
+    assert sampling.prompts[-1] == [97]
 
 
 async def test_a_renderer_of_the_cookbook_renders_and_reads() -> None:
@@ -140,7 +140,7 @@ async def test_a_renderer_of_the_cookbook_renders_and_reads() -> None:
         return 1.0
 
     await Task("colon", [Example("1+1?")], note, tokenizer=Letters(), renderer="role_colon")(sampling.client)
-    assert "".join(map(chr, sampling.asked[0])) == "User: 1+1?\n\nAssistant:"
+    assert "".join(map(chr, sampling.prompts[0])) == "User: 1+1?\n\nAssistant:"
     assert said == ["2"]
     with pytest.raises(EvaluationError, match="has no renderer unknown"):
         await Task("colon", [Example("a")], note, tokenizer=Letters(), renderer="unknown")(sampling.client)

@@ -101,7 +101,7 @@ async def test_a_seed_makes_a_run_the_same_and_no_two_samples() -> None:
     samplers = [SimulatedSampler(drawn) for _ in range(2)]
     for sampler in samplers:
         await trainer_of(SimulatedModel(sampler)).run(3)
-    first, second = ([asked.seed for _, asked in sampler.asked] for sampler in samplers)
+    first, second = ([params.seed for _, params in sampler.requests] for sampler in samplers)
     assert sorted(first) == sorted(second)  # type: ignore[type-var]
     assert len(set(first)) == len(first) == 18
 

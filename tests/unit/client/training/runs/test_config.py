@@ -46,14 +46,14 @@ def test_each_mistake_is_a_line_that_names_its_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [("- a\n- b\n", "has no settings"), ("a: [\n", "is not valid YAML"), (None, "cannot be read: No such file")],
 )
-def test_a_file_without_settings_is_reported(tmp_path: Path, content: str | None, told: str) -> None:
+def test_a_file_without_settings_is_reported(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "run.yaml"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(BadConfig, match=f"run.yaml {told}"):
+    with pytest.raises(BadConfig, match=f"run.yaml {message}"):
         load_config(SftConfig, file, {})
 
 

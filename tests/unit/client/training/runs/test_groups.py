@@ -21,7 +21,7 @@ def config(**given: Any) -> RlConfig:
     return RlConfig(model="demo/tiny", **given)
 
 
-def asked(groups: Sequence[EnvGroupBuilder]) -> list[Any]:
+def examples_of(groups: Sequence[EnvGroupBuilder]) -> list[Any]:
     return [group.example for group in groups]  # type: ignore[attr-defined]
 
 
@@ -30,8 +30,8 @@ def test_example_environments_hold_out_others_than_they_train_on(environment: st
     train, held_out = make_groups(config(environment=environment, groups=20, eval_groups=20), Prompts(), None)
     again, _ = make_groups(config(environment=environment, groups=20, eval_groups=20), Prompts(), None)
     assert len(train) == len(held_out) == 20
-    assert asked(train) == asked(again)
-    assert asked(train) != asked(held_out)
+    assert examples_of(train) == examples_of(again)
+    assert examples_of(train) != examples_of(held_out)
     assert make_groups(config(environment=environment, eval_groups=0), Prompts(), None)[1] == []
 
 
@@ -54,20 +54,20 @@ def test_a_function_of_ones_own_is_found_where_the_command_runs(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("chess", "environment is 'chess': it must be jsonl or module:function"),
         ("no_such_module:f", "environment is 'no_such_module:f': No module named 'no_such_module'"),
         ("json:f", "environment is 'json:f': module 'json' has no attribute 'f'"),
     ],
 )
-def test_an_unknown_environment_is_reported(name: str, told: str) -> None:
-    with pytest.raises(BadConfig, match=told):
+def test_an_unknown_environment_is_reported(name: str, message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
         make_groups(config(environment=name), Prompts(), None)
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "answer", "reward"),
+    ("name", "text", "answer", "reward"),
     [
         ("exact", " a\n", "a", 1.0),
         ("exact", "a b", "a", 0.0),
@@ -82,9 +82,9 @@ def test_an_unknown_environment_is_reported(name: str, told: str) -> None:
     ],
 )
 def test_a_reward_is_what_an_evaluation_by_the_same_grader_says(
-    name: str, said: str, answer: str, reward: float
+    name: str, text: str, answer: str, reward: float
 ) -> None:
-    assert grader(name)(said, answer) == reward == GRADERS[name](Example("?", answer), Answer(said))
+    assert grader(name)(text, answer) == reward == GRADERS[name](Example("?", answer), Answer(text))
 
 
 def test_prompts_are_split_or_held_out_in_a_file_of_their_own(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_three_forms_are_examples_of_supervised_training() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "message"),
     [
         (
             {"question": 1, "answer": 2},
@@ -55,13 +55,13 @@ def test_three_forms_are_examples_of_supervised_training() -> None:
         ({"text": 3}, "text is not a string"),
     ],
 )
-def test_the_error_of_an_example_is_reported(record: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadExample, match=told):
+def test_the_error_of_an_example_is_reported(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadExample, match=message):
         parse_sft(record)
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "message"),
     [
         ({"prompt": "a", "chosen": "b"}, "no rejected; it has chosen, prompt"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
@@ -71,16 +71,16 @@ def test_the_error_of_an_example_is_reported(record: dict[str, Any], told: str) 
         ),
     ],
 )
-def test_the_error_of_a_preference_is_reported(record: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadExample, match=told):
+def test_the_error_of_a_preference_is_reported(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadExample, match=message):
         parse_dpo(record)
 
 
 def test_prompts_have_answers_that_are_words_or_numbers() -> None:
     assert parse_answered({"prompt": "a", "answer": 4}) == AnsweredPrompt("a", "4")
     assert parse_answered({"prompt": [USER], "answer": "b"}) == AnsweredPrompt([USER], "b")
-    for record, told in (({"prompt": "a"}, "no answer"), ({"prompt": "a", "answer": True}, "a string or a number")):
-        with pytest.raises(BadExample, match=told):
+    for record, message in (({"prompt": "a"}, "no answer"), ({"prompt": "a", "answer": True}, "a string or a number")):
+        with pytest.raises(BadExample, match=message):
             parse_answered(record)
 
 

@@ -19,7 +19,7 @@ def pool(*, deleted: bool = False, ready: bool | None = None, message: str = "",
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("example", "sentence"),
     [
         (pool(), "SamplerPool team/fast is not ready: its operator has not reconciled it yet"),
         (pool(ready=False, message="A model is loaded."), "SamplerPool team/fast is not ready: A model is loaded"),
@@ -28,8 +28,8 @@ def pool(*, deleted: bool = False, ready: bool | None = None, message: str = "",
         (pool(ready=True), "is ready; waiting for the connections to its replicas"),
     ],
 )
-def test_a_pool_that_does_not_sample_says_what_is_in_the_way(given: Pool, sentence: str) -> None:
-    assert sentence in given.not_sampling_reason()
+def test_a_pool_that_does_not_sample_says_what_is_in_the_way(example: Pool, sentence: str) -> None:
+    assert sentence in example.not_sampling_reason()
 
 
 def test_fields_of_a_newer_operator_are_passed_over_and_defaults_are_the_resources() -> None:

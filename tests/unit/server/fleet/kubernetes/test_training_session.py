@@ -35,7 +35,7 @@ STALLED = ("Stalled", "True", "There is no such model.")
 
 
 @pytest.mark.parametrize(
-    ("given", "at_work", "coming"),
+    ("example", "at_work", "coming"),
     [
         (session(), False, True),
         (session(READY), True, False),
@@ -47,8 +47,8 @@ STALLED = ("Stalled", "True", "There is no such model.")
         (session(("Ready", "Unknown", "The node does not answer.")), False, True),
     ],
 )
-def test_a_session_is_at_work_or_coming_or_neither(given: TrainingSession, at_work: bool, coming: bool) -> None:
-    assert (given.at_work, given.coming) == (at_work, coming)
+def test_a_session_is_at_work_or_coming_or_neither(example: TrainingSession, at_work: bool, coming: bool) -> None:
+    assert (example.at_work, example.coming) == (at_work, coming)
 
 
 def test_a_session_leaves_permanently_only_with_its_volume() -> None:
@@ -66,7 +66,7 @@ def test_a_rank_or_a_use_that_a_session_does_not_have_does_not_suit_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("example", "sentence"),
     [
         (session(), "TrainingSession team/tiny is not ready: its operator has not reconciled it yet"),
         (session(LOADING), "TrainingSession team/tiny is not ready: The worker loads the model"),
@@ -78,8 +78,8 @@ def test_a_rank_or_a_use_that_a_session_does_not_have_does_not_suit_it() -> None
         (session(READY, suspend=True), "kubectl --namespace team patch trainingsession tiny --type merge"),
     ],
 )
-def test_a_session_that_is_not_at_work_says_what_is_in_the_way(given: TrainingSession, sentence: str) -> None:
-    assert sentence in given.unavailable_reason_text()
+def test_a_session_that_is_not_at_work_says_what_is_in_the_way(example: TrainingSession, sentence: str) -> None:
+    assert sentence in example.unavailable_reason_text()
 
 
 def test_fields_of_a_newer_operator_are_passed_over() -> None:

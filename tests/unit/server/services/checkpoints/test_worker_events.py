@@ -17,7 +17,7 @@ class OneWorker:
     def __init__(self) -> None:
         self.is_away = False
         self.waiting = 0
-        self.asked = 0
+        self.calls = 0
         self.gives_up, self.answers = asyncio.Event(), asyncio.Event()
 
     def worker(self, _worker_id: str) -> OneWorker:
@@ -34,7 +34,7 @@ class OneWorker:
         return SimpleNamespace(event_cursor=7)
 
     async def events(self, _cursor: int, _hold_seconds: float) -> list[Any]:
-        self.asked += 1
+        self.calls += 1
         await self.answers.wait()
         return []
 
@@ -75,4 +75,4 @@ async def test_those_who_come_while_events_are_read_share_the_next_reading(event
     worker.answers.set()
     assert await first == 7
     assert await asyncio.gather(*others[1:]) == [7] * 7
-    assert worker.asked == 2
+    assert worker.calls == 2

@@ -38,17 +38,17 @@ class Calls:
 
     def __init__(self) -> None:
         self.shared: SharedCalls[str, str] = SharedCalls()
-        self.made = 0
+        self.started = 0
         self.ended = 0
         self.answer = asyncio.Event()
 
     async def call(self) -> str:
-        self.made += 1
+        self.started += 1
         try:
             await self.answer.wait()
         finally:
             self.ended += 1
-        return f"answer {self.made}"
+        return f"answer {self.started}"
 
     async def asking(self, count: int, key: str = "a") -> list[asyncio.Task[str]]:
         asked = [asyncio.create_task(self.shared.result(key, self.call)) for _ in range(count)]
@@ -74,7 +74,7 @@ async def test_a_shared_call_continues_until_its_last_waiter_leaves() -> None:
     last.cancel()
     await asyncio.wait([last])
     [newcomer] = await calls.asking(1)
-    assert (calls.made, calls.ended) == (2, 1)
+    assert (calls.started, calls.ended) == (2, 1)
     calls.answer.set()
     assert await newcomer == "answer 2"
 

@@ -8,7 +8,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.sampling.routing import SamplerLoads
 
 
-def said(active: int, waiting: int) -> worker_pb2.DescribeReply:
+def describe_reply(active: int, waiting: int) -> worker_pb2.DescribeReply:
     metrics = worker_pb2.WorkerMetrics(samples_active=active, samples_waiting=waiting)
     return worker_pb2.DescribeReply(metrics=metrics)
 
@@ -21,7 +21,7 @@ def unfinished(loads: SamplerLoads) -> dict[str, int]:
 def test_it_is_what_the_sampler_said_and_what_was_given_to_it_since() -> None:
     loads = SamplerLoads()
     assert unfinished(loads) == {"a": 0, "b": 0}
-    loads.refresh({"a": said(3, 4)})
+    loads.refresh({"a": describe_reply(3, 4)})
     loads.note_taken("a", "one")
     loads.note_taken("b", "two")
     assert unfinished(loads) == {"a": 8, "b": 1}
@@ -30,7 +30,7 @@ def test_it_is_what_the_sampler_said_and_what_was_given_to_it_since() -> None:
 def test_a_refresh_replaces_what_was_counted_here() -> None:
     loads = SamplerLoads()
     loads.note_taken("a", "one")
-    loads.refresh({"a": said(0, 5)})
+    loads.refresh({"a": describe_reply(0, 5)})
     assert unfinished(loads) == {"a": 5, "b": 0}
     loads.refresh({})
     assert unfinished(loads) == {"a": 0, "b": 0}
@@ -54,7 +54,7 @@ def test_who_did_not_answer_last_is_known_until_it_does() -> None:
     assert not loads.answers("a")
     loads.note_taken("a", "one")
     assert loads.answers("a")
-    loads.refresh({"a": said(0, 0)}, silent={"b"})
+    loads.refresh({"a": describe_reply(0, 0)}, silent={"b"})
     assert (loads.answers("a"), loads.answers("b")) == (True, False)
-    loads.refresh({"b": said(0, 0)})
+    loads.refresh({"b": describe_reply(0, 0)})
     assert loads.answers("b")

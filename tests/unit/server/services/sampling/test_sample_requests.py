@@ -47,10 +47,10 @@ def test_a_negative_seed_is_one_of_64_bits() -> None:
     assert sample_request(SESSION, body).seed == 2**64 - 1
 
 
-@pytest.mark.parametrize("asked", [{"prompt_logprobs": True}, {"topk_prompt_logprobs": 2}, {"prompt_alt_tokens_k": 1}])
-def test_a_sample_of_no_tokens_is_for_scoring_alone(asked: dict[str, object]) -> None:
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": True}, {"topk_prompt_logprobs": 2}, {"prompt_alt_tokens_k": 1}])
+def test_a_sample_of_no_tokens_is_for_scoring_alone(fields: dict[str, object]) -> None:
     body = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}, "sampling_params": {"max_tokens": 0}}
-    scored = sample_request(SESSION, body | asked)
+    scored = sample_request(SESSION, body | fields)
     assert (scored.HasField("rejection"), scored.max_tokens) == (False, 0)
     assert "max_tokens: 0 is only for" in sample_request(SESSION, body).rejection.message
 

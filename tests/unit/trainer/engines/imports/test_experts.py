@@ -9,23 +9,23 @@ from tinsmith_trainer.engines.imports.experts import NotShared, fit_shape, to_ti
 from tinsmith_trainer.engines.peft_layout import fuse_experts, split_experts
 
 
-def came_back(given: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> bool:
+def came_back(expected: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> bool:
     found = to_tinker_experts(tensors, RANK)
-    assert found.keys() == given.keys()
-    return all(np.array_equal(fit_shape(found[name], one.shape), one) for name, one in given.items())
+    assert found.keys() == expected.keys()
+    return all(np.array_equal(fit_shape(found[name], one.shape), one) for name, one in expected.items())
 
 
 @pytest.mark.parametrize("by_turns", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 def test_fused_parameters_come_apart(gated: bool, by_turns: bool) -> None:
-    given = expert_adapter(gated=gated)
-    assert came_back(given, fuse_experts(given, RANK, 8.0, {NAME} if by_turns else ()).tensors)
+    expected = expert_adapter(gated=gated)
+    assert came_back(expected, fuse_experts(expected, RANK, 8.0, {NAME} if by_turns else ()).tensors)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_experts_one_by_one_come_together(gated: bool) -> None:
-    given = expert_adapter(gated=gated)
-    assert came_back(given, split_experts(given))
+    expected = expert_adapter(gated=gated)
+    assert came_back(expected, split_experts(expected))
 
 
 def test_an_adapter_that_mixes_gate_and_up_is_refused() -> None:

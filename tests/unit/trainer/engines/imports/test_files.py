@@ -73,7 +73,7 @@ def test_names_of_tinkers_archives_are_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"peft_type": "LOHA"}, "is for 'LOHA'"),
         ({"use_dora": True}, "has DoRA"),
@@ -99,10 +99,10 @@ def test_names_of_tinkers_archives_are_understood() -> None:
         ({"rank_pattern": [1]}, "must hold positive numbers"),
     ],
 )
-def test_a_configuration_that_is_not_plain_lora_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_a_configuration_that_is_not_plain_lora_is_refused(fields: dict[str, Any], message: str) -> None:
     sentence = refused(pair(Q), **fields)
     assert sentence.startswith("adapter_config.json")
-    assert said in sentence
+    assert message in sentence
 
 
 @pytest.mark.parametrize("config", [b"", b"[1]", b"null", b"\xff", b"[" * 100_000])
@@ -140,7 +140,7 @@ def test_other_numbers_than_finite_halves_and_floats_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "said"),
+    ("tensors", "message"),
     [
         (pair("model.layers.7.self_attn.q_proj"), "which this base model does not have"),
         (pair("model.embed_tokens"), "adapters on this server cannot have a part"),
@@ -152,9 +152,9 @@ def test_other_numbers_than_finite_halves_and_floats_are_refused() -> None:
         (pair(f"{EXPERTS}.base_layer"), "is missing: adapters of experts have both"),
     ],
 )
-def test_names_and_shapes_that_are_not_the_base_models_are_refused(tensors: dict[str, Any], said: str) -> None:
+def test_names_and_shapes_that_are_not_the_base_models_are_refused(tensors: dict[str, Any], message: str) -> None:
     sentence = refused(tensors)
-    assert said in sentence
+    assert message in sentence
     assert len(sentence) < 500
 
 

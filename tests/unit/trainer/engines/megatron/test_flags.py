@@ -14,12 +14,14 @@ def parsed(*flags: str) -> WorkerOptions:
     return parse_options([*NEEDED, *flags])
 
 
-def wanted(*flags: str) -> RankPlacement:
+def placement(*flags: str) -> RankPlacement:
     return rank_placement("nemo-rl", parsed("--engine=nemo-rl", *flags))
 
 
 def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:
-    found = wanted("--ranks=8", "--tensor-parallel=2", "--pipeline-parallel=2", "--distributed-optimizer", "--nodes=2")
+    found = placement(
+        "--ranks=8", "--tensor-parallel=2", "--pipeline-parallel=2", "--distributed-optimizer", "--nodes=2"
+    )
     assert found.parallelism == Parallelism(8, tensor=2, pipeline=2, distributed_optimizer=True)
     assert found.parallelism.data == 2
     assert (found.in_process, found.nodes, found.gpus_per_node) == (False, 2, 0)
@@ -28,10 +30,10 @@ def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:
 def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> None:
     division = {"tensor": 2, "pipeline": 1, "context": 1, "data": 2, "nodes": 1}
     flags = ("--ranks=4", "--tensor-parallel=2")
-    assert wanted(*flags).described() == {"ranks": 4, **division, "where": "Ray in this container"}
-    assert wanted(*flags, "--ray-address=head:6379").described()["where"] == "Ray at head:6379"
-    assert wanted().described()["where"] == "this process"
-    assert wanted("--nodes=2", "--gpus-per-node=8", "--no-sampling").described()["gpus_per_node"] == 8
+    assert placement(*flags).described() == {"ranks": 4, **division, "where": "Ray in this container"}
+    assert placement(*flags, "--ray-address=head:6379").described()["where"] == "Ray at head:6379"
+    assert placement().described()["where"] == "this process"
+    assert placement("--nodes=2", "--gpus-per-node=8", "--no-sampling").described()["gpus_per_node"] == 8
 
 
 def test_layers_are_recomputed_on_gpus_only_by_default() -> None:
@@ -44,7 +46,7 @@ def test_layers_are_recomputed_on_gpus_only_by_default() -> None:
 
 @pytest.mark.parametrize("ranks", [(), ("--ranks=16",)], ids=["implied", "said"])
 def test_every_gpu_has_one_rank(ranks: tuple[str, ...]) -> None:
-    found = wanted("--nodes=2", "--gpus-per-node=8", "--context-parallel=2", "--no-sampling", *ranks)
+    found = placement("--nodes=2", "--gpus-per-node=8", "--context-parallel=2", "--no-sampling", *ranks)
     assert found.parallelism == Parallelism(16, context=2)
     assert not found.in_process
 

@@ -19,7 +19,7 @@ class Rank:
     """A handle of an actor with Ray's interface. Its answers are futures; while `busy` there are none."""
 
     def __init__(self) -> None:
-        self.asked: list[Future[bool]] = []
+        self.own_questions: list[Future[bool]] = []
         self.busy = threading.Event()
         self.dead = threading.Event()
         self.answered = threading.Semaphore(0)
@@ -27,7 +27,7 @@ class Rank:
 
     def remote(self) -> Future[bool]:
         question: Future[bool] = Future()
-        self.asked.append(question)
+        self.own_questions.append(question)
         return question
 
     def answer(self, question: Future[bool]) -> bool:
@@ -51,7 +51,7 @@ class StandIn:
     def wait(self, questions: list[Future[bool]], timeout: float) -> tuple[list[Any], list[Any]]:
         assert timeout == 0
         [question] = questions
-        [rank] = [rank for rank in self._ranks if question in rank.asked]
+        [rank] = [rank for rank in self._ranks if question in rank.own_questions]
         return ([question], []) if rank.answer(question) else ([], [question])
 
     def get(self, question: Future[bool]) -> bool:

@@ -69,14 +69,14 @@ class Killing:
     """A cluster that lost its head: nothing can be ended in it."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def kill(self, actor: str) -> None:
-        self.asked.append(actor)
+        self.calls.append(actor)
         raise RaySystemError("the head is gone")
 
     def remove_placement_group(self, group: str) -> None:
-        self.asked.append(group)
+        self.calls.append(group)
         raise RaySystemError("the head is gone")
 
 
@@ -93,7 +93,7 @@ def test_a_rank_that_cannot_be_ended_keeps_no_other_from_its_end(monkeypatch: py
     lost = Killing()
     with pytest.raises(RaySystemError):
         places_in(lost, monkeypatch).close()
-    assert sorted(lost.asked) == ["places", "rank 0", "rank 1"]
+    assert sorted(lost.calls) == ["places", "rank 0", "rank 1"]
 
 
 def test_a_failed_start_leaves_ray_and_raises_its_error_even_if_ranks_cannot_be_stopped(
@@ -109,4 +109,4 @@ def test_a_failed_start_leaves_ray_and_raises_its_error_even_if_ranks_cannot_be_
 
     with pytest.raises(ServerError, match="Miles refuses its arguments"):
         start_ranks_on(Parallelism(2), 1, ON_GPUS, start, at_close=lambda: closed.append(True))
-    assert (closed, lost.asked) == ([True], ["rank 0", "places"])
+    assert (closed, lost.calls) == ([True], ["rank 0", "places"])

@@ -16,5 +16,5 @@ def fake_nemo_rl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     sys.modules.pop("tinsmith_trainer.engines.nemo_rl.actor", None)
     ACTOR_ENVIRONMENT_REGISTRY.clear()
-    Policy.made.clear()
-    RayVirtualCluster.made.clear()
+    Policy.created.clear()
+    RayVirtualCluster.created.clear()

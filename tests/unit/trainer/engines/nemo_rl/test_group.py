@@ -164,7 +164,7 @@ def build(ray_address: str | None = None, parallelism: Parallelism = LAYOUT, beh
 @pytest.mark.usefixtures("fake_nemo_rl")
 def test_each_rank_gets_a_gpu_of_its_own_and_our_class_under_the_prepared_python(ray: FakeRay, image: Path) -> None:
     build("auto")
-    [policy], [cluster] = Policy.made, RayVirtualCluster.made
+    [policy], [cluster] = Policy.created, RayVirtualCluster.created
     assert (cluster.bundles, cluster.colocated) == ([4, 4], 1)
     assert {WORKER: str(image / "venvs" / STOCK_WORKER / "bin" / "python")} == ACTOR_ENVIRONMENT_REGISTRY
     assert not policy.init_reference_model
@@ -180,7 +180,7 @@ def test_secrets_of_the_driver_reach_neither_workers_nor_ray_and_it_keeps_them(
     import os
 
     build()
-    [policy] = Policy.made
+    [policy] = Policy.created
     assert "AWS_SECRET_ACCESS_KEY" not in policy.environment
     assert "AWS_SECRET_ACCESS_KEY" not in ray.joined["runtime_env"]["env_vars"]
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == "secret"
@@ -275,7 +275,7 @@ def test_workers_end_before_their_places_and_those_before_ray_once(ray: FakeRay,
     ranks = build()
     ranks.close()
     ranks.close()
-    [policy], [cluster] = Policy.made, RayVirtualCluster.made
+    [policy], [cluster] = Policy.created, RayVirtualCluster.created
     assert policy.closed
     assert cluster.closed
     assert ray.is_shut_down

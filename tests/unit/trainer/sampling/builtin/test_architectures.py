@@ -61,10 +61,10 @@ SETTINGS = BuiltinSamplerSettings(deterministic=True, max_rows=4, prefill_block_
 def directory_of(tmp_path: Path, tiny_directory: Path) -> Callable[[Any], str]:
     """Save a model together with the tiny tokenizer."""
 
-    def save(made: Any) -> str:
+    def save(saved_model: Any) -> str:
         for file in tiny_directory.glob("*token*"):
             shutil.copy(file, tmp_path)
-        made.save_pretrained(tmp_path)
+        saved_model.save_pretrained(tmp_path)
         return str(tmp_path)
 
     return save
@@ -135,9 +135,9 @@ BY_LENGTH: dict[str, tuple[int, Callable[[], Any]]] = {
 def test_angles_that_change_with_a_length_are_right_up_to_it_and_refused_beyond(
     directory_of: Callable[[Any], str], kind: str
 ) -> None:
-    fixed, made = BY_LENGTH[kind]
+    fixed, new_model = BY_LENGTH[kind]
     torch.manual_seed(0)
-    model = load_torch_model(directory_of(made()))
+    model = load_torch_model(directory_of(new_model()))
 
     longer = replace(model, info=replace(model.info, max_sequence_length=fixed + 1))
     with pytest.raises(ServerError, match=f"behind {fixed} tokens. Set the maximum sequence length to {fixed} or "):
@@ -180,24 +180,26 @@ def test_a_row_is_trained_with_the_angles_of_its_own_length_in_any_batch(
         np.testing.assert_allclose(output["logprobs"], alone, atol=1e-4)
 
 
-@pytest.mark.parametrize(("weight", "said"), [("lm_head", "lm_head"), ("model.norm", "model.norm"), (None, "float16")])
+@pytest.mark.parametrize(
+    ("weight", "message"), [("lm_head", "lm_head"), ("model.norm", "model.norm"), (None, "float16")]
+)
 def test_a_model_that_is_not_finite_is_not_blamed_on_its_architecture(
-    directory_of: Callable[[Any], str], weight: str | None, said: str
+    directory_of: Callable[[Any], str], weight: str | None, message: str
 ) -> None:
     torch.manual_seed(0)
-    made = ARCHITECTURES["qwen2"]()
+    saved_model = ARCHITECTURES["qwen2"]()
     with torch.no_grad():
         if weight is None:
-            made.lm_head.weight.mul_(1e7)
+            saved_model.lm_head.weight.mul_(1e7)
         else:
-            made.get_submodule(weight).weight[-1] = torch.nan
-    model = load_torch_model(directory_of(made), dtype=torch.float32 if weight else torch.float16)
+            saved_model.get_submodule(weight).weight[-1] = torch.nan
+    model = load_torch_model(directory_of(saved_model), dtype=torch.float32 if weight else torch.float16)
     if weight is None:
         model.model.get_parameter("lm_head.weight").data.fill_(6e4)
     for build in (lambda: BuiltinSampler(model, SETTINGS), lambda: build_peft_engine(model)):
         with pytest.raises(ModelDirectoryInvalid, match="numbers that are not finite") as refused:
             build()
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 def test_logits_of_a_long_prompt_are_never_held_at_once(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:

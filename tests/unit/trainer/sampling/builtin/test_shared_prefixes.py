@@ -167,12 +167,12 @@ def test_a_tenant_does_not_wait_for_the_end_of_anothers_shared_prompt(
     ended: list[str] = []
     done = threading.Semaphore(0)
 
-    def ask(asked: SampleJob) -> None:
+    def ask(new_job: SampleJob) -> None:
         def note(outcome: SampleOutcome) -> None:
-            ended.append(asked.tenant if outcome.error is None else str(outcome.error))
+            ended.append(new_job.tenant if outcome.error is None else str(outcome.error))
             done.release()
 
-        sampler.submit(asked, note)
+        sampler.submit(new_job, note)
 
     step, begun = ForwardPass.step, itertools.count()
 

@@ -105,10 +105,10 @@ def test_replicas_of_vllm_are_not_of_one_seed() -> None:
     assert len({option(vllm_command(SETTINGS), "--seed") for _ in range(4)}) == 4
 
 
-@pytest.mark.parametrize(("asked", "allowed"), [(1, 1), (2, 8), (8, 8), (9, 16), (64, 64), (129, 256), (512, 512)])
-def test_vllm_is_started_for_the_lowest_rank_that_it_knows(asked: int, allowed: int) -> None:
-    assert allowed_rank(asked) == allowed
-    assert option(vllm_command(replace(SETTINGS, max_rank=asked)), "--max-lora-rank") == str(allowed)
+@pytest.mark.parametrize(("requested", "allowed"), [(1, 1), (2, 8), (8, 8), (9, 16), (64, 64), (129, 256), (512, 512)])
+def test_vllm_is_started_for_the_lowest_rank_that_it_knows(requested: int, allowed: int) -> None:
+    assert allowed_rank(requested) == allowed
+    assert option(vllm_command(replace(SETTINGS, max_rank=requested)), "--max-lora-rank") == str(allowed)
 
 
 def test_a_rank_beyond_vllms_is_refused() -> None:

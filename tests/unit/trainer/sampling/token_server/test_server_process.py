@@ -76,7 +76,7 @@ async def test_a_server_that_never_serves_is_given_up_with_its_last_words() -> N
 
 async def test_a_stop_ends_its_own_processes_too() -> None:
     async with started(program(WITH_A_WORKER)) as process:
-        worker = await asyncio.to_thread(said_number, process)
+        worker = await asyncio.to_thread(printed_number, process)
         assert is_alive(worker)
     until(lambda: not is_alive(worker))
 
@@ -84,7 +84,7 @@ async def test_a_stop_ends_its_own_processes_too() -> None:
 async def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)\n{FOR_EVER}"
     process = await ServerProcess.start("the server", program(deaf, TINSMITH_SUPERVISOR_STOP_SECONDS="0.2"))
-    await asyncio.to_thread(said_number, process)
+    await asyncio.to_thread(printed_number, process)
     await process.stop()
     assert "status 137" in str(await process.ended())
 
@@ -122,7 +122,7 @@ asyncio.run(hold())
 """
 
 
-def said_number(process: ServerProcess) -> int:
+def printed_number(process: ServerProcess) -> int:
     until(lambda: process.last_words() != "none")
     return int(process.last_words())
 

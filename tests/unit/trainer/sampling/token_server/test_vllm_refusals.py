@@ -14,7 +14,7 @@ RAISED = "Call to add_lora method failed: "
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "fault"),
+    ("status", "message", "fault"),
     [
         (500, RAISED + "LoRA rank 65 is greater than max_lora_rank 64.", UserError),
         (500, RAISED + "While loading /a, expected target modules in {'o_proj'} but received ['gate'].", UserError),
@@ -25,10 +25,10 @@ RAISED = "Call to add_lora method failed: "
     ],
 )
 async def test_a_refusal_is_the_users_and_a_failure_is_the_servers(
-    status: int, said: str, fault: type[TrainerError]
+    status: int, message: str, fault: type[TrainerError]
 ) -> None:
     async def load(_request: web.Request) -> web.Response:
-        return web.json_response({"error": {"message": said}}, status=status)
+        return web.json_response({"error": {"message": message}}, status=status)
 
     app = web.Application()
     app.add_routes([web.post("/v1/load_lora_adapter", load)])
@@ -40,4 +40,4 @@ async def test_a_refusal_is_the_users_and_a_failure_is_the_servers(
         finally:
             await server.close()
     assert type(failure.value) is fault
-    assert said in str(failure.value)
+    assert message in str(failure.value)
