@@ -26,11 +26,18 @@ from rich.console import Console
 from rich.table import Table
 from tinsmith_trainer.engines.base import Datum, LoraProducts, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, engine, shared_forward
-from tinsmith_trainer.engines.peft.settings import activations_room, plan_for_room, weight_bytes
+from tinsmith_trainer.engines.peft.settings import (
+    activations_room,
+    default_lora_products,
+    logits_bytes,
+    plan_for_room,
+    weight_bytes,
+)
 from tinsmith_trainer.engines.peft.shared_forward import ShareResult
 from tinsmith_trainer.process.output import configure_logs
-from tinsmith_trainer.torch_model import products
+from tinsmith_trainer.torch_model import norms, products
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear
+from tinsmith_trainer.torch_model.norms import fuse_norms
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import Node
@@ -288,7 +295,7 @@ class Estimate:
 class GpuModel:
     """The engine's costs for one shape of Qwen3, with random weights in bfloat16 that are never made."""
 
-    def __init__(self, shape: str, gpu: Gpu, lora_products: LoraProducts) -> None:
+    def __init__(self, shape: str, gpu: Gpu, lora_products: LoraProducts | None) -> None:
         self._gpu = gpu
         self._shape = gpu_step.SHAPES[shape]
         whole = gpu_step.new_model(shape, torch.device("meta"), torch.bfloat16)
@@ -298,7 +305,8 @@ class GpuModel:
         self._settings = PeftEngineSettings(
             token_budget=plan.token_budget,
             recompute_above_tokens=plan.recompute_above_tokens,
-            lora_products=lora_products,
+            logits_byte_budget=logits_bytes("cuda"),
+            lora_products=lora_products or default_lora_products("cuda", torch.bfloat16),
         )
 
     def step(self, workload: Workload) -> Estimate:
@@ -345,6 +353,7 @@ class GpuModel:
         config = Qwen3Config(**self._shape | {"num_hidden_layers": layers}, max_position_embeddings=LONGEST_TOKENS)
         with on_a_gpu():
             model = gpu_step.model_of(config, torch.device("cpu"), torch.bfloat16)
+            fuse_norms(model)
             loaded = gpu_step.torch_model("fake", model)
             shallow = PeftEngine(loaded, self._settings)
             for number in range(adapters):
@@ -394,11 +403,35 @@ def on_a_gpu() -> Iterator[None]:
         mock.patch.object(shared_forward, "_product_tokens", return_value=None),
         mock.patch.object(shared_forward, "_to_numpy", new=_zeros),
         mock.patch.object(products, "HAS_ONEDNN", new=False),
+        mock.patch.object(gpu_step, "wrap_activations"),
+        mock.patch.object(norms, "_agrees", return_value=True),
+        mock.patch.object(norms.functional, "rms_norm", new=fused_norm),
         mock.patch.object(clip_grad, "_has_foreach_support", return_value=True),
         mock.patch.object(FakeTensor, "item", new=item),
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
         yield
+
+
+class _FusedNorm(torch.autograd.Function):
+    """Operations that move as many bytes as a GPU's kernel for a norm, with one launch in each direction."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad + x
+
+
+def fused_norm(x: Tensor, *_: object) -> Tensor:
+    normed: Tensor = _FusedNorm.apply(x)
+    return normed
 
 
 def _zeros(logprobs: Tensor, loss: Tensor, metrics: Mapping[str, Tensor]) -> ShareResult:
@@ -440,23 +473,23 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=gpu_step.SHAPES, default="8B", help="by its parameters")
     parser.add_argument("--gpu", choices=GPUS, default="h100")
-    parser.add_argument("--lora-products", choices=get_args(LoraProducts), default="float32", help="as the worker's")
+    parser.add_argument("--lora-products", choices=get_args(LoraProducts), help="as the worker's")
     parser.add_argument("--only", default="", help="estimate the steps whose name contains this text")
     parser.add_argument("--json", action="store_true", help="print the estimates as JSON")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
-    given = parse()
+    options = parse()
     configure_logs("console", "error")  # standard output is only for the figures
-    model = GpuModel(given.model, GPUS[given.gpu], given.lora_products)
-    chosen = [workload for workload in WORKLOADS if given.only in workload.name]
+    model = GpuModel(options.model, GPUS[options.gpu], options.lora_products)
+    chosen = [workload for workload in WORKLOADS if options.only in workload.name]
     estimates = [*(model.step(workload) for workload in chosen), model.optimizer_step()]
-    if given.json:
+    if options.json:
         print(json.dumps([asdict(each) for each in estimates], indent=2))
         return
     console = Console()
-    console.print(draw(estimates, f"Qwen3-{given.model}'s shape on {given.gpu}, computed"))
+    console.print(draw(estimates, f"Qwen3-{options.model}'s shape on {options.gpu}, computed"))
     console.print(draw_items(estimates[0]))
 
 

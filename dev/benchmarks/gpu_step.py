@@ -34,7 +34,7 @@ from tinsmith_trainer.engines.base import (
     Work,
 )
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.settings import plan_memory
+from tinsmith_trainer.engines.peft.settings import default_lora_products, logits_bytes, plan_memory
 from tinsmith_trainer.parity.sides import compute
 from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
@@ -43,6 +43,7 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.torch_model.device import DTYPES, choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import wrap_linears
+from tinsmith_trainer.torch_model.norms import fuse_norms
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
@@ -203,6 +204,8 @@ def torch_model(name: str, model: PreTrainedModel) -> TorchModel:
     """Return the model that would be loaded from a directory, but without files."""
     if model.device.type == "cpu":
         wrap_activations(model)
+    else:
+        fuse_norms(model)
     info = BaseModelInfo(name, type(model).__name__, "random", model.config.vocab_size, LONGEST_TOKENS)
     return TorchModel(model, None, Path(), info, wrap_linears(model), (), model.device)
 
@@ -262,7 +265,8 @@ def measure(options: argparse.Namespace) -> Report:
     settings = PeftEngineSettings(
         token_budget=plan.token_budget,
         recompute_above_tokens=plan.recompute_above_tokens,
-        lora_products=options.lora_products,
+        logits_byte_budget=logits_bytes(device.type),
+        lora_products=options.lora_products or default_lora_products(device.type, dtype),
         loss_kernel=options.loss_kernel,
     )
     engine = build_peft_engine(loaded, settings)
@@ -313,7 +317,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sampled-tokens", type=int, default=32, help="of a sample; one for each row")
     parser.add_argument("--token-budget", type=int, help="as the worker's; so are the next three")
     parser.add_argument("--recompute", choices=get_args(Recompute), default="auto")
-    parser.add_argument("--lora-products", choices=get_args(LoraProducts), default="float32")
+    parser.add_argument("--lora-products", choices=get_args(LoraProducts))
     parser.add_argument("--loss-kernel", choices=get_args(LossKernel), default="auto")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser.parse_args(arguments)

@@ -267,7 +267,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora-products",
         choices=get_args(LoraProducts),
-        help="what peft computes adapters' products in; float32 by default",
+        help="what peft computes adapters' products in; by default bfloat16 on a GPU with base weights in "
+        "bfloat16, else float32",
     )
     parser.add_argument(
         "--loss-kernel",

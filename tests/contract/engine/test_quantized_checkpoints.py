@@ -19,7 +19,7 @@ from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.loading import load_torch_model
-from tinsmith_trainer.torch_model.quantized_checkpoints import load_to_save
+from tinsmith_trainer.torch_model.quantization import load_to_save
 from transformers import AutoConfig, AutoModelForCausalLM
 
 pytestmark = pytest.mark.core

@@ -51,7 +51,8 @@ _ON_RANKS = MegatronSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
 
 
 def _dense_bfloat16(place: Place) -> Engine:
-    return peft_engine(place, tiny_directory(), _PEFT, torch.bfloat16)
+    """Build an engine with a GPU's default products."""
+    return peft_engine(place, tiny_directory(), replace(_PEFT, lora_products="bfloat16"), torch.bfloat16)
 
 
 def _recomputed_experts(place: Place) -> Engine:

@@ -1,6 +1,7 @@
 """The PEFT engine and the built-in sampler as they compute on a GPU, on a CPU.
 
-The engine takes rows instead of packed datums, whole products, one grouped product for all experts, and no company. The
+The engine takes rows instead of packed datums, whole products, one grouped product for all experts, fused norms, and no
+other calls in a forward. The
 sampler has stacked adapters and reads a step behind the next one. What this cannot show is the device's own: copies,
 streams, kernels, and the rounding of its sums.
 """
@@ -14,11 +15,13 @@ from unittest import mock
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.engines.peft import PeftEngineSettings, shared_forward
 from tinsmith_trainer.engines.peft.engine import PeftEngine
+from tinsmith_trainer.engines.peft.settings import default_lora_products, logits_bytes
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.torch_model import expert_products
 from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.norms import fuse_norms
 from tinsmith_trainer.worker.engine_factories import load_base_model
 from typing_extensions import override
 
@@ -28,6 +31,7 @@ class LikeGpuEngine(PeftEngine):
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
         super().__init__(torch_model, settings)
+        fuse_norms(torch_model.model)
         self._is_invariant = self._packs = False
 
     @override
@@ -38,8 +42,14 @@ class LikeGpuEngine(PeftEngine):
 
 def build_for_worker(options: WorkerOptions) -> tuple[LikeGpuEngine, None]:
     """Build what `tinsmith parity --engine support.engine.like_gpu:build_for_worker` compares."""
-    settings = PeftEngineSettings(adapter_slots=options.adapter_slots, max_rank=options.max_rank)
-    return LikeGpuEngine(load_base_model(options), settings), None
+    model = load_base_model(options)
+    settings = PeftEngineSettings(
+        adapter_slots=options.adapter_slots,
+        max_rank=options.max_rank,
+        logits_byte_budget=logits_bytes("cuda"),
+        lora_products=default_lora_products("cuda", model.model.dtype),
+    )
+    return LikeGpuEngine(model, settings), None
 
 
 @contextmanager

@@ -31,12 +31,13 @@ def model_on(place: Place, directory: Path, dtype: torch.dtype = torch.float32) 
     """Return the model, which is loaded once. Skips the test where it needs a GPU and there is none."""
     if place == "gpu":
         require_gpus()
-    return _loaded(directory, dtype, "cuda" if place == "gpu" else "cpu")
+    return _loaded(place, directory, dtype)
 
 
 @functools.cache
-def _loaded(directory: Path, dtype: torch.dtype, device: str) -> TorchModel:
-    return load_torch_model(str(directory), dtype=dtype, device=device)
+def _loaded(place: Place, directory: Path, dtype: torch.dtype) -> TorchModel:
+    """Load one model for each place: an engine like a GPU's changes the norms of its model."""
+    return load_torch_model(str(directory), dtype=dtype, device="cuda" if place == "gpu" else "cpu")
 
 
 def peft_engine(

@@ -17,7 +17,7 @@ from tinsmith_trainer.engines.peft_layout import expert_modules
 from tinsmith_trainer.torch_model.architecture import auto_class, skeleton
 from tinsmith_trainer.torch_model.experts import expert_projections, is_adaptable, merge_into_experts
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
-from tinsmith_trainer.torch_model.quantized_checkpoints import load_to_save
+from tinsmith_trainer.torch_model.quantization import load_to_save
 
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 WEIGHTS_PREFIX = "weights/"

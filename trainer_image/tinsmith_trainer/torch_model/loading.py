@@ -21,8 +21,8 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization,
 from tinsmith_trainer.torch_model.device import DeviceLock, WarmMemory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
-from tinsmith_trainer.torch_model.quantization import quantize
-from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format, widen
+from tinsmith_trainer.torch_model.norms import fuse_norms
+from tinsmith_trainer.torch_model.quantization import dequantizing, quantize, stored_format, widen
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.stored_weights import blame, checked_config
 from tinsmith_trainer.torch_model.vision import Vision, vision_of
@@ -139,6 +139,8 @@ def load_torch_model(
     torch.backends.cudnn.allow_tf32 = False
     if device == "cpu":
         wrap_activations(model)
+    else:
+        log.info("fused the norms", count=fuse_norms(model))
     tokenizer = load_tokenizer(directory)
     return TorchModel(
         model=model,

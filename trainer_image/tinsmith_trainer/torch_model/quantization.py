@@ -1,4 +1,6 @@
-"""Frozen base weights in 8 or 4 bits. They are unpacked where they are used.
+"""Frozen base weights in 8 or 4 bits, and checkpoints that hold quantized weights.
+
+Weights in few bits are unpacked where they are used.
 
 Only the linear layers and experts that adapters cover are quantized, and not the output projection. Adapters and all
 computation keep their full width. Weights are unpacked for each product, and again for its gradient, and are not kept
@@ -7,22 +9,30 @@ with the unpacked weights, so quantization changes nothing about batching and re
 
 `4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) in blocks of 64 along a weight's elements, and `8bit` is
 symmetric by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
+
+gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both are unpacked when they are read, to the dtype of
+the computation. So engine and sampler use ordinary weights. Other formats are refused.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import FineGrainedFP8Config, Mxfp4Config
 from typing_extensions import override
 
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.architecture import skeleton
 from tinsmith_trainer.torch_model.base_model import Quantization
 from tinsmith_trainer.torch_model.experts import is_adaptable
 from tinsmith_trainer.torch_model.lora import module_family
 
+DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 BLOCK = 64
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -150,3 +160,72 @@ def _quantize_experts(module: nn.Module, bits: Quantization) -> None:
 def _dense(module: Any, name: str) -> Tensor:
     weight: Tensor = module.quantized_weights[name].dense()
     return weight
+
+
+def stored_format(config: Any) -> str:
+    """Return transformers' name for the format, or an empty string for dense weights."""
+    return str(_options(config).get("quant_method", ""))
+
+
+def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
+    """Return additional arguments for loading with transformers. There are none if the checkpoint is not quantized.
+
+    Raises ModelDirectoryInvalid for an unsupported format.
+    """
+    options, method = _options(config), stored_format(config)
+    if not method:
+        return {}
+    if method not in DENSE:
+        raise ModelDirectoryInvalid(
+            f"The weights in {directory} are quantized by {method!r}; supported are {' and '.join(DENSE)}. "
+            "Use the model's original weights, with --quantization to keep them in few bits."
+        )
+    settings = {name: value for name, value in options.items() if name != "quant_method"}
+    return {"quantization_config": DENSE[method](**{**settings, "dequantize": True})}
+
+
+def widen(model: Any, dtype: torch.dtype) -> None:
+    """Cast weights that were unpacked to a narrower dtype than the dtype in which the model computes.
+
+    transformers before 5.23 unpacks MXFP4 to bfloat16, whatever dtype is requested. bfloat16 holds each value of MXFP4
+    exactly, but the layer would also compute in bfloat16: logits of a float32 model had an error of 5e-3.
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and torch.finfo(parameter.dtype).bits < torch.finfo(dtype).bits:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _options(config: Any) -> dict[str, Any]:
+    declared = getattr(config, "quantization_config", None) or {}
+    return dict(declared if isinstance(declared, dict) else declared.to_dict())
+
+
+def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.dtype) -> Any:
+    """Return a model that `save_pretrained` writes with dense weights, without traces of its quantized format.
+
+    `architecture` is the transformers class that loads the model.
+    """
+    options = dequantizing(directory, config)
+    model = architecture.from_pretrained(directory, config=config, dtype=dtype, **options)
+    if not options:
+        return model
+    widen(model, dtype)
+    # transformers would write the weights back in that format, which it supports for some only.
+    for named in (config, config.get_text_config()):
+        if getattr(named, "quantization_config", None) is not None:
+            del named.quantization_config
+    dense = skeleton(config, dtype=dtype)
+    dense.load_state_dict(model.state_dict(), assign=True)
+    _take_what_no_state_has(dense, model)
+    return dense
+
+
+def _take_what_no_state_has(dense: Any, model: Any) -> None:
+    """Copy the parts that no checkpoint holds: other buffers such as frequencies, generation config and mode."""
+    persistent = model.state_dict().keys()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name not in persistent:
+            parent, _, leaf = name.rpartition(".")
+            dense.get_submodule(parent).register_buffer(leaf, buffer, persistent=False)
+    dense.generation_config = model.generation_config
+    dense.train(model.training)

@@ -31,7 +31,7 @@ from tinsmith_trainer.torch_model.architecture import (
     outside_of_text,
     skeleton,
 )
-from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format
+from tinsmith_trainer.torch_model.quantization import dequantizing, stored_format
 from tinsmith_trainer.torch_model.weight_files import (
     StoredTensor,
     have_equal_values,

@@ -11,7 +11,7 @@ from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.megatron.flags import MILES, NEMO_RL, MegatronSettings, rank_placement, rank_recompute
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.settings import plan_memory
+from tinsmith_trainer.engines.peft.settings import default_lora_products, logits_bytes, plan_memory
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
@@ -44,7 +44,8 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
             max_rank=options.max_rank,
             token_budget=plan.token_budget,
             recompute_above_tokens=plan.recompute_above_tokens,
-            lora_products=options.lora_products or "float32",
+            logits_byte_budget=logits_bytes(model.device.type),
+            lora_products=options.lora_products or default_lora_products(model.device.type, model.model.dtype),
             loss_kernel=options.loss_kernel or "auto",
             map_stable_reinforce=options.map_stable_reinforce,
         ),

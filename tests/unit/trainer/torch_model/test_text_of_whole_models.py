@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.whole_models import WHOLE_MODELS, whole_model
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.loading import load_torch_model
-from tinsmith_trainer.torch_model.quantized_checkpoints import load_to_save
+from tinsmith_trainer.torch_model.quantization import load_to_save
 from tinsmith_trainer.torch_model.stored_weights import checked_config
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 

@@ -19,6 +19,8 @@ from tinsmith_trainer.engines.base import LoraProducts, LossKernel, Recompute
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET, counted_gpu_memory
 from tinsmith_trainer.torch_model.loading import TorchModel
 
+LOGITS_BYTES_ON_A_CPU = 256 * 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class PeftEngineSettings:
@@ -43,7 +45,7 @@ class PeftEngineSettings:
     max_rank: int = 128
     token_budget: int = DEFAULT_TOKEN_BUDGET
     cobatch_tokens: int = 1024
-    logits_byte_budget: int = 256 * 2**20
+    logits_byte_budget: int = LOGITS_BYTES_ON_A_CPU
     recompute_above_tokens: int = 2048
     lora_products: LoraProducts = "float32"
     loss_kernel: LossKernel = "auto"
@@ -56,6 +58,8 @@ ACTIVATIONS_SHARE = 0.4
 """The share of a GPU's memory next to the weights. A sampler's keys and values use a quarter."""
 LARGEST_TOKEN_BUDGET = 16_384
 KEPT_ON_A_CPU = 2048
+LOGITS_BYTES_ON_A_GPU = 1280 * 2**20
+"""The logits of 4,096 tokens of Qwen3 in bfloat16, so that one microbatch's logits are computed only once."""
 FLOAT32_BYTES = 4
 
 
@@ -65,6 +69,16 @@ class MemoryPlan:
 
     token_budget: int
     recompute_above_tokens: int
+
+
+def default_lora_products(device_type: str, dtype: torch.dtype) -> LoraProducts:
+    """Return bfloat16 for base weights in bfloat16 on a GPU, where float32 products cost more than the base's own."""
+    return "bfloat16" if device_type == "cuda" and dtype == torch.bfloat16 else "float32"
+
+
+def logits_bytes(device_type: str) -> int:
+    """Return the default of `logits_byte_budget`."""
+    return LOGITS_BYTES_ON_A_GPU if device_type == "cuda" else LOGITS_BYTES_ON_A_CPU
 
 
 def plan_memory(torch_model: TorchModel, configured_budget: int | None, recompute: Recompute) -> MemoryPlan:
