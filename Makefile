@@ -100,7 +100,7 @@ test-all: ## run every test that this machine can run, also on other installed P
 	@$(call each,test test-rest)
 
 test-rest: venv ## run the tests that `make test` leaves out
-	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
+	@# The three lanes run in parallel, because cluster tests wait half of the time. Each lane takes about as long as the others.
 	@MAKE="$(MAKE)" SELECT='-m "not quick and $(NOT_ASKED_FOR)"' \
 	    $(BIN)/python dev/scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts-and-recipes $(ALSO)
 

@@ -15,8 +15,8 @@ LOCKS = (ROOT / "dev" / "requirements" / "dev.txt", ROOT / "dev" / "requirements
 KEYS = ("name", "versions", "outcome", "commit", "date")
 HEADER = ("What", "Command", "With", "Came to", "At commit", "On")
 HEAD = """\
-# Written by `make evidence`: the last run of each subject of dev/scripts/evidence_reference.py, failures too.
-# `make docs` writes the table of the page from it.
+# The last run of each subject of dev/scripts/evidence_reference.py, including failed runs.
+# `make evidence` writes this file, and `make docs` writes the table of the page from it.
 """
 
 

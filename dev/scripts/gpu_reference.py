@@ -14,8 +14,8 @@ RUN_KEYS = {"device", "commit", "date"}
 BENCHMARK_KEYS = {"model", "dtype", "shape", "engine", "ratio", "peak_gb", "samples", "run"}
 
 HEAD = """\
-# One entry for each test of GPUs, and where it ran last; then what was measured. `make gpu-run` writes both, and
-# `make docs` makes docs/how-to/gpu.md of them. A test compares the first with the tests that there are.
+# An entry for each GPU test with its last run, then the measurements. `make gpu-run` writes both, and `make docs`
+# writes docs/how-to/gpu.md from them. A test compares the entries with the existing tests.
 """
 
 
