@@ -193,7 +193,7 @@ async def test_every_endpoint_answers_for_a_strangers_id_as_for_an_unknown_one(
     assert wrong == []
 
 
-async def test_what_the_owner_asks_for_by_the_same_ids_is_there(server: AttackedServer, tmp_path: Any) -> None:
+async def test_the_owner_of_the_same_ids_gets_its_objects(server: AttackedServer, tmp_path: Any) -> None:
     """Otherwise the endpoints would be compared in how they refuse nonsense."""
     found = set()
     async with owner_and_stranger(server) as (_, stranger):

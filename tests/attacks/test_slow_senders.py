@@ -52,7 +52,7 @@ async def drip(writers: list[asyncio.StreamWriter], part: bytes) -> None:
         await asyncio.sleep(0.5)
 
 
-async def test_one_address_has_no_more_connections_than_it_may_and_gets_them_back(server: AttackedServer) -> None:
+async def test_an_address_cannot_exceed_its_connections_and_regains_closed_ones(server: AttackedServer) -> None:
     async with AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(server.connected()) for _ in range(CONNECTIONS + 50)]
         for _, writer in opened:

@@ -156,7 +156,7 @@ def test_it_is_refused_in_a_sentence(guarded: Place, manifest: Object, says: str
 
 
 @pytest.mark.parametrize("manifest", TAKEN.values(), ids=TAKEN.keys())
-def test_what_is_its_users_own_is_taken(guarded: Place, manifest: Object) -> None:
+def test_objects_of_the_user_are_accepted(guarded: Place, manifest: Object) -> None:
     guarded.objects.would_create(manifest)
 
 

@@ -116,7 +116,7 @@ def test_definitions_that_no_release_installed_are_recognized(place: Place) -> N
 
 
 @pytest.mark.parametrize("case", ["default", "everything", "values-high-availability"])
-def test_what_a_gitops_tool_renders_is_what_helm_installs(place: Place, case: str) -> None:
+def test_a_gitops_tool_renders_the_objects_that_helm_installs(place: Place, case: str) -> None:
     """Its objects take nothing from the cluster, do not depend on its features, and are the same each time."""
     [file] = [each for each in CASES if each.stem == case]
     values = {**yaml.safe_load(file.read_text()), "crds": {"install": False}}

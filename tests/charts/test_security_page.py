@@ -302,8 +302,8 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
         runs_any_image,
         tried_by(
             "unit/operator/build/test_golden.py::test_the_objects_of_a_session_or_pool_are_as_reviewed",
-            "cluster/crd/test_validation.py::test_what_is_built_for_a_session_is_taken",
-            "cluster/crd/test_pool_validation.py::test_what_is_built_for_a_pool_is_taken",
+            "cluster/crd/test_validation.py::test_objects_built_for_a_session_are_accepted",
+            "cluster/crd/test_pool_validation.py::test_objects_built_for_a_pool_are_accepted",
             "charts/test_admission.py::test_it_is_refused_in_a_sentence",
             "cluster/operator/test_reserved_names.py::test_images_and_secrets_that_are_not_listed_run_nothing",
         ),

@@ -101,7 +101,7 @@ async def test_a_rank_that_fails_alone_ends_the_worker_and_the_next_one_computes
     assert tensors[DISTURBED] == tensors[UNDISTURBED]
 
 
-async def test_what_all_ranks_refuse_fails_its_own_future_and_changes_nothing_else(worker: WorkerProcess) -> None:
+async def test_an_operation_that_all_ranks_refuse_fails_only_its_own_future(worker: WorkerProcess) -> None:
     first, second = [create(), train_both(1), step(2)], [train_both(6), step(7), save(8, "final")]
     refused = [forward_of_unknown_token(3), train_without_bounds(4), step(5)]
     undisturbed = await run(worker, UNDISTURBED, first)

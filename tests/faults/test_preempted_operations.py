@@ -103,7 +103,7 @@ async def test_a_death_in_a_shared_forward_blames_no_operation_until_one_dies_al
         assert lives.ended == 1, "the place was never reached: this case proves nothing"
 
 
-async def test_who_kills_a_shared_forward_is_found_by_running_the_suspects_alone(
+async def test_separate_runs_find_the_operation_that_kills_a_shared_forward(
     undisturbed: Ending, tmp_path: Path
 ) -> None:
     async with lives_of_a_worker(tmp_path, ONE_ATTEMPT, shares=True) as lives:

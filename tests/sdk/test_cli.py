@@ -101,7 +101,7 @@ def test_sessions_are_searched_and_moved_by_the_sdk(installation: ServedInstalla
 
 
 @pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
-def test_what_is_accessible_is_what_is_owned_and_runs_are_listed_by_project(installation: ServedInstallation) -> None:
+def test_only_owned_runs_are_accessible_and_runs_are_listed_by_project(installation: ServedInstallation) -> None:
     session = {"tags": [], "user_metadata": {}, "sdk_version": "0", "project_id": "of-runs"}
     session_id = installation.post("/api/v1/create_session", session).json()["session_id"]
     model = {"session_id": session_id, "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4}}

@@ -133,7 +133,7 @@ def logprobs_of_trainer(model: tinker.TrainingClient, tokens: list[int]) -> list
     return [float(value) for value in output["logprobs"].data]
 
 
-def test_what_was_trained_a_moment_ago_is_sampled_with_the_trainers_logprobs(client: tinker.ServiceClient) -> None:
+def test_samples_of_a_new_save_have_the_logprobs_of_the_trainer(client: tinker.ServiceClient) -> None:
     model = trained(client)
     before = model.save_weights_and_get_sampling_client().result()
     for _ in range(2):

@@ -38,7 +38,7 @@ def test_sources_at_another_commit_are_refused(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.marker)
-def test_they_run_on_the_images_python_pytorch_and_ray(backend: Backend) -> None:
+def test_the_backends_run_with_the_python_the_pytorch_and_the_ray_of_the_image(backend: Backend) -> None:
     versions = pinned(backend.sources[0])
     assert versions["python"]["version"].startswith(backend.packages.python)
     locked = backend.packages.lock.read_text()

@@ -65,7 +65,9 @@ def test_its_limits_are_those_of_the_crd() -> None:
         (["--gpus-per-node", "8"], "no memory for a sampler"),
     ],
 )
-def test_what_it_says_engines_on_ranks_do_not_do_they_refuse(engine: str, flags: list[str], refusal: str) -> None:
+def test_engines_on_ranks_refuse_everything_that_the_page_calls_unsupported(
+    engine: str, flags: list[str], refusal: str
+) -> None:
     """Few bits, a sequence divided on CPUs, samples during training on GPUs."""
     worker = ["--model", "m", "--socket", "s", "--volume", "v", "--checkpoint-root", "file:///c", "--engine", engine]
     with pytest.raises(UsageError, match=refusal):

@@ -78,7 +78,7 @@ def test_the_server_is_reached_by_the_ingress_or_else_by_a_port_of_this_machine(
         assert url.startswith("http://127.0.0.1:")
 
 
-def test_what_kind_lacks_is_the_last_line(
+def test_the_last_line_names_the_missing_part_of_kind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("testcluster.places.clusters_directory", lambda: tmp_path)

@@ -77,7 +77,7 @@ def test_outcomes_are_written_as_tests_end_and_of_modules_that_cannot_be_importe
     ]
 
 
-def test_one_failure_among_a_rows_parameters_is_what_counts() -> None:
+def test_one_failed_parameter_fails_a_row() -> None:
     rows = [entry("tests/gpu/test_a.py::test_one", run=EARLIER), entry("tests/contract/engine", promise="it holds")]
     told = [
         result("tests/gpu/test_a.py::test_one[x]", "failed", "a | b"),
@@ -90,7 +90,7 @@ def test_one_failure_among_a_rows_parameters_is_what_counts() -> None:
     assert folder["run"] == RUN
 
 
-def test_what_was_skipped_or_had_no_time_keeps_its_last_run() -> None:
+def test_a_skipped_or_late_test_keeps_its_last_run() -> None:
     rows = [
         entry("t.py::test_skipped", run=EARLIER),
         entry("t.py::test_not_reached", run=EARLIER),
@@ -105,7 +105,7 @@ def test_a_side_that_ran_out_of_memory_is_no_measurement() -> None:
     assert gpu_run.benchmark_entries([], [report], RUN) == []
 
 
-def test_what_is_written_is_what_docs_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_written_runs_are_the_runs_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_reference, "RUNS", tmp_path / "runs.toml")
     failed = entry("a.py::test_b", run={**RUN, "failed": 'it said "no"\\'})
     gpu_reference.write([failed], [gpu_run.benchmark_entry(REPORT, RUN)])
@@ -166,7 +166,7 @@ def pytest_collection_finish(session):
 
 
 @pytest.mark.slow("collects tests in processes of their own, which import PyTorch")
-def test_what_is_needed_names_every_package_that_is_imported_where_gpu_tests_are_collected(tmp_path: Path) -> None:
+def test_the_requirements_name_every_package_that_gpu_tests_import(tmp_path: Path) -> None:
     (tmp_path / "imports_seen.py").write_text(IMPORTS)
     collect = ["-m", "pytest", "-p", "imports_seen", "-p", "no:cacheprovider", "--collect-only", "-q", "-m", "gpu"]
     path = os.pathsep.join([str(tmp_path), gpu_run.path_of_children(())["PYTHONPATH"]])

@@ -150,7 +150,7 @@ def test_a_mistake_in_a_pool_that_does_not_serve_can_be_corrected(
 
 
 @pytest.mark.parametrize(("spec", "says"), CHANGES.values(), ids=CHANGES)
-def test_what_cannot_be_changed_of_a_pool_says_why(
+def test_an_immutable_field_of_a_pool_is_refused_with_the_reason(
     spec: Manifest, says: str, stored_pool: Manifest, api: ApiNamespace
 ) -> None:
     with pytest.raises(ClusterError, match=says):
@@ -158,10 +158,10 @@ def test_what_cannot_be_changed_of_a_pool_says_why(
 
 
 @pytest.mark.parametrize("spec", FREE_CHANGES.values(), ids=FREE_CHANGES)
-def test_what_may_be_changed_of_a_pool_is_taken(spec: Manifest, stored_pool: Manifest, api: ApiNamespace) -> None:
+def test_a_mutable_field_of_a_pool_can_be_changed(spec: Manifest, stored_pool: Manifest, api: ApiNamespace) -> None:
     api.merge(stored_pool, {"spec": spec})
 
 
 @pytest.mark.parametrize("name", BUILT_POOLS)
-def test_what_is_built_for_a_pool_is_taken(name: str, api: ApiNamespace) -> None:
+def test_objects_built_for_a_pool_are_accepted(name: str, api: ApiNamespace) -> None:
     assert_taken(api, BUILT_POOLS[name].objects())

@@ -240,7 +240,7 @@ def test_a_bad_session_is_refused_with_a_sentence(manifest: Manifest, says: str,
     assert re.search(says, str(refused.value))
 
 
-def test_what_miles_never_divides_is_not_said_to_want_gpus(api: ApiNamespace) -> None:
+def test_a_model_that_miles_never_divides_gets_no_error_about_gpus(api: ApiNamespace) -> None:
     with pytest.raises(ClusterError, match="create a session with engine nemo-rl") as refused:
         api.would_create(session(**MILES, parallelism={"context": 2}))
     assert "nvidia.com/gpu" not in str(refused.value)
@@ -340,7 +340,7 @@ def test_one_node_never_becomes_several(api: ApiNamespace) -> None:
 
 
 @pytest.mark.parametrize(("spec", "says"), CHANGES.values(), ids=CHANGES)
-def test_what_cannot_be_changed_says_why(
+def test_an_immutable_field_is_refused_with_the_reason(
     spec: Manifest, says: str, stored_session: Manifest, api: ApiNamespace
 ) -> None:
     with pytest.raises(ClusterError, match=says):
@@ -348,7 +348,7 @@ def test_what_cannot_be_changed_says_why(
 
 
 @pytest.mark.parametrize("spec", FREE_CHANGES.values(), ids=FREE_CHANGES)
-def test_what_may_be_changed_is_taken(
+def test_a_mutable_field_can_be_changed(
     spec: Manifest | list[Manifest], stored_session: Manifest, api: ApiNamespace
 ) -> None:
     for change in spec if isinstance(spec, list) else [spec]:
@@ -370,7 +370,7 @@ def ray_clusters(api_cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("ray_clusters")
 @pytest.mark.parametrize("name", BUILT)
-def test_what_is_built_for_a_session_is_taken(name: str, api: ApiNamespace) -> None:
+def test_objects_built_for_a_session_are_accepted(name: str, api: ApiNamespace) -> None:
     assert_taken(api, BUILT[name].objects())
 
 

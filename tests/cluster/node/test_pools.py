@@ -130,7 +130,7 @@ def test_programs_notice_nothing_of_pools_that_scale_and_roll_and_pods_that_die(
 
 
 @pytest.mark.usefixtures("pools")
-def test_where_no_pool_has_a_replica_the_session_samples(installation: Installation, saved: str) -> None:
+def test_the_session_samples_if_no_pool_has_a_replica(installation: Installation, saved: str) -> None:
     for name in (A, B):
         installation.kubectl("scale", "samplerpool", name, "--replicas=0")
     for name in (A, B):

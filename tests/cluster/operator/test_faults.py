@@ -26,7 +26,7 @@ from tinsmith_operator.kube.resources import EVENTS, POOLS, SERVICES, SESSIONS, 
 WRITES = ("create", "patch", "update", "delete")
 
 
-async def test_what_is_at_rest_costs_no_request(hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy) -> None:
+async def test_settled_objects_cause_no_requests(hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy) -> None:
     """Counted on the wire and by the operator itself; watches, and the lease of the leader, are left out."""
     async with running(settings_for(hands.namespace, resync_seconds=0.5, lease_seconds=60)) as operator:
         for number in range(3):
@@ -132,7 +132,7 @@ def begins_a_list(query: dict[str, str]) -> bool:
     return "continue" not in query and query.get("limit") != "1"
 
 
-async def test_what_vanishes_while_the_watch_is_away_comes_back(
+async def test_objects_deleted_during_a_broken_watch_are_created_again(
     hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     """The watch cannot be resumed (410), and the new list that Kopf makes does not tell what is missing from it."""

@@ -107,7 +107,7 @@ async def test_a_session_waits_for_kuberay_and_lives_its_life_by_it_with_the_rig
     assert "forbidden" not in program.log.lower()
 
 
-async def test_what_kuberay_adds_is_no_change_that_the_operator_undoes(
+async def test_the_operator_keeps_fields_that_kuberay_adds(
     api_cluster: Cluster, hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, tmp_path: Path
 ) -> None:
     install_kuberay_kinds(api_cluster.kubectl)

@@ -106,7 +106,7 @@ def odd_resources(index: int) -> dict[str, Any]:
     return {"requests": {"cpu": AMOUNTS[index], "memory": memory}, "limits": {"memory": memory}}
 
 
-async def test_what_the_api_server_stores_otherwise_than_it_was_asked_is_no_difference(
+async def test_a_value_that_the_api_server_stores_differently_is_no_difference(
     hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     """Neither while an operator runs, nor when the next one starts."""

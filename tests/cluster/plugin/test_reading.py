@@ -87,7 +87,7 @@ def test_a_report_of_it_has_its_files_and_not_its_secret(pending: Plugin, tmp_pa
     assert "the log of tiny-0" not in index, "its container has never started, so there is no log to miss"
 
 
-def test_of_secrets_a_report_has_names_and_sizes_alone(
+def test_a_report_has_only_names_and_sizes_of_secrets(
     api_cluster: Cluster, pending: Plugin, namespace: str, tmp_path: Path
 ) -> None:
     manifest = {

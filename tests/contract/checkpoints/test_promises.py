@@ -56,7 +56,7 @@ def read(root: str, written: WrittenCheckpoint) -> AdapterState:
     return CheckpointRoot(root).read(written.directory, written.manifest_digest, BASE).state
 
 
-def test_what_one_worker_saved_another_loads_bit_for_bit(root: str) -> None:
+def test_another_worker_loads_a_saved_checkpoint_bit_for_bit(root: str) -> None:
     state = trained_state()
     loaded = read(root, write(root, state=state))
     assert loaded.lora == state.lora
@@ -153,7 +153,7 @@ def test_a_server_reads_what_a_worker_wrote(root: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_a_server_sends_is_held_against_the_manifest_of_the_worker(root: str, name: str) -> None:
+def test_files_from_a_server_are_compared_with_the_manifest_of_the_worker(root: str, name: str) -> None:
     written, files = write(root), CheckpointFiles(root)
     saved = saved_files(files, written.directory, written.manifest_digest)
     assert sorted(saved) == FILES

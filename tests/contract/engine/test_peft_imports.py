@@ -89,7 +89,7 @@ def assert_says_the_same(engine: PeftEngine, model: Any) -> None:
         pytest.param({"target_modules": "all-linear", "exclude_modules": ["v_proj"]}, id="excluded"),
     ],
 )
-def test_what_is_plain_lora_says_what_it_says_in_peft(fields: Mapping[str, Any], tmp_path: Path) -> None:
+def test_plain_lora_has_the_same_logprobs_as_in_peft(fields: Mapping[str, Any], tmp_path: Path) -> None:
     model = new_peft_model(**fields)
     move(model)
     model.save_pretrained(tmp_path)

@@ -94,7 +94,7 @@ def test_ten_steps_are_those_of_plain_peft_on_the_same_quantized_base(family: Fa
 
 
 @every_case
-def test_what_is_sampled_has_the_trainers_logprobs(family: Family, bits: Quantization) -> None:
+def test_samples_have_the_logprobs_of_the_trainer(family: Family, bits: Quantization) -> None:
     engine, text = new_engine(family, bits), sft_datum(24, 7).tokens
     step(engine)
     sampler = BuiltinSampler(quantized(family, bits), BuiltinSamplerSettings())

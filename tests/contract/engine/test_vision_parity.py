@@ -146,7 +146,7 @@ def test_a_datum_with_images_has_the_same_bits_in_any_company(family: VisionFami
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
-def test_what_was_trained_on_images_loads_in_plain_peft_and_merged_in_plain_transformers(
+def test_an_adapter_trained_on_images_loads_in_plain_peft_and_merged_in_plain_transformers(
     family: VisionFamily, tmp_path: Path
 ) -> None:
     [one, *_] = examples(family)

@@ -247,7 +247,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-async def test_what_a_killed_server_left_among_temporary_files_goes_when_the_next_one_starts_on_its_data(
+async def test_temporary_files_of_a_killed_server_are_removed_when_the_next_one_starts_on_its_data(
     temporary: Path, tmp_path: Path, store: Store
 ) -> None:
     """A server on other data may be alive, and keeps its files."""

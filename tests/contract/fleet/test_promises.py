@@ -43,7 +43,7 @@ async def test_a_worker_fenced_out_is_taken_back_by_renewing(installation: Insta
     assert (await client.submit(CREATION, "ada")).epoch == 2
 
 
-async def test_one_worker_trains_and_samples_what_is_served(installation: Installation) -> None:
+async def test_one_worker_trains_and_samples_the_served_model(installation: Installation) -> None:
     fleet, worker = installation.fleet, installation.worker()
     await worker.connection(START_SECONDS)
     assert fleet.model(MODEL) in fleet.models

@@ -168,7 +168,7 @@ async def test_a_tenant_has_so_many_uploads_under_way(tmp_path: Path, fleet: Fak
 
 
 @one_server
-async def test_what_was_finished_and_deleted_does_not_come_back_and_leaves_nothing(server: TestedServer) -> None:
+async def test_a_finished_and_deleted_import_does_not_reappear_and_leaves_nothing(server: TestedServer) -> None:
     started = await uploaded(server)
     path = (await finish(server, started)).json()["tinker_path"]
     run, _, name = path.removeprefix("tinker://").split("/")
@@ -184,7 +184,7 @@ def imported(server: TestedServer) -> list[Path]:
     return sorted((server.checkpoints / "external_weights").glob("*/*"))
 
 
-async def test_what_a_server_that_is_killed_leaves_of_an_import_is_removed_in_a_day(
+async def test_the_remains_of_an_import_of_a_killed_server_are_removed_within_a_day(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = await uploaded(server)
@@ -222,7 +222,7 @@ async def test_an_import_that_a_repeated_finish_completes_is_kept(
 
 
 @one_server
-async def test_one_file_of_an_upload_is_sent_once_at_a_time(server: TestedServer) -> None:
+async def test_a_file_of_an_upload_has_one_sender_at_a_time(server: TestedServer) -> None:
     started = (await start(server)).json()
     url = started["urls"]["adapter_model.safetensors"]
     begun, go_on = asyncio.Event(), asyncio.Event()

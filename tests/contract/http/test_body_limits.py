@@ -64,7 +64,7 @@ async def test_one_byte_over_the_limit_is_refused_with_the_limit(
 
 
 @one_server
-async def test_of_too_large_a_training_body_the_head_is_enough(server: TestedServer) -> None:
+async def test_the_head_of_a_training_body_is_enough_to_refuse_its_size(server: TestedServer) -> None:
     """Otherwise the SDK's training client would hang."""
     model_id = await server.model()
     never = asyncio.Event()
@@ -135,7 +135,7 @@ async def test_metadata_over_the_limit_fails_the_future_and_is_not_kept(server: 
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_what_a_frame_unpacks_to_is_taken_from_the_budget_while_it_is_read(
+async def test_the_unpacked_bytes_of_a_frame_count_against_the_budget_while_it_is_read(
     declared: bool, tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []

@@ -182,7 +182,7 @@ async def test_a_loser_of_two_attempts_removes_its_own_files_alone(
         assert set(content_of(kept_copy)) == {*first.worker.saved_files, "manifest.json"}
 
 
-async def test_what_a_server_that_is_killed_leaves_of_a_copy_is_removed_in_a_day(
+async def test_the_remains_of_a_copy_of_a_killed_server_are_removed_within_a_day(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = await saved(server)
@@ -215,7 +215,7 @@ async def test_a_checkpoint_that_is_not_as_it_was_saved_is_not_copied(server: Te
     assert kept(server) == []
 
 
-async def test_one_tenants_key_is_none_of_anothers(server: TestedServer) -> None:
+async def test_idempotency_keys_of_tenants_are_separate(server: TestedServer) -> None:
     own, key = server.client.headers["X-API-Key"], {"X-Idempotency-Key": "once"}
     first = (await copied(server, await saved(server), key)).json()["tinker_path"]
     stranger = {**key, "X-API-Key": await other_tenants_key(server), "X-Tinker-Weights-Access-Token": own}

@@ -113,7 +113,7 @@ async def test_a_manifest_that_was_altered_opens_no_download(server: TestedServe
 
 @one_server
 @pytest.mark.parametrize("name", ["manifest.json", "stray"])
-async def test_what_the_manifest_does_not_name_is_no_file_of_the_checkpoint(server: TestedServer, name: str) -> None:
+async def test_a_file_that_the_manifest_does_not_name_is_not_in_the_checkpoint(server: TestedServer, name: str) -> None:
     run = await export(server, b"weights")
     file, archive = await file_link(server, run), await archive_link(server, run)
     (server.newest_directory / "stray").write_bytes(b"not saved")

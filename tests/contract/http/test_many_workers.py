@@ -90,7 +90,7 @@ async def test_a_model_accepted_for_a_worker_that_stops_goes_to_another(server: 
     assert models_at(fleet, "w2") == [made["model_id"]]
 
 
-async def test_of_a_worker_that_refuses_models_the_log_says_when_it_begins_and_why_and_when_it_ends(
+async def test_the_log_has_the_begin_the_reason_and_the_end_of_a_workers_refusals(
     server: TestedServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await fleet.remove("w2")

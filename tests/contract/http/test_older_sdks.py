@@ -44,7 +44,7 @@ async def test_a_training_call_in_json_reaches_the_worker_in_protobuf(
     assert (message.forward_only, message.loss_fn, len(message.data)) == (forward_only, "cross_entropy", 1)
 
 
-async def test_what_is_wrong_with_data_in_json_fails_its_future(server: TestedServer) -> None:
+async def test_invalid_data_in_json_fails_its_future(server: TestedServer) -> None:
     model_id = await server.model()
     submitted = await server.post("/forward_backward", training(model_id, 1, DATUM, {"model_input": 1}))
     failed = await server.outcome(submitted)

@@ -126,7 +126,7 @@ async def test_a_model_with_numbers_takes_nothing_without_one(server: TestedServ
 
 @one_server
 @pytest.mark.parametrize("seq_id", [0, -1, "1", 1.5, True, 2**62])
-async def test_what_is_no_number_is_refused(server: TestedServer, seq_id: object) -> None:
+async def test_a_value_that_is_not_a_number_is_refused(server: TestedServer, seq_id: object) -> None:
     model_id = await server.model()
     for path, body in {"/optim_step": {"model_id": model_id}, "/forward_backward": training(model_id)}.items():
         refused = await server.post(path, {**body, "seq_id": seq_id})
@@ -166,7 +166,7 @@ async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
 
 @one_server
 @pytest.mark.parametrize("path", ["/sample", "/create_sampling_client"])
-async def test_what_is_refused_leaves_no_session(server: TestedServer, path: str) -> None:
+async def test_a_refused_request_leaves_no_session(server: TestedServer, path: str) -> None:
     for source in ({"base_model": "unknown/model"}, {"model_path": "tinker://no:train:0/sampler_weights/one"}):
         assert (await server.post(path, {"prompt": [1], **source})).status_code in {404, 422}
     assert await server.services.sessions.list_ids("default", 10, 0) == []

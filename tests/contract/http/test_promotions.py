@@ -160,7 +160,7 @@ async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServ
 
 
 @pytest.mark.core("DELETE /api/v1/promotions/{name}")
-async def test_what_a_name_stands_for_does_not_end_under_it(server: TestedServer) -> None:
+async def test_a_promoted_checkpoint_does_not_expire(server: TestedServer) -> None:
     first, second = await saved(server, "one", "two")
     run = first.split("/")[2]
     await promoted(server, "prod", first)
@@ -206,7 +206,7 @@ async def test_a_name_says_so_when_its_sampler_is_gone(server: TestedServer) -> 
 
 
 @pytest.mark.parametrize("name", ["a" * 65, "-a", ".a", "a b", "a:b", "ä", "a%2Fb"])
-async def test_what_cannot_be_a_name_is_refused(server: TestedServer, name: str) -> None:
+async def test_an_invalid_name_is_refused(server: TestedServer, name: str) -> None:
     (path,) = await saved(server, "one")
     refused = await promoted(server, name, path)
     assert refused.status_code in (404, 422)
@@ -227,7 +227,7 @@ async def test_names_stand_among_the_models_behind_the_base_models(server: Teste
 
 @one_server
 @pytest.mark.core("GET /api/v1/audit")
-async def test_what_was_promoted_is_in_the_audit_log(server: TestedServer) -> None:
+async def test_a_promotion_is_in_the_audit_log(server: TestedServer) -> None:
     first, second = await saved(server, "one", "two")
     for path in (first, second):
         await promoted(server, "prod", path)
@@ -289,7 +289,7 @@ async def test_names_are_their_tenants_alone(server: TestedServer) -> None:
     assert "prod" not in [one["id"] for one in models]
 
 
-async def test_what_is_another_tenants_is_not_promoted_even_when_it_is_published(server: TestedServer) -> None:
+async def test_a_checkpoint_of_another_tenant_is_not_promoted_even_if_it_is_published(server: TestedServer) -> None:
     (path,) = await saved(server, "one")
     headers, body = await strangers(server), {"model_path": path}
     hidden = await server.client.put("/promotions/prod", json=body, headers=headers)

@@ -46,7 +46,7 @@ async def withheld(server: TestedServer, sampler: str, *numbers: int) -> list[st
     return held
 
 
-async def test_one_poll_tells_of_all_samples_that_have_ended(server: TestedServer) -> None:
+async def test_one_poll_reports_all_ended_samples(server: TestedServer) -> None:
     sampler = await server.sampler()
     request_ids = await submitted(server, sampler, 0, 1, 2)
     answer = await poll(server, sampler)
@@ -57,7 +57,7 @@ async def test_one_poll_tells_of_all_samples_that_have_ended(server: TestedServe
         assert (await server.result(request_id)).status_code == 200
 
 
-async def test_what_was_seen_is_not_told_again_and_what_was_not_is(server: TestedServer) -> None:
+async def test_only_unseen_samples_are_reported_again(server: TestedServer) -> None:
     sampler = await server.sampler()
     first = await submitted(server, sampler, 0)
     told = await poll(server, sampler)

@@ -69,6 +69,6 @@ async def test_a_session_that_moves_takes_its_runs_along(server: TestedServer) -
 @pytest.mark.parametrize(
     "body", [{"limit": 201}, {"owner": {"type": "everybody"}}, {"statuses": []}, {"cursor": {"last_created_at": "now"}}]
 )
-async def test_what_cannot_be_searched_for_is_refused_in_words(server: TestedServer, body: dict[str, Any]) -> None:
+async def test_an_invalid_search_is_refused_with_a_message(server: TestedServer, body: dict[str, Any]) -> None:
     refused = await server.post("/sessions/search", body)
     assert (refused.status_code, next(iter(body)) in refused.json()["detail"]) == (422, True)

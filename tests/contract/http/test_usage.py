@@ -147,7 +147,7 @@ async def audit(server: TestedServer, options: dict[str, Any] | None = None, **q
     return entries
 
 
-async def test_what_was_done_to_checkpoints_is_in_the_audit_log_of_its_tenant_and_day(server: TestedServer) -> None:
+async def test_actions_on_checkpoints_are_in_the_audit_log_of_their_tenant_and_day(server: TestedServer) -> None:
     assert await audit(server) == []
     model_id = await server.model()
     path = (await server.outcome(await server.save(model_id, 1, "a")))["path"]

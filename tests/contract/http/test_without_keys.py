@@ -78,7 +78,7 @@ async def test_requests_that_may_be_remote_are_refused_in_a_sentence(
             assert "setting require_keys" in refused.json()["detail"]
 
 
-async def test_where_keys_are_required_none_is_not_enough(tmp_path: Path, fleet: FakeFleet) -> None:
+async def test_a_request_without_a_key_is_refused_if_keys_are_required(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_server(settings_for(tmp_path), fleet) as server, reach(server) as client:
         assert (await client.get("/sessions")).status_code == 401
 

@@ -80,7 +80,7 @@ def test_an_engine_agrees_with_itself_to_the_bit() -> None:
         ([*sides(NUMPY, NUMPY), "--rank", "99"], "rank 99"),
     ],
 )
-def test_where_there_is_nothing_to_compare_it_ends_with_two_and_a_sentence(
+def test_the_gate_exits_with_two_and_a_message_if_it_has_nothing_to_compare(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert parity("--model", "no/such/model", *arguments) == 2

@@ -65,7 +65,7 @@ async def test_waiting_models_are_served_in_order_of_arrival_across_replicas(
     assert creations == [held, *waiting]
 
 
-async def test_of_replicas_that_start_at_once_on_an_empty_store_one_makes_the_first_key(postgres_url: str) -> None:
+async def test_only_one_of_several_new_replicas_creates_the_first_key(postgres_url: str) -> None:
     stores = [await open_store(postgres_url) for _ in range(4)]
     made = await asyncio.gather(*(Keys(store, None).create_first() for store in stores))
     keys = await stores[0].list_keys()

@@ -52,7 +52,7 @@ def test_a_task_has_a_new_owner_within_20_seconds_of_a_kill() -> None:
 
 
 @pytest.mark.usefixtures("short_leases")
-async def test_what_a_worker_reports_after_its_replica_died_reaches_the_store(
+async def test_events_of_a_worker_reach_the_store_after_its_replica_has_died(
     settings: Settings, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No client polls for the save, whichever of the two followed the worker before."""

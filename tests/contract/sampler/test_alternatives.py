@@ -84,7 +84,7 @@ def test_each_job_of_a_batch_gets_as_many_as_it_asked_for(sampler: Sampler) -> N
 
 
 @pytest.mark.parametrize("last_n", [0, 1, BLOCK, 39, 100])
-def test_of_the_last_tokens_only_the_likeliest_are_looked_for(sampler: Sampler, last_n: int) -> None:
+def test_the_likeliest_tokens_are_searched_only_for_the_last_prompt_tokens(sampler: Sampler, last_n: int) -> None:
     whole, part = (
         ask(sampler, job(PROMPT, max_tokens=1, topk_prompt=2, last_n=last)).topk_prompt_logprobs
         for last in (None, last_n)

@@ -119,7 +119,7 @@ def test_a_stop_in_the_last_place_is_a_stop_under_any_name_of_the_server(sampler
     assert (sequence.tokens.tolist(), sequence.stopped) == (said[: place + 1], True)
 
 
-def test_what_the_server_had_of_a_prompt_is_counted(sampler: Sampler) -> None:
+def test_cached_tokens_of_a_prompt_are_counted(sampler: Sampler) -> None:
     prompt = prompt_of(70, seed=9)
     first, second = ask(sampler, job(prompt, num_samples=3, max_tokens=4)), ask(sampler, job(prompt, max_tokens=4))
     assert second.prompt_cache_hit_tokens == 64
@@ -174,7 +174,7 @@ def test_a_dropped_adapter_serves_the_jobs_it_has_and_leaves_the_server_after_th
     until(lambda: set(hand.state()["adapters"]) <= others)
 
 
-def test_what_the_server_refuses_to_load_is_the_users_error_in_its_words(sampler: Sampler, model: TorchModel) -> None:
+def test_a_refused_adapter_is_a_user_error_with_the_message_of_the_server(sampler: Sampler, model: TorchModel) -> None:
     with pytest.raises(UserError, match=r"Adapter wide was not loaded.* status [45]00: .*LoRA rank 65 is greater"):
         sampler.load_adapter("wide", random_adapter(model, rank=65))
     assert not sampler.has_adapter("wide")

@@ -127,7 +127,7 @@ def test_prompts_of_equal_tokens_with_other_images_share_nothing(sampler: Sample
     ],
     ids=["last", "empty", "cut off"],
 )
-def test_what_cannot_be_sampled_from_is_refused_in_words(
+def test_an_invalid_prompt_is_refused_with_a_message(
     sampler: Sampler, images: tuple[Image, ...], sentence: str
 ) -> None:
     outcome = submit(sampler, replace(job(prompt_of(6, vocab_size=300)), images=images)).get()

@@ -76,7 +76,7 @@ async def test_replicas_that_count_storage_at_once_count_it_once(replicas: tuple
     assert [one.amount for one in await used(replicas[0])] == [1000 * 1800]
 
 
-async def test_of_a_long_absence_no_more_storage_is_counted_than_was_asked_for(store: Store) -> None:
+async def test_storage_is_counted_only_for_the_requested_part_of_a_long_absence(store: Store) -> None:
     await store.put_checkpoint(a_checkpoint("kept", size_bytes=1))
     await store.add_storage_usage(HOUR - timedelta(days=30), SOON, LONG)
     await store.add_storage_usage(HOUR, SOON, timedelta(hours=2))
@@ -84,7 +84,7 @@ async def test_of_a_long_absence_no_more_storage_is_counted_than_was_asked_for(s
     assert sum(one.amount for one in await used(store)) == 7200
 
 
-async def test_what_goes_along_with_a_save_is_written_once_however_often_its_event_is_replayed(store: Store) -> None:
+async def test_records_of_a_save_are_written_once_even_if_its_event_is_replayed(store: Store) -> None:
     first, newer = a_checkpoint(event_id=5), a_checkpoint(event_id=6)
     counted = replace(TRAINED, kind="checkpoint", amount=1)
     for checkpoint in (first, first, newer, first, newer):
@@ -122,7 +122,7 @@ async def test_entries_are_read_page_by_page_oldest_first_and_each_tenants_apart
     assert {one.tenant for one in await noted(store, "bob")} == {"bob"}
 
 
-async def test_what_is_older_is_forgotten(store: Store) -> None:
+async def test_older_records_are_deleted(store: Store) -> None:
     old = HOUR - timedelta(hours=3)
     await store.add_usage([TRAINED, replace(TRAINED, hour=old)])
     await store.put_checkpoint(a_checkpoint(), (SAVED, replace(SAVED, at=old, event="old")))

@@ -79,7 +79,7 @@ async def test_a_replayed_event_does_not_bring_a_deleted_checkpoint_back(store: 
     assert await store.get_checkpoint(RUN, "training", "first") is None
 
 
-async def test_what_is_left_of_deleted_checkpoints_goes_a_while_after_its_model(
+async def test_the_remains_of_deleted_checkpoints_are_removed_a_while_after_their_model(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker does not repeat reported events: only a repeat could bring it back."""
@@ -131,7 +131,7 @@ async def test_a_save_that_is_forgotten_takes_along_the_sampling_session_that_it
     assert await store.sampler_ids_of_session("session-1") == kept
 
 
-async def test_of_concurrent_saves_the_newest_stays_and_every_other_is_garbage_at_most_once(
+async def test_the_newest_of_concurrent_saves_stays_and_the_others_become_garbage_once(
     replicas: tuple[Store, Store],
 ) -> None:
     saves = [a_checkpoint(epoch=number // 5, event_id=number) for number in range(20)]

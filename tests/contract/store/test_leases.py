@@ -21,7 +21,7 @@ async def test_replicas_know_of_each_other_until_their_time_is_over(replicas: tu
     assert await first.announce_replica("a", 30) == ["a", "b"]
 
 
-async def test_who_is_there_can_be_asked_without_being_there(replicas: tuple[Store, Store]) -> None:
+async def test_a_replica_can_list_the_announced_replicas_without_an_announcement(replicas: tuple[Store, Store]) -> None:
     first, second = replicas
     assert await second.announced_replicas() == []
     await first.announce_replica("b", 30)
@@ -46,7 +46,7 @@ async def test_an_expired_lease_moves_and_does_not_come_back(store: Store) -> No
     assert await store.hold_leases("a", {"reaper"}, 30) == frozenset()
 
 
-async def test_of_concurrent_takers_each_expired_lease_gets_one(replicas: tuple[Store, Store]) -> None:
+async def test_only_one_of_concurrent_takers_gets_an_expired_lease(replicas: tuple[Store, Store]) -> None:
     """The takers name the leases in any order, without a deadlock."""
     names = [f"events of {number}" for number in range(40)]
     await replicas[0].hold_leases("gone", names, 0)

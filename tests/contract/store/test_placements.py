@@ -117,7 +117,7 @@ async def test_a_model_lives_where_it_was_made_wherever_it_was_sent_meanwhile(st
     assert await store.used_slots() == ({"worker-1": 1} if slots else {})
 
 
-async def test_of_workers_that_made_the_same_model_at_once_one_has_it(
+async def test_only_one_of_several_workers_keeps_a_model_that_they_created_at_once(
     store: Store, replicas: tuple[Store, Store]
 ) -> None:
     (model,) = await waiting(store, 1)
@@ -202,7 +202,7 @@ async def test_the_line_shows_who_waits_in_the_order_of_arrival_and_who_holds_a_
     assert await store.placement_queue(["none"], ["worker-2"]) == PlacementQueue(tenants_at_work=frozenset({"ada"}))
 
 
-async def test_of_two_that_give_places_at_once_the_second_sees_what_the_first_has_given(
+async def test_the_second_of_two_concurrent_placements_sees_the_places_of_the_first(
     store: Store, replicas: tuple[Store, Store]
 ) -> None:
     """Shares between tenants hold, whichever replica assigns."""

@@ -52,7 +52,7 @@ async def test_races_end_alike_where_the_database_defaults_to_serializable(postg
 
 
 @pytest.mark.parametrize(("configured", "used"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])
-async def test_what_is_written_is_durable_where_the_database_commits_later_by_default(
+async def test_writes_are_durable_even_if_the_database_commits_asynchronously_by_default(
     postgres_url: str, configured: str, used: str
 ) -> None:
     store = await open_store(with_setting(postgres_url, f"synchronous_commit={configured}"))
@@ -74,7 +74,7 @@ async def test_times_mean_the_same_moment_in_any_time_zone_of_the_server(postgre
     assert stored.created_at.isoformat() == "2026-03-01T12:00:00.123456+00:00"
 
 
-async def test_who_asks_while_the_server_restarts_waits_for_it(
+async def test_a_query_during_a_server_restart_waits_for_the_server(
     postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "PATIENCE_SECONDS", 90.0)  # whatever a busy machine takes for the start
@@ -124,9 +124,7 @@ async def test_a_replica_that_stops_in_the_middle_of_a_write_holds_the_others_up
         await stopped.close()
 
 
-async def test_what_was_committed_outlives_a_crash_of_the_server(
-    postgres_server: PostgresServer, postgres_url: str
-) -> None:
+async def test_committed_rows_survive_a_crash_of_the_server(postgres_server: PostgresServer, postgres_url: str) -> None:
     store = await open_store(postgres_url)
     try:
         made = [await store.create_session(a_session(f"session-{number}"), None) for number in range(20)]

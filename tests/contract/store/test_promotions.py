@@ -48,7 +48,7 @@ async def test_names_are_of_a_tenant_and_are_found_by_what_they_stand_for_now(st
     assert await store.list_promotions("bob") == [others]
 
 
-async def test_of_replicas_that_change_a_name_at_once_one_is_first(replicas: tuple[Store, Store]) -> None:
+async def test_concurrent_changes_of_a_name_by_replicas_are_serialized(replicas: tuple[Store, Store]) -> None:
     await promote(replicas[0], FIRST, None, BOUNDS)
     rivals = [after(FIRST, path) for path in PATHS[1:]]
     changes = (promote(replicas[turn % 2], each, FIRST, BOUNDS) for turn, each in enumerate(rivals))
@@ -68,7 +68,7 @@ async def test_a_name_that_was_removed_and_promoted_anew_is_another_one(store: S
     assert await store.promotion("ada", "prod") == anew
 
 
-async def test_of_replicas_that_add_names_at_once_none_adds_one_too_many(replicas: tuple[Store, Store]) -> None:
+async def test_replicas_that_add_names_concurrently_do_not_exceed_the_limit(replicas: tuple[Store, Store]) -> None:
     rivals = [replace(FIRST, name=f"name-{number}") for number in range(8)]
     changes = (promote(replicas[turn % 2], each, None, BOUNDS) for turn, each in enumerate(rivals))
     assert sum(await asyncio.gather(*changes)) == BOUNDS.names
@@ -88,7 +88,7 @@ async def test_a_checkpoint_that_was_deleted_or_has_an_end_gets_no_name(store: S
     assert await store.list_promotions("ada") == []
 
 
-async def test_what_a_name_stands_for_is_not_deleted_and_gets_no_end(store: Store) -> None:
+async def test_a_promoted_checkpoint_is_not_deleted_and_gets_no_expiry(store: Store) -> None:
     await promote(store, FIRST, None, BOUNDS)
     checkpoint, stands = checkpoint_of(FIRST), PromotedPath("ada", PATHS[0])
     named = (checkpoint.run_id, checkpoint.type, checkpoint.name)
@@ -104,7 +104,7 @@ async def test_what_a_name_stands_for_is_not_deleted_and_gets_no_end(store: Stor
     assert await store.delete_checkpoint(*named, NOW, (), stands) is not None
 
 
-async def test_of_a_promotion_and_a_deletion_at_once_one_is_refused(replicas: tuple[Store, Store]) -> None:
+async def test_one_of_a_concurrent_promotion_and_deletion_is_refused(replicas: tuple[Store, Store]) -> None:
     """Whichever comes first: a name that stands for nothing would fail each request that asks for it."""
     most = PromotionBounds(names=10, kept_per_name=3)
     for attempt in range(8):

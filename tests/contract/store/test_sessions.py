@@ -100,7 +100,7 @@ async def test_a_heartbeat_and_the_end_by_silence_exclude_each_other(replicas: t
         assert reaped is (beaten.finished_at is not None)
 
 
-async def test_of_concurrent_finishes_one_wins(replicas: tuple[Store, Store]) -> None:
+async def test_one_of_concurrent_finishes_wins(replicas: tuple[Store, Store]) -> None:
     await replicas[0].create_session(a_session(), None)
     types: list[FinishType] = ["success", "errored", "interrupted", "reaped"]
 
@@ -186,7 +186,7 @@ async def test_a_session_is_put_into_a_project_by_its_owner_alone(store: Store) 
     assert found.project_id == "new"
 
 
-async def test_what_sessions_keep_is_counted_without_what_was_deleted_or_has_no_name(store: Store) -> None:
+async def test_storage_of_sessions_excludes_deleted_and_unnamed_checkpoints(store: Store) -> None:
     for session_id in ("session-1", "session-2"):
         await store.create_session(a_session(session_id), None)
     for number in range(2):

@@ -31,7 +31,7 @@ async def test_an_epoch_is_read_as_the_last_replica_raised_it(replicas: tuple[St
     assert await reader.epoch_of("worker-2") == 0
 
 
-async def test_of_concurrent_raises_exactly_one_wins(replicas: tuple[Store, Store]) -> None:
+async def test_exactly_one_of_concurrent_raises_wins(replicas: tuple[Store, Store]) -> None:
     attempts = [replicas[number % 2].raise_epoch("worker-1", 0, f"instance-{number}") for number in range(20)]
 
     won = [worker for worker in await asyncio.gather(*attempts) if worker is not None]

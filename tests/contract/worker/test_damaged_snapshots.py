@@ -113,7 +113,7 @@ async def test_a_process_that_reads_it_right_clears_what_the_one_before_has_foun
         await successor.service.drain()
 
 
-async def test_what_two_processes_find_damaged_corrupts_its_model_and_no_other(
+async def test_a_snapshot_that_two_processes_find_damaged_corrupts_only_its_model(
     start: StartWorker, tmp_path: Path, damage: Damage
 ) -> None:
     await stopped(start)

@@ -109,7 +109,7 @@ async def test_a_read_that_hangs_fails_its_load_with_a_message_and_the_model_con
     assert worker.service.scheduler.running_seconds() == 0  # no operator may restart the worker for it
 
 
-async def test_where_many_reads_hang_no_more_are_begun_until_one_ends(
+async def test_the_number_of_hanging_reads_is_limited(
     worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = await with_a_checkpoint(worker)
@@ -182,7 +182,7 @@ async def test_a_load_of_a_suspect_model_has_a_time_limit_too(
     assert (await worker.finished(7)).failure is None
 
 
-async def test_what_was_read_and_has_no_turn_gives_its_place_to_others(
+async def test_a_finished_read_frees_its_place_before_its_turn(
     start: StartWorker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "MOST_LOADS", 1)
@@ -219,7 +219,7 @@ async def test_a_thread_that_cannot_be_had_fails_its_load_alone(
     assert (await worker.finished(7)).failure is None
 
 
-async def test_what_comes_too_late_does_not_stay_in_memory(
+async def test_the_result_of_a_late_read_is_not_kept_in_memory(
     worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = await with_a_checkpoint(worker)

@@ -189,7 +189,9 @@ async def test_a_snapshot_on_request_and_a_stop_find_nothing_to_do_for_what_is_p
     assert (await successor.finished(2)).failure is None
 
 
-async def test_where_one_cannot_be_saved_another_leaves(start: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_model_is_evicted_if_one_cannot_be_saved(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = await start(slots=2, residency=AT_ONCE)
     await done(worker, *program(0)[:2], *program(1)[:2])
     monkeypatch.setattr(ReferenceEngine, "state", failing_for(MODELS[0], ReferenceEngine.state))

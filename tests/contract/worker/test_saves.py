@@ -242,7 +242,7 @@ async def test_a_thread_that_cannot_be_had_fails_its_save_alone(
     assert (await worker.finished(4)).failure is None
 
 
-async def test_of_a_save_that_fails_no_copy_stays(
+async def test_a_failed_save_leaves_no_copy(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, without_collector: None
 ) -> None:
     copies: list[weakref.ref[Any]] = []
@@ -318,7 +318,7 @@ async def test_a_save_without_a_place_fetches_no_adapter(start: StartWorker, gat
     assert len(restored) == len(set(restored))
 
 
-async def test_where_others_wait_a_tenant_has_one_save_under_way(worker: Worker, gate: Gate) -> None:
+async def test_a_tenant_runs_one_save_while_others_wait(worker: Worker, gate: Gate) -> None:
     """Copies cost few tokens: by turns alone a tenant with many models would have both places for long."""
     mine, other = [f"sess:train:{number}" for number in range(10, 14)], "sess:train:20"
     for model, tenant in (*((model, "mine") for model in mine), (other, "other")):

@@ -69,7 +69,7 @@ async def test_a_model_that_is_numbered_here_takes_no_number_of_a_client(start: 
         worker = await start()
 
 
-async def test_what_a_full_disk_refused_leaves_no_gap(worker: Worker) -> None:
+async def test_an_operation_that_a_full_disk_refused_leaves_no_gap(worker: Worker) -> None:
     await worker.submit(create())
     await worker.finished(0)
     journal = worker.service.journal
@@ -92,7 +92,7 @@ def test_numbers_that_were_refused_together_are_given_again(order: tuple[int, in
     assert given.assign("c") == 1
 
 
-def test_of_a_model_the_newest_keys_are_remembered() -> None:
+def test_the_newest_keys_of_a_model_are_remembered() -> None:
     given = AssignedSeqIds()
     for number in range(REMEMBERED_KEYS + 1):
         given.assign(str(number))

@@ -76,7 +76,7 @@ async def run_all(worker: Worker, held_forwards: Forwards | None = None) -> list
     return found
 
 
-async def test_those_who_share_a_forward_have_the_results_and_states_of_those_who_do_not(
+async def test_models_in_a_shared_forward_have_the_results_and_states_of_separate_ones(
     start: StartWorker, tmp_path: Path, forwards: Forwards
 ) -> None:
     alone = Worker(tmp_path / "alone")
@@ -90,7 +90,7 @@ async def test_those_who_share_a_forward_have_the_results_and_states_of_those_wh
     await alone.service.drain()
 
 
-async def test_what_cannot_be_read_fails_by_itself_and_not_who_would_have_shared(
+async def test_an_unreadable_operation_fails_alone_and_not_the_others_of_its_shared_forward(
     worker: Worker, forwards: Forwards
 ) -> None:
     await worker.submit(*(create(model_id=model_id) for model_id in MODELS[:3]))

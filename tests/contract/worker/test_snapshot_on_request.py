@@ -119,7 +119,7 @@ async def test_it_waits_for_the_operation_that_runs_and_goes_before_the_next(
     assert written == [(MODEL, 1)]
 
 
-async def test_those_who_ask_together_share_one(
+async def test_concurrent_snapshot_requests_share_one_round(
     worker: Worker, written: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)

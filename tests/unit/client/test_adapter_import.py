@@ -33,7 +33,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("answer", [LOADING, (504, "<html>A proxy</html>")], ids=["loading", "a proxy's"])
-def test_what_takes_long_is_waited_for(answer: Answer) -> None:
+def test_the_command_waits_for_a_long_import(answer: Answer) -> None:
     made = (200, {"tinker_path": "tinker://run/weights/adapter"})
     with stub_server(InTurn(answer, answer, made)) as url, Api(url, GOOD_KEY) as server:
         assert server.finish_upload("upload") == "tinker://run/weights/adapter"

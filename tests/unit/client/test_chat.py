@@ -94,7 +94,7 @@ def test_one_message_prints_the_answer_alone_with_the_options_that_were_given(ru
     ],
     ids=["no model", "too long", "bad key", "a proxy", "in mid-stream", "cut off", "no JSON", "no choices"],
 )
-def test_what_goes_wrong_is_one_sentence(run: Run, answer: Answer, sentence: str) -> None:
+def test_an_error_is_one_sentence(run: Run, answer: Answer, sentence: str) -> None:
     with stub_server({CHAT: answer}) as url:
         status, _, err = run("greeter", "--message", "Hello", "--base-url", url)
     assert status == 1

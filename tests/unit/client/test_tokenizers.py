@@ -46,7 +46,7 @@ def test_a_directory_of_that_name_holds_the_tokenizer(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("identifier", ["not-cached/repository", "not a repository id", "/no/such/path"])
-def test_what_is_nowhere_is_not_found(identifier: str) -> None:
+def test_a_tokenizer_without_a_source_is_not_found(identifier: str) -> None:
     assert find_tokenizer(identifier) is None
 
 

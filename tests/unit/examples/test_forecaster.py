@@ -51,7 +51,7 @@ def test_scores_lie_between_the_worst_and_nothing(forecast: float, happened: boo
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
-def test_what_is_no_probability_has_no_score(wrong: float) -> None:
+def test_an_answer_without_a_probability_has_no_score(wrong: float) -> None:
     with pytest.raises(ValueError, match="must be a probability from 0 to 1"):
         brier_score(wrong, True)
 

@@ -42,7 +42,7 @@ def test_the_sooner_it_is_found_the_more_is_earned(answers: list[str], reward: f
     assert (earned, found) == (pytest.approx(reward), 1)
 
 
-def test_who_runs_out_of_guesses_earns_nothing() -> None:
+def test_a_game_without_guesses_left_has_no_reward() -> None:
     assert played(IN_WORDS, ["1", "2", "3"])[1:] == (0, 0)
 
 
@@ -58,7 +58,7 @@ def test_in_tokens_every_answer_is_a_guess() -> None:
 
 
 @pytest.mark.parametrize("number", range(1, 8))
-def test_who_halves_what_is_left_always_finds_it(number: int) -> None:
+def test_bisection_always_finds_the_number(number: int) -> None:
     low, high, guesses = 1, 7, [4]
     while guesses[-1] != number:
         low, high = (guesses[-1] + 1, high) if number > guesses[-1] else (low, guesses[-1] - 1)

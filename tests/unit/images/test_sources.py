@@ -28,7 +28,7 @@ def image(tmp_path: Path) -> Image:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore", "requirements.txt", "package/part/b.py"])
-def test_what_it_is_made_of_is_its_identity(image: Image, name: str) -> None:
+def test_the_sources_of_an_image_are_its_identity(image: Image, name: str) -> None:
     before = image.digest()
     with (image.root / name).open("a") as file:
         file.write("# more\n")
@@ -36,7 +36,7 @@ def test_what_it_is_made_of_is_its_identity(image: Image, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["unused.py", "package/__pycache__/a.cpython-313.pyc"])
-def test_what_it_does_not_take_makes_no_difference(image: Image, name: str) -> None:
+def test_files_outside_the_sources_do_not_change_the_identity(image: Image, name: str) -> None:
     before = image.digest()
     (image.root / name).parent.mkdir(exist_ok=True)
     (image.root / name).write_text("changed")

@@ -83,7 +83,7 @@ def test_a_pool_is_not_called_after_a_secret_of_the_installation() -> None:
     ],
     ids=["the least", "a token of theirs", "pulling as the installation does", "an account and an image of theirs"],
 )
-def test_what_is_its_users_own_a_session_may_name(spec: dict[str, Any]) -> None:
+def test_a_session_may_name_objects_of_its_user(spec: dict[str, Any]) -> None:
     assert Policy(IMAGE, OWN).objection(references_of(make_session(**spec))) is None
 
 

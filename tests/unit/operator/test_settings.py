@@ -44,7 +44,7 @@ def test_the_operator_watches_its_own_namespace_by_default(text: str, namespaces
 
 
 @pytest.mark.parametrize("text", ["a,*", "Research", "a b", "-a", "team-*", "a" * 64])
-def test_what_is_no_namespace_is_refused_with_the_ways_to_say_it(text: str) -> None:
+def test_an_invalid_namespace_is_refused_with_the_valid_forms(text: str) -> None:
     with pytest.raises(ValidationError, match=r"is not the name of a namespace: separate names by commas.*`\*` alone"):
         make(watch_namespaces=text)
 

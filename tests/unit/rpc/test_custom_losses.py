@@ -39,7 +39,7 @@ def changed(**fields: Any) -> dict[str, Any]:
     return content
 
 
-def test_what_was_packed_is_read_again_and_packed_alike() -> None:
+def test_a_packed_loss_is_read_and_packed_identically() -> None:
     loss_id = loss_id_of(SOUND)
     assert loss_of(loss_id) == read_custom_loss(SOUND)
     assert is_loss_id(loss_id)
@@ -82,7 +82,7 @@ def test_what_was_packed_is_read_again_and_packed_alike() -> None:
         (written(*(node(f"n{i}", "torch.neg", ref("logprobs")) for i in range(MAX_NODES)), loss="n0"), "are the most"),
     ],
 )
-def test_what_is_no_loss_of_allowed_calls_is_refused_in_words(content: dict[str, Any], message: str) -> None:
+def test_a_loss_with_other_calls_is_refused_with_a_message(content: dict[str, Any], message: str) -> None:
     with pytest.raises(CustomLossInvalid, match=message):
         loss_id_of(content)
 

@@ -46,5 +46,5 @@ def test_two_names_share_no_folder(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "a\\b", "a:b", "a b", "A", "\u00e4", "a.", "-a", "a" * 65, "a\n", "a\0"]
 )
-def test_what_may_be_another_folder_elsewhere_is_no_name(name: str) -> None:
+def test_a_name_that_may_be_another_folder_on_another_system_is_invalid(name: str) -> None:
     assert not is_tenant_name(name)

@@ -60,7 +60,9 @@ def parsed_outline(body: bytes) -> BodyOutline:
 
 
 @given(requests, st.data())
-def test_what_it_cannot_read_no_parser_can(request: wire_pb2.ForwardBackwardRequest, data: st.DataObject) -> None:
+def test_bodies_that_it_cannot_read_are_unreadable_for_every_parser(
+    request: wire_pb2.ForwardBackwardRequest, data: st.DataObject
+) -> None:
     body = bytearray(request.SerializeToString() + b"\0")
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -102,7 +104,7 @@ def test_fields_of_a_later_sdk_are_passed_over(unknown: bytes) -> None:
         pytest.param(b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", id="a-length-of-63-bits"),
     ],
 )
-def test_what_is_no_message_is_refused(body: bytes) -> None:
+def test_an_invalid_message_is_refused(body: bytes) -> None:
     with pytest.raises(BodyInvalid, match="not a readable protobuf message"):
         outline_of(body)
 

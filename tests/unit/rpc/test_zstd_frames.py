@@ -24,7 +24,7 @@ def test_a_frame_within_the_limit_is_unpacked(compress: type[bytes]) -> None:
     assert unpack(frame, len(CONTENT)) == CONTENT
 
 
-def test_what_a_frame_does_not_say_is_counted_up_to_the_limit() -> None:
+def test_a_frame_without_a_size_is_counted_up_to_the_limit() -> None:
     frame = undeclared(bytes(2**24))
     assert (declared_bytes(frame), unpacked_bytes(frame, 10_000)) == (None, 10_001)
     with pytest.raises(FrameInvalid):
@@ -45,6 +45,6 @@ def test_a_frame_that_wants_more_of_its_past_kept_than_a_reader_keeps_is_refused
 
 
 @pytest.mark.parametrize("frame", [b"", b"no frame", zstandard.compress(CONTENT)[:-3], undeclared(CONTENT)[:-3]])
-def test_what_is_no_whole_frame_is_refused(frame: bytes) -> None:
+def test_an_incomplete_frame_is_refused(frame: bytes) -> None:
     with pytest.raises(FrameInvalid):
         unpack(frame, unpacked_bytes(frame, len(CONTENT)))

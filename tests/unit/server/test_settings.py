@@ -48,7 +48,7 @@ def test_a_quotation_without_an_end_among_an_engines_flags_is_refused(monkeypatc
 @pytest.mark.parametrize(
     ("namespaces", "sentence"), [("Team", "'Team' is not a valid namespace"), ("*,team", "use it alone")]
 )
-def test_what_is_no_namespace_is_refused(namespaces: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_namespace_is_refused(namespaces: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINSMITH_FLEET_NAMESPACES", namespaces)
     with pytest.raises(StartupError, match=sentence):
         load_settings({"fleet": "kubernetes", "checkpoint_root": "s3://bucket"})
@@ -130,7 +130,7 @@ def test_secrets_are_shown_as_comments_and_what_is_shown_can_be_read(tmp_path: P
     assert (again.api_key, again.database_url) == (None, None)
 
 
-def test_what_is_shown_of_a_server_in_a_cluster_can_be_read_again(tmp_path: Path) -> None:
+def test_the_printed_settings_of_a_server_in_a_cluster_can_be_read_again(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     settings = load_settings(IN_A_CLUSTER)
     file.write_text(describe_settings(settings))

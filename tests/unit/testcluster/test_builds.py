@@ -104,7 +104,7 @@ def test_a_stub_replaces_the_whole_package_and_nothing_else_of_its_module(stubbe
     }
 
 
-def test_what_a_node_of_kinds_runs_is_of_the_versions_that_our_own_nodes_run() -> None:
+def test_nodes_of_kind_have_the_versions_of_our_own_nodes() -> None:
     """They are one Kubernetes: kubeadm starts an API server and a kubelet of another module."""
     pins = {name: pinned((builds.SOURCES / name / "go.mod").read_text()) for name in ("kind", "kubernetes", "coredns")}
     for module in ("k8s.io/kubernetes", "k8s.io/api", "k8s.io/kubelet"):

@@ -74,7 +74,7 @@ def test_down_removes_everything_and_may_be_said_twice(up_already: Places) -> No
     assert bring_down("unit") is False
 
 
-def test_what_is_missing_is_one_sentence_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_program_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert missing("api") == "A test cluster needs etcd: `make debian-packages` installs them."
 

@@ -45,7 +45,7 @@ def test_a_process_that_took_over_a_pid_is_left_alone(bystander: subprocess.Pope
     assert known(bystander).is_alive()
 
 
-def test_what_was_started_is_found_again_by_name_and_stopped(table: ProcessTable) -> None:
+def test_a_started_process_is_found_by_name_and_stopped(table: ProcessTable) -> None:
     table.start("sleeper", SLEEP)
     again = ProcessTable(table.places)
     assert again.names() == ["sleeper"]

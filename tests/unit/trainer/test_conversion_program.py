@@ -91,7 +91,7 @@ def test_a_model_is_converted_and_the_next_run_finds_it(image: Path) -> None:
 
 
 @pytest.mark.slow("starts programs that wait for each other")
-def test_of_two_programs_at_once_one_converts_and_the_other_waits_for_it(image: Path) -> None:
+def test_one_of_two_concurrent_programs_converts_and_the_other_waits(image: Path) -> None:
     write_rank_python(image / "venvs", SAVE_HALF, TELL_AND_WAIT)
     with ExitStack() as stack:
         first = start(stack)

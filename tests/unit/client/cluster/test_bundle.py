@@ -96,7 +96,7 @@ def test_cleaning_what_is_clean_changes_nothing(text: str) -> None:
     assert Redactor().clean_text(once) == once
 
 
-def test_what_stands_around_a_secret_stays() -> None:
+def test_text_around_a_secret_is_kept() -> None:
     clean = Redactor().clean_text
     assert clean("to postgresql://u:p@db:5432/t?x=1 now") == f"to postgresql://{REMOVED}@db:5432/t?x=1 now"
     assert clean('{"token": "abc", "n": 1}') == f'{{"token": {REMOVED}, "n": 1}}'

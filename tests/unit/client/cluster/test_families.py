@@ -82,7 +82,7 @@ def test_a_name_that_is_not_there_says_what_was_looked_for() -> None:
         choose([], Target("draws", Kind.POOL))
 
 
-def test_what_may_not_be_read_is_named_and_the_rest_is_shown() -> None:
+def test_unreadable_objects_are_named_and_the_others_are_shown() -> None:
     pods = [made.pod("qwen-0", of=SESSION)]
     found, unread = list_readable(Canned({"pods": pods, "events": Forbidden("You may not.")}), ("pods", "events"), None)
     assert found == pods
@@ -128,7 +128,7 @@ def conversions_of(session: Manifest) -> list[Manifest]:
     [([], ["qwen-conversion-2", "qwen-conversion-1"]), (members_of(group()), ["qwen-head-x", "qwen-a-worker-x"])],
     ids=["no worker yet", "a worker"],
 )
-def test_what_converts_a_model_is_shown_until_there_is_a_worker(others: list[Manifest], shown: list[str]) -> None:
+def test_the_conversion_of_a_model_is_shown_until_a_worker_exists(others: list[Manifest], shown: list[str]) -> None:
     session = group()
     answers: dict[str, list[Manifest] | Exception] = {
         Kind.SESSION.resource: [session],

@@ -40,7 +40,7 @@ def test_kubectls_words_become_one_sentence_with_a_cure(stderr: str, meaning: tu
         raise error
 
 
-def test_what_kubectls_library_logs_is_no_part_of_the_reason() -> None:
+def test_log_lines_of_the_kubectl_library_are_not_in_the_reason() -> None:
     logged = 'E1121 15:01:02.000001   12 memcache.go:265] "Unhandled Error" err="x"\n'
     assert str(error_from(f"{logged}{logged}error: something new")) == "kubectl failed: something new."
 

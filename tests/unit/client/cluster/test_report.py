@@ -106,7 +106,7 @@ def test_no_planted_secret_is_in_any_file() -> None:
     assert files["research/session-qwen/qwen-0.worker.log"] == "logging in with <removed>\n"
 
 
-def test_what_may_not_be_read_is_in_the_index_and_the_rest_is_there() -> None:
+def test_unreadable_objects_are_in_the_index_and_the_others_are_in_the_report() -> None:
     files = report_of(Installation(forbidden=("logs", "persistentvolumeclaims", "secrets", "events")))
     left_out = files[INDEX].partition("## Left out")[2]
     assert "the log of qwen-0, container worker: Your rights do not allow it" in left_out
@@ -115,7 +115,7 @@ def test_what_may_not_be_read_is_in_the_index_and_the_rest_is_there() -> None:
     assert "research/session-qwen/pod-qwen-0.json" in files
 
 
-def test_of_a_long_log_the_newest_lines_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_lines_of_a_long_log_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinsmith.cluster.report.LOG_CHARACTERS", 1200)
     cluster = Installation()
     cluster.logs["qwen-0"] = "an old line\n" * 100 + "the newest line\n"

@@ -97,7 +97,7 @@ async def test_no_more_minibatches_are_under_way_than_the_plan_says() -> None:
     assert client.calls == [[0], [1], [2], [3], ADAM.learning_rate]
 
 
-async def test_what_is_too_old_trains_nothing_and_is_counted() -> None:
+async def test_rollouts_that_are_too_old_are_counted_and_not_trained_on() -> None:
     client = RecordingClient()
     plan = MinibatchPlan(groups_per_step=1, groups_per_minibatch=1, most_stale_steps=1)
     groups = [group(1), group(2), group(3), group(4, policy_step=1), group(5, policy_step=3)]

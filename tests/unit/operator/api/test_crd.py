@@ -135,7 +135,7 @@ def in_words_of_neither(field: Any) -> Any:
 
 
 @pytest.mark.parametrize("part", ["model", "resources", "maxSequenceLength", "pod"])
-def test_what_sessions_and_pools_both_say_has_one_form(part: str) -> None:
+def test_common_fields_of_sessions_and_pools_have_one_form(part: str) -> None:
     session, pool = (
         in_words_of_neither(root_schema(crd.file)["properties"]["spec"]["properties"][part]) for crd in (SESSION, POOL)
     )

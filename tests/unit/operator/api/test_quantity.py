@@ -16,6 +16,6 @@ def test_binary_and_decimal_suffixes_differ() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Gi", ".", "1.2.3", "1 Gi", "ten", "1Zi", "1e999999999", "1e" + "9" * 5000])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(text)

@@ -14,7 +14,7 @@ def test_a_pool_reads_as_it_is_written() -> None:
     assert (pool.spec.adapters.max_loaded, pool.spec.adapters.max_rank) == (3, 64)
 
 
-def test_what_is_made_for_a_pool_is_not_called_as_a_sessions_would_be() -> None:
+def test_names_of_pool_objects_differ_from_names_of_session_objects() -> None:
     assert make_pool().workload_name == "qwen-sampler"
 
 

@@ -83,7 +83,7 @@ def test_it_has_the_models_volumes_and_neither_the_journal_nor_certificates_nor_
     assert cache == [mount["mountPath"] for mount in worker if mount["name"] == "model-cache"]
 
 
-def test_what_the_user_says_of_pods_holds_for_its_pod() -> None:
+def test_the_pod_fields_of_the_user_apply_to_the_conversion_pod() -> None:
     pod = {**EVERYTHING["pod"], **NEMO_RL["pod"]}
     own, worker = pod_of(job(pod=pod)), worker_of(session(pod=pod))
     assert container_of(own)["env"][-2:] == EVERYTHING["pod"]["env"]
@@ -140,7 +140,7 @@ def test_the_longest_name_of_a_session_gives_a_name_that_a_job_may_have() -> Non
     ],
     ids=["model", "cache", "no GPUs"],
 )
-def test_what_decides_the_result_is_in_its_digest(change: Manifest) -> None:
+def test_inputs_of_the_result_are_in_its_digest(change: Manifest) -> None:
     assert conversion_digest(session(**change), PLAN) != conversion_digest(session(), PLAN)
 
 
@@ -155,5 +155,5 @@ def test_another_image_has_another_digest_and_what_that_image_is_found_to_be_has
     "change",
     [{"adapters": {"slots": 4}}, {"parallelism": {"nodes": 4}}, {"pod": {**NEMO_RL["pod"], "labels": {"a": "b"}}}],
 )
-def test_what_does_not_decide_the_result_is_not_in_its_digest(change: Manifest) -> None:
+def test_other_fields_are_not_in_the_digest_of_the_result(change: Manifest) -> None:
     assert conversion_digest(session(**change), PLAN) == conversion_digest(session(), PLAN)

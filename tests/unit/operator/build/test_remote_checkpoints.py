@@ -60,5 +60,5 @@ def test_without_keys_the_pod_may_ask_its_node_and_the_cloud_for_credentials(own
     assert ports(owner, installation) == {53, 80, 443, 9000}
 
 
-def test_who_has_keys_of_a_secret_may_not_ask_the_node_for_its_own() -> None:
+def test_a_pod_with_keys_of_a_secret_cannot_reach_the_credentials_of_the_node() -> None:
     assert cidrs(make_session(), KEYED) == {}

@@ -59,7 +59,7 @@ def test_every_field_of_the_pod_changes_the_template(field: str) -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_what_the_installation_starts_samplers_with_rolls_none(changes: dict[str, Any]) -> None:
+def test_installation_settings_of_samplers_restart_no_sampler(changes: dict[str, Any]) -> None:
     changed = replace(INSTALLATION, **changes)
     assert sampler_inputs(make_pool(), changed, None) == sampler_inputs(make_pool(), INSTALLATION, None)
 

@@ -112,7 +112,7 @@ def test_every_change_of_the_pod_by_a_user_restarts_it(changed: Manifest) -> Non
     [make_session(suspend=True), make_session(storage={"size": "1Ti"}), make_session(engine="peft"), measured(500)],
     ids=["suspend", "larger volume", "a default, spelled out", "slower snapshots"],
 )
-def test_what_does_not_concern_the_pod_does_not_restart_it(session: TrainingSession) -> None:
+def test_fields_outside_the_pod_do_not_restart_it(session: TrainingSession) -> None:
     assert inputs_hash(session, INSTALLATION, PLAN) == inputs_hash(make_session(), INSTALLATION, PLAN)
 
 

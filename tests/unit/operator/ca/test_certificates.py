@@ -118,7 +118,7 @@ def test_an_odd_certificate_is_no_leaf_and_no_authority(oddity: str) -> None:
 
 @pytest.mark.parametrize("text", [None, 5, "", "!", "\N{SNOWMAN}"], ids=str)
 @pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
-def test_what_is_no_base64_is_no_certificate(leaf: Leaf, name: str, text: object) -> None:
+def test_invalid_base64_is_not_a_certificate(leaf: Leaf, name: str, text: object) -> None:
     with pytest.raises(CertificateUnreadable, match="Secret tin/some holds no certificate"):
         parse_facts({**secret({}), "data": {**leaf.secret_data(), name: text}})
 

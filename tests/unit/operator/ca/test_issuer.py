@@ -120,7 +120,7 @@ async def test_it_looks_again_within_the_hour_and_sooner_when_something_is_due(i
     assert await issuer.refresh() == 1800
 
 
-async def test_what_is_wrong_is_known_until_it_is_mended(issuer: Issuer, cluster: FakeCluster) -> None:
+async def test_a_problem_is_reported_until_it_is_fixed(issuer: Issuer, cluster: FakeCluster) -> None:
     await issuer.refresh()
     good = cluster.objects[AUTHORITY]
     cluster.put({**good, "data": {}})

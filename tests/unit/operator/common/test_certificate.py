@@ -38,7 +38,7 @@ def test_it_is_renewed_ten_days_before_its_end(days: int, renewed: bool) -> None
     assert bool(issued(world)) is renewed
 
 
-def test_what_cannot_be_read_is_replaced() -> None:
+def test_an_unreadable_certificate_is_replaced() -> None:
     world = settled_world()
     (action,) = issued(world, certificate=None)
     secret = world.objects["Secret", "qwen-tls"]["metadata"]

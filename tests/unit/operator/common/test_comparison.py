@@ -76,7 +76,7 @@ def test_an_object_with_the_api_servers_defaults_holds_what_was_wanted(built: Bu
     ],
     ids=repr,
 )
-def test_what_is_held(live: Any, desired: Any, held: bool) -> None:
+def test_a_live_object_holds_the_desired_fields(live: Any, desired: Any, held: bool) -> None:
     assert holds(live, desired) is held
 
 
@@ -158,7 +158,7 @@ def test_an_operator_that_has_just_started_asks_once_and_no_more(rewrite: Callab
     assert len({action.manifest["kind"] for action in asked}) == len(asked)
 
 
-def test_what_others_change_in_an_object_that_was_rewritten_is_still_mended() -> None:
+def test_later_changes_of_a_rewritten_object_are_still_reverted() -> None:
     cluster = World(session_manifest())
     cluster.rewrite = rounds_a_quantity
     cluster.settle()

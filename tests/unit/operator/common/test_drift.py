@@ -24,7 +24,7 @@ LABELS = {"f:metadata": {"f:labels": {"f:of": {}}}}
 THEIR_STATUS = entry("controller", "Update", {"f:status": {}}, subresource="status")
 
 
-def test_what_we_created_becomes_what_we_applied() -> None:
+def test_own_updated_fields_become_applied_fields() -> None:
     assert own_managed_fields(manifest(entry(OPERATOR, "Update", PORTS), THEIR_STATUS)) == [
         entry(OPERATOR, "Apply", PORTS),
         THEIR_STATUS,

@@ -33,7 +33,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize(("words", "key"), KEYS.values(), ids=KEYS.keys())
-def test_what_looks_like_a_key_is_hidden(words: str, key: str) -> None:
+def test_text_that_looks_like_a_key_is_redacted(words: str, key: str) -> None:
     assert key not in without_keys(words)
     assert "[hidden]" in redacted_line(words)
 
@@ -52,7 +52,7 @@ def test_a_key_is_hidden_before_the_words_are_cut() -> None:
         "tokenizer.json is not there",
     ],
 )
-def test_what_is_no_key_stays_as_it_is(words: str) -> None:
+def test_text_that_is_no_key_stays_unchanged(words: str) -> None:
     assert redacted_line(words) == words
 
 

@@ -69,7 +69,7 @@ def test_a_refused_pod_is_asked_for_again_after_a_minute_and_later_every_five(
 
 
 @pytest.mark.parametrize("value", ["never", "9999-01-01T00:00:00Z", "2026-01-01"])
-def test_what_others_write_in_place_of_the_time_keeps_no_pod_waiting(value: str) -> None:
+def test_an_invalid_time_in_the_annotation_delays_no_pod(value: str) -> None:
     world = refused_session()
     world.objects["StatefulSet", world.name]["metadata"]["annotations"][POD_RETRY_ANNOTATION] = value
     assert len(new_annotations(world, timedelta(minutes=1))) == 1

@@ -118,7 +118,7 @@ def test_an_object_that_a_newer_list_lacks_is_removed_and_its_readers_are_enqueu
     assert enqueued == [KEY]
 
 
-def test_what_was_written_after_the_list_was_made_stays(cache: Cache) -> None:
+def test_objects_written_after_the_list_are_kept(cache: Cache) -> None:
     cache.note(manifest(SERVICES, version=21))
     listed(cache, SERVICES, [], 20)
     assert cache.peek(place(SERVICES)) is not None
@@ -131,7 +131,7 @@ def test_an_object_that_lost_the_label_we_watch_can_be_read_in_again(cache: Cach
     assert cache.note(manifest(SECRETS, version=8))
 
 
-def test_what_no_watch_shows_is_kept_through_a_list_and_dropped_when_asked(cache: Cache, enqueued: list[Key]) -> None:
+def test_unwatched_objects_survive_a_list_and_are_dropped_on_request(cache: Cache, enqueued: list[Key]) -> None:
     cache.note(manifest(SECRETS, version=5))
     cache.read(place(SECRETS), KEY)
     listed(cache, SECRETS, [], 20)
@@ -221,7 +221,7 @@ def large(resource: Resource, **labels: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", sorted(SEEN_FOR_THEIR_NAMES))
-def test_of_a_foreign_object_only_the_owner_is_kept(cache: Cache, kind: str) -> None:
+def test_only_the_owner_of_a_foreign_object_is_kept(cache: Cache, kind: str) -> None:
     resource = BY_KIND[kind]
     foreign = large(resource, app="web")
     foreign["metadata"]["ownerReferences"] = [
@@ -263,7 +263,7 @@ def test_a_claim_of_the_operator_is_kept_whole(cache: Cache) -> None:
     assert cache.peek(place(CLAIMS)) == large(CLAIMS, **{MANAGED_BY_LABEL: MANAGER})
 
 
-def test_of_a_pod_is_kept_what_its_worker_was_told_and_how_it_is(cache: Cache) -> None:
+def test_the_cache_keeps_the_arguments_and_the_status_of_a_pod(cache: Cache) -> None:
     pod = large(PODS)
     pod["metadata"]["annotations"]["tinsmith.dev/inputs"] = "abc"
     journal = {"name": "journal", "persistentVolumeClaim": {"claimName": "tiny-journal"}}

@@ -40,7 +40,7 @@ def test_too_deep_values_are_found_without_the_parser(levels: int) -> None:
     assert (flattened(inner.encode()) == inner.encode()) == (levels < DEEPEST)
 
 
-def test_what_is_not_too_deep_stays_as_it_is() -> None:
+def test_values_within_the_depth_limit_stay_unchanged() -> None:
     text = with_neighbours('{"a":' * 90 + "[]" + "}" * 90).encode()
     assert not nests_too_deep(text)
     assert flattened(text) == text

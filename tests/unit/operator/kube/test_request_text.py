@@ -33,7 +33,7 @@ def test_an_apply_has_no_escape_of_a_surrogate_and_no_character_that_yaml_refuse
 
 
 @given(text=TEXT, most_bytes=st.integers(3, 60))
-def test_what_is_shortened_fits_in_bytes_and_is_a_beginning(text: str, most_bytes: int) -> None:
+def test_a_shortened_text_fits_the_byte_limit_and_is_a_prefix(text: str, most_bytes: int) -> None:
     short = shortened(text, most_bytes)
     assert len(short.encode()) <= most_bytes
     assert short == well_formed(text) or well_formed(text).startswith(short.removesuffix("…"))

@@ -107,7 +107,7 @@ def failed_pods(world: PoolWorld, reason: str, *, hours_ago: int = 0) -> None:
     world.objects["Deployment", "qwen-sampler"]["status"]["readyReplicas"] = 0
 
 
-def test_of_pods_that_a_node_admits_none_of_the_latest_is_quoted_and_all_but_a_few_are_removed() -> None:
+def test_the_latest_of_the_pods_that_no_node_admits_is_quoted_and_most_others_are_removed() -> None:
     world = settled_world(replicas=1)
     failed_pods(world, "UnexpectedAdmissionError")
     world.operate()
@@ -117,7 +117,7 @@ def test_of_pods_that_a_node_admits_none_of_the_latest_is_quoted_and_all_but_a_f
     assert left == ["failed-3", "failed-4", "failed-5"]
 
 
-def test_one_more_pod_that_fails_alike_writes_no_status() -> None:
+def test_another_pod_with_the_same_failure_writes_no_status() -> None:
     """Such pods can fail every second."""
     world = settled_world(replicas=1)
     failed_pods(world, "UnexpectedAdmissionError")

@@ -78,7 +78,7 @@ def guard_of(house: House, ref: Ref) -> tuple[str, str]:
     return metadata["uid"], metadata["resourceVersion"]
 
 
-async def test_what_was_created_is_in_the_cache_before_any_watch_tells(house: House) -> None:
+async def test_created_objects_are_in_the_cache_before_a_watch_event(house: House) -> None:
     await house.act(Create(manifest(SERVICE)))
     assert house.cache.peek(SERVICE) == house.cluster.objects[SERVICE]
 
@@ -260,7 +260,7 @@ async def test_a_refusal_is_kept_until_it_succeeds_and_does_not_keep_the_status_
     assert house.actor.refusals(Key("tin", "tiny", "TrainingSession")) == {}
 
 
-async def test_what_an_object_was_stored_as_is_kept_until_an_answer_holds_what_was_asked_for(house: House) -> None:
+async def test_the_stored_form_is_remembered_until_an_answer_has_the_requested_form(house: House) -> None:
     key, wanted = Key("tin", "tiny", "TrainingSession"), manifest(SERVICE) | {"spec": {"ports": [1]}}
     house.cluster.rewrite = lambda sent: sent.update(spec={"ports": [2]})
     await house.act(Create(wanted))

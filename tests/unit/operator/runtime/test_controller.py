@@ -100,7 +100,7 @@ async def test_a_session_that_never_comes_to_rest_is_acted_upon_ever_more_rarely
 
 
 @simulated_time
-async def test_what_others_do_to_a_session_that_never_comes_to_rest_brings_it_back_no_sooner() -> None:
+async def test_foreign_changes_do_not_requeue_an_unsettled_session_sooner() -> None:
     run = Run(ReconcileResult(acted=True, requeue_after_seconds=1))
     task = asyncio.create_task(hear_of_it(run, every_seconds=1))
     await run.go(3600)
@@ -129,7 +129,7 @@ async def test_a_session_that_never_came_to_rest_is_served_at_once_when_somethin
 
 
 @simulated_time
-async def test_what_is_asked_while_a_session_is_worked_on_for_the_last_time_is_not_put_off() -> None:
+async def test_a_request_during_the_last_reconcile_is_not_delayed() -> None:
     run = Run(*[ACTED] * ROUNDS_AT_ONCE, ACTED, SETTLED)
     reconcile = run.reconcile
 
@@ -279,7 +279,7 @@ def test_every_line_of_a_reconcile_names_its_object_and_its_run() -> None:
     assert structlog.contextvars.get_contextvars() == {}
 
 
-def test_what_a_reconcile_begins_and_outlives_it_is_of_no_reconcile() -> None:
+def test_a_task_that_outlives_its_reconcile_has_no_log_context_of_it() -> None:
     said: list[dict[str, Any]] = []
 
     async def background() -> None:

@@ -31,7 +31,7 @@ async def test_a_key_is_made_once_and_stays(cluster: FakeCluster) -> None:
     assert key_in(cluster) == "tml-made"
 
 
-async def test_of_two_operators_that_make_it_at_the_same_time_one_wins(cluster: FakeCluster) -> None:
+async def test_one_of_two_operators_that_create_the_key_at_once_wins(cluster: FakeCluster) -> None:
     await first_key(cluster).ensure()
     cluster.failures["get"] = [NotFound("it was not there yet when this one looked")]
     await first_key(cluster, key="tml-another").ensure()

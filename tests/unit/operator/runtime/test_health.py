@@ -24,7 +24,7 @@ async def test_health_says_what_is_missing() -> None:
         assert await get(server.health_port, "/readyz") == (200, "ok")
 
 
-async def test_who_is_ready_still_tells_what_it_may_not_do() -> None:
+async def test_a_ready_operator_still_reports_missing_rights() -> None:
     forbidden = ["The operator does nothing in namespace b."]
     server = HealthServer(0, 0, lambda: None, lambda: None, lambda: b"", remarks=lambda: forbidden)
     async with server:

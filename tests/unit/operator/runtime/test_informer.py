@@ -54,7 +54,7 @@ async def test_it_is_complete_when_every_kind_was_listed() -> None:
 
 
 @simulated_time
-async def test_what_vanished_while_the_watch_was_away_is_noticed_after_its_new_list() -> None:
+async def test_deletions_during_a_broken_watch_are_noticed_after_the_next_list() -> None:
     house = House()
     house.cache.note(house.cluster.put(SERVICE))
     house.cache.read(PLACE, Key("tin", "tiny", "TrainingSession"))
@@ -76,7 +76,7 @@ async def test_a_list_that_was_not_answered_says_nothing() -> None:
 
 
 @simulated_time
-async def test_what_was_made_since_the_list_stays() -> None:
+async def test_objects_created_since_the_list_stay() -> None:
     """Our own writes are in the cache at once, and the list may have been under way."""
     house = House()
     before = await house.cluster.list_answer(SERVICES, "tin")
@@ -280,7 +280,7 @@ async def test_the_whole_cluster_is_one_part_and_knows_every_namespace() -> None
 
 
 @simulated_time
-async def test_what_vanished_anywhere_is_noticed_by_the_list_of_the_cluster() -> None:
+async def test_the_list_of_the_cluster_reveals_deletions_in_every_namespace() -> None:
     house = House(cluster_wide=True)
     house.cache.note(house.cluster.put(SERVICE))
     del house.cluster.objects[PLACE]

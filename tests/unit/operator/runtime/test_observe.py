@@ -108,9 +108,7 @@ def by_default(created_at: str) -> dict[str, Any]:
     ],
     ids=["made earlier", "made later", "another claim", "made in the same second, later by its uid"],
 )
-def test_of_the_sessions_that_name_one_claim_the_first_holds_it(
-    cache: Cache, other: dict[str, Any], holder: str | None
-) -> None:
+def test_the_first_session_that_names_a_claim_holds_it(cache: Cache, other: dict[str, Any], holder: str | None) -> None:
     for session in (by_default("2026-01-02T00:00:00Z"), other):
         cache.note(session)
     assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder == holder
@@ -266,7 +264,7 @@ def test_a_later_session_that_names_the_volume_of_a_model_as_its_journal_takes_n
     assert read_journal_of(cache, make_session(source=ON_DATA)) is None
 
 
-def test_what_a_journal_of_its_own_holds_a_session_may_read(cache: Cache) -> None:
+def test_a_session_may_read_a_model_from_its_own_journal(cache: Cache) -> None:
     session = make_session(source=ON_DATA, storage={"existingClaim": "data"})
     cache.note(using("data", "qwen", EARLY))
     assert read_journal_of(cache, session) is None
@@ -328,7 +326,7 @@ def converter(name: str, job: str = "qwen-conversion") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("session", [ONE_POD, GROUP], ids=["one", "group"])
-def test_what_converts_a_model_is_the_jobs_and_never_the_worker_or_a_member(cache: Cache, session: Any) -> None:
+def test_a_conversion_pod_is_never_observed_as_a_worker_or_a_member(cache: Cache, session: Any) -> None:
     cache.note(manifest(JOBS, "qwen-conversion", "uid-job"))
     for pod in (converter("qwen-conversion-x"), converter("theirs", job="another-conversion")):
         cache.note(pod)

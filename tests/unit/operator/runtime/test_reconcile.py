@@ -62,7 +62,7 @@ async def test_other_sessions_learn_of_a_decision_only_after_its_status_is_writt
     ],
     ids=["its spec", "its deletion", "another session", "a restart", "a snapshot"],
 )
-def test_what_a_user_wants_of_a_session_is_something_else_then(change: dict[str, Any]) -> None:
+def test_a_change_of_the_spec_changes_the_requested_state(change: dict[str, Any]) -> None:
     assert requested_state_of(**change) != requested_state_of()
 
 

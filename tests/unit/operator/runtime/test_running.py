@@ -120,7 +120,7 @@ def cluster() -> LeasingCluster:
     return LeasingCluster()
 
 
-def test_who_lost_the_lead_tells_nothing_of_the_installations_certificates(
+def test_a_former_leader_reports_no_certificates_of_the_installation(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The former leader no longer reads them, so its metrics would never change."""
@@ -137,7 +137,7 @@ def test_who_lost_the_lead_tells_nothing_of_the_installations_certificates(
     live()
 
 
-def test_who_lost_the_lead_tells_of_no_trouble_with_certificates(
+def test_a_former_leader_reports_no_problem_with_certificates(
     cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for("tin", lease_seconds=15)
@@ -279,9 +279,7 @@ async def note_and_be_silent(calls: list[str], what: str, _target: Target) -> No
     raise Silent("busy")
 
 
-def test_who_lost_the_lead_asks_no_worker_for_anything(
-    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_former_leader_calls_no_worker(cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader queries them; an old report or a second snapshot would do harm."""
     calls: list[str] = []
     describe, snapshot = (partial(note_and_be_silent, calls, what) for what in ("describe", "snapshot"))

@@ -111,7 +111,7 @@ async def test_a_session_that_is_gone_is_forgotten() -> None:
 
 
 @simulated_time
-async def test_who_has_lost_the_lead_asks_for_nothing_more_and_hears_of_nothing() -> None:
+async def test_a_former_leader_requests_no_snapshot_and_gets_no_notification() -> None:
     worker = Worker(Silent("away"), seconds=1.0)
     worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(2)

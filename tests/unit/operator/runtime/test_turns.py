@@ -54,7 +54,7 @@ def automatic(budget: str = "1", window: str = "") -> RestartPolicy:
     return parse_policy(automatic=True, budget=budget, window=window)
 
 
-def test_who_leads_next_counts_those_who_have_begun() -> None:
+def test_the_next_leader_counts_restarts_that_have_begun() -> None:
     sessions = Sessions(4, automatic("2"), taking=2)
     sessions.all_want()
     assert (sessions.holders, sessions.enqueued) == (["s0", "s1"], [])
@@ -62,7 +62,7 @@ def test_who_leads_next_counts_those_who_have_begun() -> None:
     assert sessions.holders == ["s1", "s2"]
 
 
-def test_who_lost_the_lead_and_gets_it_back_reads_anew_who_has_begun() -> None:
+def test_a_leader_that_regains_the_lease_reads_again_which_restarts_have_begun() -> None:
     sessions = Sessions(3, automatic())
     sessions.all_want()
     sessions.turns.end()

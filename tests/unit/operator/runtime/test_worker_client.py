@@ -142,7 +142,7 @@ async def test_a_worker_that_cannot_even_be_asked_is_asked_again() -> None:
 
 
 @simulated_time
-async def test_who_waits_for_an_answer_is_not_told_an_older_one() -> None:
+async def test_a_waiter_for_an_answer_never_gets_an_older_one() -> None:
     """Dates cannot decide it: the clocks of operator and API server may differ."""
     workers = RecordingWorkers()
     workers.reports.follow(KEY, TARGET)

@@ -110,7 +110,7 @@ def test_other_settings_of_the_installation_wait_and_are_reported() -> None:
 
 
 @pytest.mark.parametrize("change", [ROOT, {"trainer_image": NEW}], ids=["settings", "image"])
-def test_who_has_its_turn_restarts_and_gives_it_back_when_it_serves_again(change: dict[str, Any]) -> None:
+def test_a_session_with_a_turn_restarts_and_returns_the_turn_when_it_is_ready(change: dict[str, Any]) -> None:
     world = settled()
     world.change_installation(**change)
     world.settle()
@@ -130,7 +130,7 @@ def test_who_has_its_turn_restarts_and_gives_it_back_when_it_serves_again(change
     assert ("s3://elsewhere" in said) if change is ROOT else (f"--image={NEW}" in said)
 
 
-def test_who_does_not_come_back_keeps_its_turn() -> None:
+def test_a_session_that_does_not_become_ready_keeps_its_turn() -> None:
     world = settled()
     world.change_installation(**ROOT)
     world.settle()
@@ -144,7 +144,7 @@ def test_who_does_not_come_back_keeps_its_turn() -> None:
 
 
 @pytest.mark.parametrize("asks", ["annotation", "spec"])
-def test_what_the_user_asks_for_needs_no_turn_and_brings_the_rest_with_it(asks: str) -> None:
+def test_a_restart_by_the_user_needs_no_turn_and_applies_other_changes(asks: str) -> None:
     world = settled()
     world.change_installation(**ROOT)
     world.settle()

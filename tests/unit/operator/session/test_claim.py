@@ -52,7 +52,7 @@ def test_a_claim_gets_its_pod_before_its_file_system_has_grown() -> None:
 
 
 @pytest.mark.parametrize("written", ["10Gi", "10240Mi", 10737418240])
-def test_one_size_written_in_another_way_is_the_same(written: str | int) -> None:
+def test_another_notation_of_a_size_is_the_same_size(written: str | int) -> None:
     world = settled_world(size="10Gi")
     world.user_sets(storage={"size": written})
     assert [action for action in world.decide().actions if isinstance(action, Apply)] == []
@@ -173,7 +173,7 @@ def booked(manager: str, *fields: str) -> Manifest:
 @pytest.mark.parametrize(
     "change", [{"pod": {"image": "tinsmith.local/tinsmith/trainer:0.2.0"}}, {"storage": {"size": "20Gi"}}]
 )
-def test_of_a_claim_from_before_nothing_is_taken_away_that_the_api_server_keeps_as_it_is(change: Any) -> None:
+def test_immutable_fields_of_an_existing_claim_are_not_removed(change: Any) -> None:
     world = kept_in_class_fast(**change)
     before = world.objects[CLAIM]["spec"]
     claims = [each.manifest for each in applied(world) if each.manifest["kind"] == "PersistentVolumeClaim"]
@@ -267,7 +267,7 @@ def test_a_session_gets_the_claim_when_the_one_before_it_is_gone() -> None:
     assert world.get("Pod", "qwen-0") is not None
 
 
-def test_of_two_that_have_started_at_once_the_later_stops_again() -> None:
+def test_the_later_of_two_simultaneously_started_sessions_stops() -> None:
     """Neither had observed the other yet."""
     world = settled_world()
     world.claim_holder = "ada"

@@ -188,7 +188,7 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
     foreign=st.sampled_from([*CHILDREN, ("PersistentVolumeClaim", "qwen-journal")]),
 )
 @SETTINGS
-def test_what_is_not_the_sessions_is_never_touched(life: list[Step], foreign: tuple[str, str]) -> None:
+def test_objects_of_other_owners_are_never_changed_by_a_session(life: list[Step], foreign: tuple[str, str]) -> None:
     world = a_world()
     foreign_object = a_foreign_object(world, foreign)
     others_steps = [each for each in life if str(foreign) not in each.__name__ and each.__name__ != "binder"]

@@ -264,7 +264,7 @@ def test_a_job_that_another_controller_suspends_is_reported_and_left_alone() -> 
     assert world.decide().actions == ()
 
 
-def test_what_an_earlier_job_left_on_a_lost_node_is_not_told_of_the_next() -> None:
+def test_the_pod_of_an_earlier_job_on_a_lost_node_is_not_reported_for_the_next_job() -> None:
     world = converting()
     runs(world)
     left = deepcopy(converter(world))

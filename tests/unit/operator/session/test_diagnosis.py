@@ -227,7 +227,7 @@ def test_a_volume_was_full_until_its_worker_says_otherwise() -> None:
     ],
     ids=str,
 )
-def test_what_the_api_server_refuses_is_quoted(place: tuple[str, str], reason: str) -> None:
+def test_a_refusal_of_the_api_server_is_quoted(place: tuple[str, str], reason: str) -> None:
     world = ready_world()
     del world.objects[place], world.objects[POD]
     found = conditions(world, refusals={place[0]: 'spec.template: Invalid value: "!": a label must consist of …'})

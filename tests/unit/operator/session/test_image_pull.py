@@ -101,7 +101,7 @@ def test_a_session_returns_to_its_state_when_a_bad_image_is_taken_back() -> None
     assert condition(world, "Stalled")["status"] == "False"
 
 
-def test_what_else_changes_with_the_image_costs_one_restart() -> None:
+def test_changes_together_with_the_image_cause_one_restart() -> None:
     world = settled()
     world.user_sets(pod={"image": NEW}, resources={"requests": {"cpu": "2"}})
     world.operate()

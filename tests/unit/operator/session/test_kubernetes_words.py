@@ -199,12 +199,12 @@ WORKERS_WORDS = {
 
 
 @pytest.mark.parametrize(("reason", "words"), WORKERS_WORDS.items(), ids=WORKERS_WORDS)
-def test_what_a_worker_says_to_do_is_not_said_twice(reason: str, words: str) -> None:
+def test_the_advice_of_a_worker_is_not_repeated(reason: str, words: str) -> None:
     ready = conditions(starting_world(refused(reason, words), "node-1"))["Ready"]
     assert ready.message == f"The worker refuses to start: {words}"
 
 
-def test_what_only_the_cluster_knows_is_added_to_a_workers_words() -> None:
+def test_facts_of_the_cluster_are_added_to_the_message_of_a_worker() -> None:
     words = "There is no memory for qwen: 80 GiB. Give the worker more."
     ready = conditions(starting_world(refused("OutOfMemory", words), "node-1"))["Ready"]
     assert "spec.resources.limits.memory" in ready.message

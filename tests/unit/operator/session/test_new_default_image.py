@@ -126,7 +126,7 @@ def test_a_default_that_is_taken_back_restarts_nothing_and_the_condition_goes() 
     assert running_image(world) == IMAGE
 
 
-def test_who_has_taken_the_new_image_keeps_it_when_the_default_goes_back() -> None:
+def test_a_session_with_the_new_image_keeps_it_when_the_default_is_reverted() -> None:
     world = with_new_default()
     ask_for_a_restart(world)
     world.settle()

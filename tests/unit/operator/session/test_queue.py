@@ -103,7 +103,7 @@ def test_another_who_wrote_the_field_is_left_alone_like_a_queue() -> None:
     assert world.objects[CLUSTER]["spec"]["suspend"] is True
 
 
-def test_where_the_installation_names_a_queue_the_field_is_never_set() -> None:
+def test_a_queue_of_the_installation_is_never_written_into_the_field() -> None:
     installation = replace(INSTALLATION, ray_cluster_labels={QUEUE_LABEL: "gpus"})
     plan = WorkerPlan("claim-uid", PinnedImage("image", None), 1)
     assert "suspend" not in build_workload(make_session(**DIVIDED), installation, plan)["spec"]

@@ -68,7 +68,7 @@ def test_queues_and_ages_are_shown_by_base_model_and_worker() -> None:
         assert line in text.splitlines()
 
 
-def test_what_has_no_volume_has_no_series_of_one() -> None:
+def test_a_worker_without_a_volume_has_no_volume_metrics() -> None:
     """A sampler has none."""
     metrics = Metrics()
     metrics.watch(lambda: [DescribedWorker("org/tiny", "pool-1", worker_pb2.DescribeReply())], dict, lambda: 0)

@@ -75,7 +75,7 @@ async def test_the_headers_of_a_dependency_are_sent_with_the_answer() -> None:
     assert (await post("/answer")).headers["x-said"] == "word"
 
 
-async def test_what_was_opened_is_closed_after_a_failure() -> None:
+async def test_opened_resources_are_closed_after_a_failure() -> None:
     with pytest.raises(LookupError):
         await post("/answer", words="fail")
 

@@ -90,7 +90,7 @@ async def until(count: int, store: EpochsOneByOne) -> None:
             await asyncio.sleep(0)
 
 
-async def test_what_one_sync_made_durable_is_checked_by_one_read(
+async def test_operations_of_one_sync_are_checked_by_one_read(
     delivery: Delivery, store: EpochsOneByOne, worker: OneWorker
 ) -> None:
     worker.synced.clear()

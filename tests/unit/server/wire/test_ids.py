@@ -65,7 +65,7 @@ def test_a_submission_has_the_same_sequences_wherever_it_is_taken() -> None:
     ],
     ids=lambda text: text[:24],
 )
-def test_what_was_never_answered_is_no_request_id(text: str) -> None:
+def test_an_id_that_was_never_issued_is_not_a_request_id(text: str) -> None:
     assert parse_request_id(text) is None
 
 

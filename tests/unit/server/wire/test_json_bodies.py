@@ -59,7 +59,7 @@ def test_no_bytes_break_it_and_none_are_read_as_something_else(body: bytes) -> N
 
 
 @pytest.mark.parametrize("numbers", ["1,,2", "1,2,", ",1", "1 2", "01", "--1", "1-"])
-def test_what_is_no_list_of_numbers_is_refused_in_a_long_one_too(numbers: str) -> None:
+def test_an_invalid_number_is_refused_in_a_long_list_too(numbers: str) -> None:
     body = b'{"a":[' + b"7," * 100 + numbers.encode() + b"]}"
     with pytest.raises(BadJson, match="is not JSON"):
         read_object(body, PROMPT)

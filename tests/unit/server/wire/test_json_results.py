@@ -43,7 +43,7 @@ def test_more_dimensions_keep_their_shape() -> None:
     assert [one["x"]["shape"] for one in result["loss_fn_outputs"][:2]] == [[2, 2], [0, 2]]
 
 
-def test_what_is_not_finite_arrives_where_these_sdks_read_it() -> None:
+def test_values_that_are_not_finite_arrive_in_these_sdks() -> None:
     result = json.loads(result_as_json(output(logprobs=batched([math.nan], [-math.inf])), of_sample=False))
     assert math.isnan(result["loss_fn_outputs"][0]["logprobs"]["data"][0])
     assert result["loss_fn_outputs"][1]["logprobs"]["data"] == [-math.inf]

@@ -25,11 +25,11 @@ def test_three_errors_are_named_and_the_others_counted() -> None:
     assert words.endswith("; and 97 more")
 
 
-def test_of_a_list_the_first_error_is_enough() -> None:
+def test_only_the_first_error_of_a_list_is_reported() -> None:
     assert "more" not in message_of(CreateSessionRequest, {"tags": [1] * 60})
 
 
-def test_what_the_sender_wrote_is_cut() -> None:
+def test_the_input_in_an_error_message_is_shortened() -> None:
     assert len(message_of(CreateModelRequest, {**MODEL, "user_metadata": {"k" * 5000: 1}})) < 1000
 
 

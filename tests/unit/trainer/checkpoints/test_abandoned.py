@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_has_no_manifest_goes_after_a_day(root: Path) -> None:
+def test_a_folder_without_a_manifest_is_removed_after_a_day(root: Path) -> None:
     assert removed(root, later_seconds=UNCHANGED_SECONDS + 60) == ["weights/model/2-1", "weights/model/3-1"]
     assert sorted(str(path.relative_to(root)) for path in root.glob("*/*/*")) == [
         "uploads/tenant/4-1",
@@ -39,5 +39,5 @@ def test_what_has_no_manifest_goes_after_a_day(root: Path) -> None:
     ]
 
 
-def test_what_changed_within_the_day_may_be_under_way(root: Path) -> None:
+def test_a_folder_changed_within_a_day_may_be_in_use(root: Path) -> None:
     assert removed(root, later_seconds=UNCHANGED_SECONDS - 60) == []

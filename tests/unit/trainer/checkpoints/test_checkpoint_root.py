@@ -45,7 +45,7 @@ def replace_file(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_what_was_saved_is_loaded_bit_for_bit(root: CheckpointRoot) -> None:
+def test_a_saved_checkpoint_is_loaded_bit_for_bit(root: CheckpointRoot) -> None:
     written = write(root)
     loaded = root.read(written.directory, written.manifest_digest, BASE)
     assert loaded.has_optimizer

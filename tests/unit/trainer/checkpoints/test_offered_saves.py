@@ -46,7 +46,7 @@ def offers(saves: OfferedSaves, save: SavedWeights) -> bool:
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (PART_BYTES, 5, PART_BYTES // 3), (PART_BYTES // 8,) * 5])
-def test_what_is_given_is_byte_for_byte_what_is_on_the_root_in_parts(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+def test_a_streamed_save_has_the_bytes_of_the_root(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     save, saves = saved(tmp_path, 1, *sizes), OfferedSaves(size_bytes=1024**3)
     saves.add(save)
     offer = saves.find(save.written.manifest_digest)

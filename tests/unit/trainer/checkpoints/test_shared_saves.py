@@ -88,7 +88,7 @@ def test_weights_are_bit_for_bit_those_that_the_root_has(door: SaveSocket, tmp_p
         assert taken.tensors[name].ctypes.data % TENSOR_ALIGNMENT_BYTES == 0
 
 
-def test_what_one_taker_does_to_its_weights_no_other_sees(door: SaveSocket, tmp_path: Path) -> None:
+def test_a_change_of_shared_weights_is_invisible_to_other_takers(door: SaveSocket, tmp_path: Path) -> None:
     keep(door.saves, "a", state())
     first, second = (fetch_save(tmp_path / "saves", "a", BASE.revision) for _ in range(2))
     assert first is not None
@@ -173,7 +173,7 @@ def test_memory_that_is_not_what_was_said_is_not_used(tmp_path: Path, altered: d
     sealed.close()
 
 
-def test_what_is_no_description_is_not_used(tmp_path: Path) -> None:
+def test_an_invalid_description_is_not_used(tmp_path: Path) -> None:
     sealed = SealedWeights(state(), BASE.revision)
     with server(tmp_path / "saves", lambda client: send(client, b"{", sealed.fileno())) as path:
         assert fetch_save(path, "a", BASE.revision) is None

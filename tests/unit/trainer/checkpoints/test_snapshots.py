@@ -25,7 +25,7 @@ def snapshot(applied: int = 5, failure: Failure | None = None) -> Snapshot:
 
 
 @pytest.mark.parametrize("failure", [None, Failure("user", "forward_backward 4 failed")], ids=["whole", "failed"])
-def test_what_was_written_is_read_bit_for_bit(tmp_path: Path, failure: Failure | None) -> None:
+def test_a_written_snapshot_is_read_bit_for_bit(tmp_path: Path, failure: Failure | None) -> None:
     folder = SnapshotFolder(tmp_path)
     read = folder.read(folder.write(snapshot(failure=failure)))
     assert (read.model_id, read.applied, read.window_failure) == ("sess:train:0", 5, failure)

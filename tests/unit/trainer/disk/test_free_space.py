@@ -57,7 +57,7 @@ def test_a_reserve_without_blocks_is_reported_once_and_leaves_no_file(tmp_path: 
     on_disk_without_size(tmp_path, scenario)
 
 
-def test_what_finds_no_room_again_and_again_waits_longer_until_more_is_free(tmp_path: Path) -> None:
+def test_repeated_failures_for_lack_of_space_wait_longer_until_more_is_free(tmp_path: Path) -> None:
     async def scenario(disk: SmallDisk) -> None:
         now = 0.0
         disk.fill()

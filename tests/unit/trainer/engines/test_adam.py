@@ -21,7 +21,7 @@ SOUND = AdamParams(learning_rate=1e-3)
         replace(SOUND, weight_decay=0.1, grad_clip_norm=1.0),
     ],
 )
-def test_what_adamw_is_defined_for_is_taken(params: AdamParams) -> None:
+def test_valid_parameters_of_adamw_are_accepted(params: AdamParams) -> None:
     check_adam(params)
 
 

@@ -50,7 +50,7 @@ def test_packed_datums_are_shorter_than_the_bound_and_compute_no_padding(operati
 
 @settings(deadline=None)
 @given(datums, st.lists(datums, max_size=10))
-def test_what_a_datums_products_take_follows_from_its_own_length(datum: Datum, others: list[Datum]) -> None:
+def test_the_products_of_a_datum_depend_only_on_its_own_length(datum: Datum, others: list[Datum]) -> None:
     def product_tokens(operation: list[Datum]) -> int:
         [own] = [one for one in plan(operation, packs=True) if 0 in one.datum_indices]
         return own.shape.product_tokens
@@ -132,7 +132,7 @@ def test_no_datum_is_computed_beyond_the_length_behind_which_its_angles_change(
         pytest.param([with_inputs(sft_datum(2), target_tokens=[0, -100])], "target_tokens.* -100,", id="target"),
     ],
 )
-def test_what_no_engine_can_run_is_refused(operation: list[Datum], message: str) -> None:
+def test_work_that_no_engine_can_run_is_refused(operation: list[Datum], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_tokens(operation, vocab_size=VOCAB_SIZE, max_length=10)
 

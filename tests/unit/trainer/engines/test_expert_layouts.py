@@ -41,7 +41,7 @@ def test_experts_without_a_gate_keep_their_rank() -> None:
     assert not layout.rank_pattern
 
 
-def test_one_by_one_every_expert_has_matrices_of_its_own() -> None:
+def test_a_separate_layout_has_matrices_for_each_expert() -> None:
     tensors = expert_adapter()
     apart = split_experts({**tensors, "lm_head.lora_A": np.zeros((RANK, HIDDEN), np.float32)})
     for number in range(EXPERTS):

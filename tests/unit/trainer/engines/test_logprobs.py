@@ -85,7 +85,7 @@ def test_a_rows_bits_do_not_depend_on_its_place_or_on_other_rows(tokens: int) ->
 
 
 @pytest.mark.parametrize("cap", [None, 5.0])
-def test_what_is_kept_has_the_bits_of_what_is_computed_again(cap: float | None) -> None:
+def test_kept_logprobs_have_the_bits_of_recomputed_ones(cap: float | None) -> None:
     transform = LogitTransform(1.0, cap)
 
     def run(kept_blocks: int) -> list[Tensor]:

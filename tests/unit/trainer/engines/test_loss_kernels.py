@@ -34,7 +34,7 @@ def test_on_the_cpu_it_is_not_taken_and_refused_to_who_asks_for_it() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="This machine has a GPU, on which the trial succeeds.")
-def test_where_its_trial_fails_it_is_not_taken_and_the_refusal_says_of_what() -> None:
+def test_a_kernel_with_a_failed_trial_is_refused_with_the_reason() -> None:
     assert choose_loss_kernel("auto", *ON_A_GPU) == "torch"
     with pytest.raises(ServerError, match=r"Liger's kernel does not run on this GPU: .*(CUDA|NVIDIA)"):
         choose_loss_kernel("liger", *ON_A_GPU)

@@ -57,12 +57,12 @@ def test_a_gpu_takes_what_its_memory_holds(memory_gb: int, tokens: int) -> None:
         pytest.param(85, 4135, id="80 GB, no microbatch of short datums"),
     ],
 )
-def test_what_a_gpu_has_no_room_for_is_computed_again(memory_gb: int, kept_tokens: int) -> None:
+def test_layers_without_space_on_a_gpu_are_recomputed(memory_gb: int, kept_tokens: int) -> None:
     assert planned(memory_gb).recompute_above_tokens == kept_tokens
     assert planned(memory_gb, configured_budget=16_384) == MemoryPlan(16_384, kept_tokens)
 
 
-def test_what_the_operator_says_holds_and_a_cpu_takes_1024() -> None:
+def test_the_configured_token_budget_applies_and_the_default_of_a_cpu_is_1024() -> None:
     assert plan_memory(tiny_model(), 77, "auto") == MemoryPlan(77, 2048)
     assert plan_memory(tiny_model(), 5000, "auto") == MemoryPlan(5000, 5000)
     assert plan_memory(tiny_model(), None, "layers") == MemoryPlan(1024, 0)

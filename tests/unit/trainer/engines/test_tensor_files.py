@@ -44,7 +44,7 @@ def test_a_file_is_the_librarys_byte_for_byte(tensors: Tensors, metadata: dict[s
     }
 
 
-def test_what_is_not_of_float32_is_refused() -> None:
+def test_tensors_of_another_type_than_float32_are_refused() -> None:
     with pytest.raises(TypeError, match="a has dtype float64"):
         tensor_file({"a": np.zeros(2)}, {})  # type: ignore[dict-item]
 

@@ -64,7 +64,7 @@ def test_an_operation_without_an_answer_fails_at_the_limit_and_a_release_waits(
 
 
 @pytest.mark.parametrize("purpose", ANSWERED)
-def test_what_was_answered_never_fails(purpose: str) -> None:
+def test_an_answered_operation_never_fails(purpose: str) -> None:
     work = InFlightWork(purpose, "a", 1)  # type: ignore[arg-type]
     assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT - 1, LIMIT) == "run"
     assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT, LIMIT) == "quarantine"

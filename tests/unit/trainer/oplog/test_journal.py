@@ -54,7 +54,7 @@ def read_all(path: Path) -> dict[str, str]:
         return dict(db.execute("SELECT key, value FROM meta WHERE key != 'format_version'").fetchall())
 
 
-def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, vfs: LossyVfs) -> None:
+def test_acknowledged_operations_survive_a_power_cut(tmp_path: Path, vfs: LossyVfs) -> None:
     journal = Journal(tmp_path / "journal", vfs="lossy")
     journal.write(lambda db: set_meta(db, "acknowledged", "yes")).result()
     disk = vfs.image()
@@ -78,7 +78,7 @@ async def test_64_concurrent_submitters_need_fewer_than_a_quarter_fsync_each(tmp
     assert len(read_all(tmp_path / "journal")) == SUBMITTERS * 10
 
 
-def test_one_bad_write_does_not_take_its_neighbours_down(tmp_path: Path) -> None:
+def test_one_bad_write_does_not_fail_its_neighbours(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     gate = threading.Event()
     journal.read(lambda db: gate.wait())  # so that the three share a transaction
@@ -200,7 +200,7 @@ def test_an_error_of_the_disk_fails_its_writes_and_not_the_journal(tmp_path: Pat
     journal.close()
 
 
-def test_what_has_happened_and_cannot_be_written_ends_the_process(
+def test_a_completed_operation_that_cannot_be_recorded_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory is ahead of the file; continuing would acknowledge operations that the next process lacks."""

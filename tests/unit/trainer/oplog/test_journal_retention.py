@@ -285,7 +285,7 @@ def test_no_clock_makes_a_result_older_than_the_time_in_which_the_process_ran(
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 10.0**6), st.floats(0.0, 10.0**4)), min_size=1))
-def test_what_finishes_behind_a_jump_of_the_clock_is_kept_no_longer_than_before_it(
+def test_results_after_a_clock_jump_are_kept_no_longer_than_results_before_it(
     jumps: list[tuple[float, float]],
 ) -> None:
     """A machine that sleeps at night would keep more with each day."""
@@ -316,7 +316,7 @@ def test_an_operation_without_a_row_has_a_result_that_is_gone() -> None:
         assert journal.read(lambda db: journal_tables.read_result(db, MODEL, 1)).result() == OperationResult()
 
 
-def test_of_a_released_model_every_trace_goes_with_its_last_row() -> None:
+def test_all_records_of_a_released_model_are_removed_with_its_last_row() -> None:
     rows = [Row(0, age_seconds=100.0), Row(1, age_seconds=10.0)]
     with journal_of(rows, applied=0, phase="released") as journal:
         assert forget(journal, Retention(50.0, 2**40, operations=100, least_seconds=0.0)) == []
@@ -326,7 +326,7 @@ def test_of_a_released_model_every_trace_goes_with_its_last_row() -> None:
         assert not journal.read(lambda db: db.execute("SELECT * FROM forgotten").fetchall()).result()
 
 
-def test_of_a_tenants_closed_models_the_newest_stay_and_another_tenants_all() -> None:
+def test_the_newest_closed_models_of_a_tenant_stay_and_all_models_of_another_tenant() -> None:
     """Creates that fail cost a client nothing, and every one is a model."""
     with journal_of([], -1) as journal:
         for number in range(6):
@@ -362,7 +362,7 @@ def test_results_that_are_large_are_forgotten_few_at_a_time(monkeypatch: pytest.
         assert max(journal.rows_changed) <= 2 + 2
 
 
-async def test_who_writes_meanwhile_waits_for_a_step_and_not_for_the_round() -> None:
+async def test_a_concurrent_write_waits_for_one_step_and_not_for_the_whole_round() -> None:
     with journal_of([Row(number) for number in range(5000)], applied=4999) as journal:
         nothing_kept = Retention(0.0, 2**40, operations=0, least_seconds=0.0)
         under_way = asyncio.create_task(JournalRetention(journal).round(nothing_kept, 0, lambda seconds: NOW - seconds))

@@ -43,7 +43,7 @@ def test_the_largest_difference_of_a_step_is_found_and_where_it_is() -> None:
         pytest.param(StepRecord({"w": np.zeros(2, np.float32), "more": np.zeros(0, np.float32)}, {}, {}), id="more"),
     ],
 )
-def test_what_cannot_be_compared_is_beyond_every_tolerance(other: StepRecord) -> None:
+def test_incomparable_values_exceed_every_tolerance(other: StepRecord) -> None:
     own = StepRecord({"w": np.zeros(2, np.float32)}, {}, {})
     for found in (compare([own], [other]), compare([other], [own])):
         assert [difference.exceeds(1e30) for difference in found] == [True]

@@ -23,7 +23,7 @@ def test_an_engine_is_named_with_flags_of_the_worker_behind_a_colon(text: str, n
 
 
 @pytest.mark.parametrize("flag", ["model", "volume", "socket", "checkpoint-root", "engine", "rank", "no-sampling"])
-def test_what_is_not_a_sides_own_is_refused_with_what_is(flag: str) -> None:
+def test_a_flag_of_another_side_is_refused_with_the_valid_ones(flag: str) -> None:
     sentence = (
         rf"^peft:{flag}=x: {flag} cannot be set for a side; allowed are ranks, .*dtype, .*model-revision, recompute\.$"
     )
@@ -42,6 +42,6 @@ def test_the_reference_is_placed_by_the_same_flags() -> None:
 
 
 @pytest.mark.parametrize("text", ["mine", "peft:ranks=2", "peft:adapter-slots=many"])
-def test_what_a_worker_would_refuse_is_refused(text: str) -> None:
+def test_a_setting_that_a_worker_would_refuse_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         options_of(parse_choice(text), model="m", rank=8)

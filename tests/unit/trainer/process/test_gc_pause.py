@@ -22,7 +22,7 @@ def test_nothing_is_collected_while_modules_are_imported() -> None:
     assert gc.isenabled()
 
 
-def test_what_is_there_then_is_never_looked_through_again() -> None:
+def test_existing_objects_are_never_scanned_again() -> None:
     with gc_pause():
         imported: list[object] = [[]]
     assert gc.get_freeze_count() > 0

@@ -74,7 +74,7 @@ print("and continues")
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_what_cannot_be_written_ends_nothing(log_format: str) -> None:
+def test_an_unwritable_log_line_ends_no_process(log_format: str) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             [sys.executable, "-c", LOGGING.format(format=log_format)],

@@ -61,7 +61,7 @@ def test_the_arguments_of_a_call_reach_a_template_in_the_form_that_it_takes(
     ],
     ids=["no content", "template", "option"],
 )
-def test_what_the_template_cannot_take_is_refused_in_words(
+def test_a_conversation_that_the_template_rejects_is_refused_with_a_message(
     language: ModelLanguage, messages: list[Any], variables: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
@@ -106,7 +106,7 @@ def test_a_transformers_with_a_parser_and_no_table_reads_only_what_the_models_fi
     assert language.response_template == own
 
 
-def test_what_the_models_files_say_of_its_answers_goes_first(
+def test_the_response_template_of_the_model_files_takes_precedence(
     language: ModelLanguage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = {"start_anchor": "x", "fields": {"content": {}}}

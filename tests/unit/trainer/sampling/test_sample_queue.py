@@ -124,7 +124,7 @@ async def test_unfetched_results_make_room_without_another_request(samples: Samp
         await samples.wait("a", WAIT_SECONDS)
 
 
-def test_what_an_answer_may_take_counts_before_it_is_there() -> None:
+def test_the_largest_possible_answer_counts_before_it_exists() -> None:
     plain = request("a")
     asking = request("a")
     asking.topk_prompt_logprobs, asking.topk_sample_logprobs, asking.max_tokens = 20, 10, 100

@@ -139,7 +139,7 @@ async def test_idle_adapters_make_room_when_memory_is_short() -> None:
     await used(adapters, "f")
 
 
-async def test_one_in_use_is_never_dropped_though_it_is_the_oldest() -> None:
+async def test_an_adapter_in_use_is_never_dropped_even_if_it_is_the_oldest() -> None:
     memory = Memory(limit=2)
     adapters = memory.adapters()
     await taken(adapters, "in use")
@@ -149,7 +149,7 @@ async def test_one_in_use_is_never_dropped_though_it_is_the_oldest() -> None:
     assert memory.most_held == 2
 
 
-async def test_where_all_are_in_use_a_newcomer_waits_for_the_first_that_is_given_back() -> None:
+async def test_a_new_adapter_waits_for_the_first_free_slot_if_all_are_in_use() -> None:
     memory = Memory(limit=1)
     adapters = memory.adapters()
     first = await taken(adapters, "a")

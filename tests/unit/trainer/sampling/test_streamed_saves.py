@@ -138,7 +138,7 @@ def nothing(parts: list[Part]) -> list[Part]:
 @pytest.mark.parametrize(
     "changed", [without_first, without_last, with_one_more, with_a_bit_changed, with_another_manifest, nothing]
 )
-def test_what_is_not_what_the_digests_say_is_not_taken(pods: Pods, changed: Callable[[list[Part]], list[Part]]) -> None:
+def test_a_stream_with_wrong_digests_is_refused(pods: Pods, changed: Callable[[list[Part]], list[Part]]) -> None:
     pods.trainer.parts = changed
     assert pods.failure() == "damaged"
 
@@ -192,7 +192,7 @@ def refuses(source: worker_pb2.SaveSource) -> grpc.Channel:
     raise ServerError(f"{source.target} is on a network, and there is no certificate to show there.")
 
 
-def test_what_fails_is_read_from_the_root_and_counted_with_its_reason(pods: Pods) -> None:
+def test_a_failed_stream_is_counted_by_its_reason_and_the_root_is_read(pods: Pods) -> None:
     sources = WeightSources(pods.root, BASE, streams=pods.streams())
     streamed = sources.fetch(pods.reference)
     pods.trainer.parts = with_a_bit_changed

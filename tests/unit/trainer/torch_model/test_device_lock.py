@@ -22,7 +22,7 @@ def _serve(lock: DeviceLock, name: str, served: list[str]) -> None:
         served.append(name)
 
 
-def test_who_asked_first_is_served_first() -> None:
+def test_the_first_waiter_is_served_first() -> None:
     lock, served = DeviceLock(), list[str]()
     with lock.held():
         threads = line_up(lock, "abcd", served)

@@ -260,7 +260,7 @@ def test_a_part_of_a_quantized_weight_is_missed(method: str, lost: str, tmp_path
         "model.layers.1.self_attn.v_scale",
     ],
 )
-def test_what_no_model_computes_with_may_lie_in_the_files(extra: str, tmp_path: Path) -> None:
+def test_files_may_contain_tensors_that_no_model_uses(extra: str, tmp_path: Path) -> None:
     directory = copy_of(tiny_directory(), tmp_path)
     change(directory, lambda tensors: tensors.update({extra: torch.ones(8)}))
     checked_config(directory)

@@ -71,7 +71,7 @@ def test_a_whole_model_that_is_accepted_can_be_loaded() -> None:
     assert type(load_torch_model(str(whole_model("qwen3_5"))).model).__name__ == "Qwen3_5ForCausalLM"
 
 
-def test_what_is_saved_of_an_fp8_checkpoint_says_nothing_of_its_format(tmp_path: Path) -> None:
+def test_a_saved_fp8_checkpoint_does_not_record_its_format(tmp_path: Path) -> None:
     directory = Path(shutil.copytree(whole_model("qwen3_5"), tmp_path / "model"))
     config = AutoConfig.from_pretrained(directory)
     config.quantization_config = {"quant_method": "fp8", "weight_block_size": [32, 32]}

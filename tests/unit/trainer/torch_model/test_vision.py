@@ -79,7 +79,7 @@ def test_an_image_that_was_counted_right_is_taken(vision: Vision, content: bytes
     ],
     ids=["format", "another format", "empty", "bytes", "bomb", "large", "side", "miscounted", "too long"],
 )
-def test_what_cannot_be_taken_is_refused_in_words(vision: Vision, image: Image, sentence: str) -> None:
+def test_an_invalid_image_is_refused_with_a_message(vision: Vision, image: Image, sentence: str) -> None:
     with pytest.raises(UserError, match=f"^Datum 3, image 0 .*{sentence}"):
         vision.placed("Datum 3", TOKENS, [image])
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_taken_is_refused_in_words(vision: Vision, image: Image, 
     ],
     ids=["neighbours", "placeholder", "too many"],
 )
-def test_what_images_cannot_be_together_is_refused_in_words(
+def test_an_invalid_combination_of_images_is_refused_with_a_message(
     vision: Vision, tokens: np.ndarray, images: list[Image], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=f"^Datum 3 {sentence}"):

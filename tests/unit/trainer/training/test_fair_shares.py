@@ -33,7 +33,7 @@ class Engine:
 
 
 @given(st.lists(st.lists(COSTS, min_size=4, max_size=4), min_size=1, max_size=30))
-def test_of_those_who_wait_all_the_time_none_is_ahead_by_more_than_a_turn(rounds: list[list[int]]) -> None:
+def test_no_permanent_waiter_is_ahead_by_more_than_one_turn(rounds: list[list[int]]) -> None:
     engine = Engine()
     longest = max(cost for costs in rounds for cost in costs)
     for costs in rounds:
@@ -57,7 +57,7 @@ def test_no_model_starves(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.tuples(COSTS, st.integers(LEAST_TOKENS, 1024)), min_size=1, max_size=60))
-def test_who_goes_along_in_anothers_turn_is_charged_and_never_far_ahead(turns: list[tuple[int, int]]) -> None:
+def test_a_model_in_the_turn_of_another_is_charged_and_never_far_ahead(turns: list[tuple[int, int]]) -> None:
     engine = Engine()
     contenders = [Contender(tenant, f"{tenant}1") for tenant in "AB"]
     for cost, tokens_along in turns:
@@ -85,7 +85,7 @@ def test_small_turns_are_not_made_long_by_one_who_comes_along_each_time() -> Non
     assert abs(engine.had["A"] - engine.had["B"]) <= HEAD_START_TOKENS + 512
 
 
-def test_of_a_tenants_models_those_that_have_had_least_come_along_first() -> None:
+def test_models_of_a_tenant_with_the_least_time_are_added_first() -> None:
     engine = Engine()
     models = [Contender("A", f"A{number}") for number in range(4)]
     for tokens in (40, 30, 20):
@@ -113,7 +113,7 @@ def test_use_without_competition_is_not_held_against_a_tenant() -> None:
     assert [engine.turn({"A": 1024, "B": 1024}) for _ in range(6)] == ["B", "B", "A", "B", "A", "B"]
 
 
-def test_what_was_used_while_others_waited_is_held_against_who_leaves_and_comes_back() -> None:
+def test_usage_while_others_waited_still_counts_after_a_tenant_returns() -> None:
     engine = Engine()
     assert engine.turn({"A": 10_000, "B": 1000}) == "A"
     assert engine.turn({"B": 1000}) == "B"

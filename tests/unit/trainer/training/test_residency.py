@@ -35,7 +35,7 @@ residencies = some_residency()
 
 
 @given(residencies)
-def test_of_those_that_are_unused_the_one_used_least_recently_leaves(residency: Residency) -> None:
+def test_the_least_recently_used_idle_model_is_evicted(residency: Residency) -> None:
     leaver = residency.leaver()
     unused = [
         stay
@@ -50,7 +50,7 @@ def test_of_those_that_are_unused_the_one_used_least_recently_leaves(residency: 
 
 
 @given(residencies)
-def test_one_with_work_keeps_its_turn(residency: Residency) -> None:
+def test_a_model_with_work_keeps_its_turn(residency: Residency) -> None:
     leaver = residency.leaver()
     if leaver is not None and leaver.busy:
         assert leaver.since + RULES.turn_seconds <= NOW
@@ -61,7 +61,7 @@ def test_one_with_work_keeps_its_turn(residency: Residency) -> None:
 
 
 @given(residencies)
-def test_one_with_work_does_not_leave_for_a_tenant_that_has_more_while_one_of_that_tenant_could(
+def test_a_busy_model_is_not_evicted_for_a_larger_tenant_that_could_evict_its_own_model(
     residency: Residency,
 ) -> None:
     leaver = residency.leaver()
@@ -86,9 +86,7 @@ def test_a_new_model_never_waits_longer_than_a_restored_one(residency: Residency
 
 @pytest.mark.parametrize("slots", [1, 2, 8])
 @pytest.mark.parametrize("exchange_seconds", [0.01, 1.0])
-def test_where_all_have_work_each_gets_its_turns_and_exchanges_keep_their_share(
-    slots: int, exchange_seconds: float
-) -> None:
+def test_every_busy_model_gets_its_turns_and_swaps_keep_their_share(slots: int, exchange_seconds: float) -> None:
     """More models than slots that never run out of work, over half an hour of their engine."""
     now, moves, waiting = 0.0, 0, [f"m{number}" for number in range(3 * slots)]
     here: dict[str, float] = {}

@@ -35,7 +35,7 @@ def test_a_release_is_retried_without_a_limit(error: Exception, waited: float) -
     assert retry_seconds(Kind.RELEASE_MODEL, error, waited) == RELEASE_RETRY_SECONDS
 
 
-def test_who_waited_in_vain_hears_for_how_long_and_what_to_do() -> None:
+def test_a_failed_wait_reports_its_duration_and_the_remedy() -> None:
     assert final_message(Kind.SAVE_WEIGHTS, AWAY) == (
         "The checkpoint a could not be saved to s3://b: no connection. It was tried again for 300 s. "
         "Send the request again when the storage answers."

@@ -24,7 +24,7 @@ DATUM = wire_pb2.Datum(loss_fn_inputs={"weights": wire_pb2.Tensor(shape=[1])})
         wire_pb2.ForwardBackwardRequest(data=[DATUM]),
     ],
 )
-def test_what_this_release_knows_is_read(message: Message) -> None:
+def test_known_fields_are_read(message: Message) -> None:
     assert unknown_fields_of(message) == ""
 
 
@@ -37,7 +37,7 @@ def test_what_this_release_knows_is_read(message: Message) -> None:
     ],
     ids=["at the top", "inside", "in a list"],
 )
-def test_what_it_does_not_know_is_named_wherever_it_is(message: Message, field: str) -> None:
+def test_an_unknown_field_is_named_at_every_depth(message: Message, field: str) -> None:
     assert f"This worker's release does not know {field}, by which" in unknown_fields_of(message)
 
 

@@ -20,7 +20,7 @@ def options(*flags: str) -> WorkerOptions:
 
 
 @pytest.mark.slow("imports PyTorch in a process of its own")
-def test_what_every_model_stands_on_comes_with_the_factories_while_the_collector_rests() -> None:
+def test_the_factories_import_common_modules_while_the_garbage_collector_is_paused() -> None:
     """The collector pauses during imports, not during loading, whose garbage must be freed."""
     program = """
 import sys

@@ -51,5 +51,5 @@ def test_the_refusal_names_the_volume_and_says_where_to_put_it(tmp_path: Path) -
         check_file_system(tmp_path / "volume", mountinfo)
 
 
-def test_where_the_kernel_lists_no_mounts_nothing_is_checked(tmp_path: Path) -> None:
+def test_nothing_is_checked_if_the_kernel_lists_no_mounts(tmp_path: Path) -> None:
     check_file_system(tmp_path, tmp_path / "absent")

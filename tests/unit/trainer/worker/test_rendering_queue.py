@@ -48,7 +48,7 @@ async def test_a_newcomer_waits_for_the_text_that_is_under_way_and_not_for_a_flo
     assert await asyncio.gather(*flood) == ["greedy"] * 5
 
 
-async def test_who_gives_up_in_the_queue_is_passed_over() -> None:
+async def test_a_cancelled_request_in_the_queue_is_skipped() -> None:
     rendering = Rendering()
     tasks = [rendering.ask(tenant) for tenant in ("first", "second", "third")]
     await settled()
@@ -59,7 +59,7 @@ async def test_who_gives_up_in_the_queue_is_passed_over() -> None:
     assert rendering.begun == ["first", "third"]
 
 
-async def test_who_gives_up_under_way_keeps_the_turn_until_the_thread_has_ended() -> None:
+async def test_a_request_cancelled_while_it_runs_keeps_its_turn_until_its_thread_has_ended() -> None:
     """Otherwise a client that repeatedly cancels would occupy any number of threads."""
     rendering = Rendering()
     gone = rendering.ask("gone")

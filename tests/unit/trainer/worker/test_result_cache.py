@@ -18,7 +18,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("result", RESULTS.values(), ids=list(RESULTS))
-def test_of_very_many_results_only_the_latest_stay(result: OperationResult) -> None:
+def test_only_the_latest_results_are_kept(result: OperationResult) -> None:
     cache = ResultCache(100 * RESULT_ENTRY_BYTES)
     for seq_id in range(1000):
         cache.put(("m", seq_id), result)

@@ -98,7 +98,7 @@ def test_a_waiter_for_an_abandoned_save_gets_an_error(saves: BackgroundSaves) ->
     assert saves.abandon() is None
 
 
-def test_who_interrupts_the_wait_at_the_end_leaves_the_save(
+def test_an_interrupt_of_the_final_wait_abandons_the_save(
     saves: BackgroundSaves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second Ctrl-C arrives after the loop has ended."""

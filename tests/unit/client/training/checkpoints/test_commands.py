@@ -122,5 +122,5 @@ def test_resume_says_from_where_and_by_which_lines(run: Run, root: Path, server:
     assert json.loads(run("resume", root, "--offline", "--json")[1])["asked"] is False
 
 
-def test_where_there_is_nothing_to_resume_is_one_sentence(run: Run, tmp_path: Path) -> None:
+def test_a_resume_without_a_checkpoint_is_one_sentence(run: Run, tmp_path: Path) -> None:
     assert run("resume", tmp_path) == (1, "", f"tinsmith checkpoints: there is no whole checkpoint in {tmp_path}\n")

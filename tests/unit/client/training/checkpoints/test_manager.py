@@ -122,7 +122,7 @@ def test_maybe_save_saves_every_so_many_steps(manage: Manage, model: Any, every:
     assert saved == manager.store.steps() == ([3, 6] if every else [])
 
 
-def test_what_fails_in_a_save_comes_to_light_at_the_next_step_and_leaves_no_state(
+def test_the_error_of_a_save_is_raised_at_the_next_step_and_leaves_no_state(
     manage: Manage, server: FakeServer, model: Any
 ) -> None:
     server.failure = ConnectionError("no route to host")
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_no_rule_keeps_goes_and_its_state_if_it_may(
         assert server.states[metadata.state_path] == bytes(range(1, metadata.step + 1))
 
 
-def test_what_is_measured_after_a_save_counts_for_which_ones_stay(manage: Manage, model: Any) -> None:
+def test_metrics_after_a_save_decide_which_checkpoints_stay(manage: Manage, model: Any) -> None:
     with manage(retention=Retention(keep_last=2, keep_best=1, metric="eval/reward", mode="max")) as manager:
         for step, reward in ((1, 0.2), (2, 0.9), (3, 0.1), (4, 0.5)):
             manager.save(model, step, loop_state={}, metrics={"loss": 1.0})
@@ -187,7 +187,7 @@ def test_what_is_measured_after_a_save_counts_for_which_ones_stay(manage: Manage
     assert manager.store.verify(2).metrics == {"loss": 1.0, "eval/reward": 0.9}
 
 
-def test_what_a_killed_run_left_goes_at_the_next_runs_first_save_and_its_state_too(
+def test_the_first_save_of_the_next_run_removes_the_remains_of_a_killed_run_and_their_state(
     manage: Manage, server: FakeServer, model: Any, tmp_path: Path
 ) -> None:
     with manage() as manager:

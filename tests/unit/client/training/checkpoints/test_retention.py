@@ -59,7 +59,7 @@ def is_among_the_best(one: Saved, run: Sequence[Saved], retention: Retention) ->
 
 
 @given(RUNS, retentions())
-def test_one_stays_exactly_when_a_rule_wants_it(run: list[Saved], retention: Retention) -> None:
+def test_a_checkpoint_stays_exactly_if_a_rule_keeps_it(run: list[Saved], retention: Retention) -> None:
     assert retention.keep_last is not None
     for one in run:
         newer = sum(other.step > one.step for other in run)

@@ -40,7 +40,7 @@ def change(url: str, path: str, content: bytes | None) -> None:
         filesystem.pipe_file(f"{root}/{path}", content)
 
 
-def test_what_was_written_is_listed_read_and_verified(store: CheckpointStore) -> None:
+def test_a_written_checkpoint_is_listed_read_and_verified(store: CheckpointStore) -> None:
     assert (store.steps(), store.newest_whole()) == ([], (None, []))
     for step in (10, 2, 1_000_000):
         write(store, step % 256, loss=float(step))
@@ -119,7 +119,7 @@ def test_metrics_do_not_cover_damage_up(store: CheckpointStore, url: str) -> Non
         store.add_metrics(1, {"reward": 1.0})
 
 
-def test_what_no_rule_keeps_is_removable_and_damaged_ones_are_not(store: CheckpointStore, url: str) -> None:
+def test_only_intact_checkpoints_that_no_rule_keeps_are_removable(store: CheckpointStore, url: str) -> None:
     for step in (1, 2, 3, 4):
         write(store, step)
     change(url, "step-000001/metadata.json", b"{}")

@@ -103,7 +103,7 @@ async def test_each_request_is_answered_by_the_policy_and_scored_by_the_rubric()
     assert builders[0].logging_tags() == ["letters"]
 
 
-async def test_what_the_environment_fails_at_is_raised() -> None:
+async def test_an_error_of_the_environment_is_raised() -> None:
     [builder, *_] = groups_of(AsksTwice(error=RuntimeError("no sandbox")))
     with pytest.raises(RuntimeError, match="no sandbox"):
         await do_group_rollout(builder, Says(*"aaaa"))

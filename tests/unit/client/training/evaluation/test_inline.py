@@ -87,7 +87,7 @@ def test_every_so_many_steps_the_weights_are_saved_in_their_turn() -> None:
     assert sorted(one.step for one in evaluator.finished) == [0, 3, 6]
 
 
-def test_what_is_due_while_too_many_are_under_way_is_left_out_and_saves_nothing() -> None:
+def test_an_evaluation_beyond_the_limit_is_skipped_without_a_save() -> None:
     release, run = threading.Event(), Run()
 
     def held_up(_example: Example, _answer: Answer) -> float:

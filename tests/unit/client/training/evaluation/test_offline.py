@@ -58,7 +58,7 @@ def test_each_checkpoint_has_means_by_step(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_there_already_is_not_asked_again(tmp_path: Path) -> None:
+def test_existing_answers_are_not_requested_again(tmp_path: Path) -> None:
     OfflineEvaluator([task()], tmp_path, connect=server().connect).run(BOTH[:1])
     again, other = server(), OtherEvaluator()
     sweep = OfflineEvaluator([task(), other], tmp_path, connect=again.connect).run([*BOTH, BOTH[1]])

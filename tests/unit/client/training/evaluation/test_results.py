@@ -19,7 +19,7 @@ def written(directory: Path, *examples: str) -> None:
             results.add(row(example))
 
 
-def test_what_was_added_is_read_back(tmp_path: Path) -> None:
+def test_added_results_are_read_back(tmp_path: Path) -> None:
     written(tmp_path, "0", "1")
     with Results(tmp_path, {"sums": "f1"}) as results:
         assert results.rows == list(read_rows(tmp_path))

@@ -94,7 +94,7 @@ async def test_each_example_draws_from_a_seed_of_its_own_that_is_the_same_next_t
 
 
 @pytest.mark.parametrize("graded", [float("nan"), None, "good", {}, {"a": float("inf")}])
-async def test_what_is_no_number_is_not_averaged(graded: Any) -> None:
+async def test_values_that_are_not_numbers_are_not_averaged(graded: Any) -> None:
     with pytest.raises(GradeFailed, match="the grader returned"):
         await task(lambda *_: graded)(ScriptedSampling().client)
 

@@ -101,7 +101,7 @@ async def test_no_more_are_in_flight_than_may_be() -> None:
         assert await next_number(pump) == 1
 
 
-async def test_what_the_data_raises_comes_out_after_the_groups_before_it() -> None:
+async def test_an_error_of_the_data_is_raised_after_the_earlier_groups() -> None:
     class Broken(Sampling):
         async def __call__(self, place: GroupPosition, builder: EnvGroupBuilder) -> RolledOutGroup:
             if place.number == 1:
@@ -114,7 +114,7 @@ async def test_what_the_data_raises_comes_out_after_the_groups_before_it() -> No
             await anext(pump.groups)
 
 
-async def test_what_is_under_way_at_the_end_is_cancelled() -> None:
+async def test_running_groups_are_cancelled_at_the_end() -> None:
     sampling = Sampling()
     cancelled: list[int] = []
 

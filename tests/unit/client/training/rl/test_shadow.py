@@ -34,7 +34,7 @@ def shadow_of(model: Held, most_waiting: int) -> ShadowClient:
     return ShadowClient("shadow", model, adam, most_steps_waiting=most_waiting)  # type: ignore[arg-type]
 
 
-async def test_what_is_too_much_passes_by_and_is_counted() -> None:
+async def test_steps_beyond_the_capacity_are_skipped_and_counted() -> None:
     model = Held()
     shadow = shadow_of(model, 2)
     assert [shadow.offer(step, [DATUM]) for step in range(4)] == [True, True, False, False]

@@ -155,7 +155,7 @@ async def test_a_reward_that_is_no_number_costs_its_group_not_the_weights() -> N
 
 
 @pytest.mark.parametrize("in_environment", [ConnectionError("gone"), tinker.TinkerError("gone")])
-async def test_what_the_server_fails_at_ends_the_run(in_environment: Exception) -> None:
+async def test_an_error_of_the_server_ends_the_run(in_environment: Exception) -> None:
     def gone(prompt: list[int], seed: int | None) -> list[int]:
         if prompt[1] == 3:
             raise in_environment

@@ -46,7 +46,7 @@ def test_numbers_of_numpy_become_plain_ones_that_json_knows() -> None:
     assert json.loads(json.dumps(plain_metrics(given))) == {"a": 0.5, "b": 3, "c": 2.0, "d": True, "e": 1, "f": "word"}
 
 
-def test_what_is_no_single_value_becomes_words() -> None:
+def test_a_value_that_is_not_a_scalar_becomes_text() -> None:
     assert plain_metrics({"a": [1, 2], "b": None, "c": np.array([1, 2])}) == {"a": "[1, 2]", "b": "None", "c": "[1 2]"}
 
 

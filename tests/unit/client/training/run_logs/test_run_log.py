@@ -39,7 +39,7 @@ def test_the_program_of_the_page_logs_where_it_says(tmp_path: Path, monkeypatch:
     assert [step for step, _ in drawn(tmp_path / "run", "train/nll")] == [1, 2, 3]
 
 
-def test_what_was_logged_is_read_back_with_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_metrics_are_read_back_with_their_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {"learning_rate": 0.5, "place": tmp_path}
     with run_log(tmp_path, config={"learning_rate": 0.5}, to=("console", "jsonl", "tensorboard")) as log:
         log.log_metrics({"loss": np.float32(0.5), "count": torch.tensor(3), "word": "a", "list": [1, 2]}, step=1)
@@ -64,7 +64,7 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert drawn(tmp_path, "loss") == expected
 
 
-def test_what_is_logged_late_of_the_step_before_replaces_nothing_of_it(tmp_path: Path) -> None:
+def test_late_metrics_of_the_previous_step_replace_none_of_its_metrics(tmp_path: Path) -> None:
     """The late metrics are those of an evaluation that a kill interrupted."""
     with run_log(tmp_path, to=("jsonl", "tensorboard")) as log:
         for step in (1, 2, 3):

@@ -126,13 +126,13 @@ def render_length(length: int) -> tuple[Tokens, ...]:
     return (Tokens(list(range(length)), [False] * (length - 2) + [True] * 2),)
 
 
-def test_what_is_too_long_is_dropped_and_counted() -> None:
+def test_examples_that_are_too_long_are_dropped_and_counted() -> None:
     prepared = prepare(config(max_length=4), of_lengths(3, 4, 5, 9), render_length)
     assert [len(one.tokens) for (one,) in prepared.train] == [3, 4]
     assert prepared.described() == {"examples": 2, "held_out": 0, "dropped": 2, "truncated": 0, "tokens": 7}
 
 
-def test_of_several_answers_those_are_left_that_fit_but_of_a_comparison_none() -> None:
+def test_answers_that_are_too_long_are_dropped_but_a_comparison_is_dropped_whole() -> None:
     def render(length: int) -> tuple[Tokens, ...]:
         return (*render_length(length), *render_length(length + 4))
 

@@ -31,7 +31,7 @@ class Refreshes:
         return self.news
 
 
-async def test_those_who_want_one_at_once_share_it_and_its_failure() -> None:
+async def test_concurrent_callers_share_a_refresh_and_its_failure() -> None:
     refreshes = Refreshes()
     shared = SharedRefresh(refreshes, age_seconds=60, timeout_seconds=SOON_SECONDS)
     refreshes.trouble = ApiUnavailable("down")
@@ -57,7 +57,7 @@ async def test_a_refresh_that_began_too_early_is_awaited_and_followed_by_another
     assert refreshes.count == 2
 
 
-async def test_who_gives_up_does_not_take_it_from_the_others() -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_refresh_of_the_others() -> None:
     refreshes = Refreshes()
     shared = SharedRefresh(refreshes, age_seconds=60, timeout_seconds=SOON_SECONDS)
     impatient, patient = (asyncio.create_task(shared.recent()) for _ in range(2))

@@ -19,7 +19,7 @@ def session(*conditions: tuple[str, str, str], deleted: bool = False, **spec: An
     return parse_session({"metadata": metadata, "spec": spec_of(**spec), "status": {"conditions": said}})
 
 
-def test_what_a_spec_leaves_out_is_what_the_api_server_fills_in() -> None:
+def test_missing_fields_of_a_spec_have_the_defaults_of_the_api_server() -> None:
     """A catalogue's spec has not been through it."""
     said = spec_of()
     filled = fill_defaults(said, root_schema()["properties"]["spec"])["adapters"]

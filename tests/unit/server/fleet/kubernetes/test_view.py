@@ -57,7 +57,7 @@ def silence(watch: Watch[TrainingSession], trouble: KubernetesError) -> None:
     watch._note_failure(trouble)
 
 
-async def test_what_is_granted_is_seen_though_a_namespace_is_refused() -> None:
+async def test_permitted_namespaces_are_read_even_if_another_one_is_refused() -> None:
     view = view_of(ScriptedApi({"a": None, "b": FORBIDDEN}), "a", "b")
     await view.open()
     assert set(view.objects) == {("a", "tiny")}

@@ -24,7 +24,7 @@ async def test_the_answer_to_a_creation_does_not_undo_what_the_watch_has_told_si
     assert watch.objects["team", "tiny-1"].worker_id == "uid-1"
 
 
-async def test_what_was_deleted_before_the_answer_to_its_creation_came_does_not_come_back() -> None:
+async def test_an_object_deleted_before_the_answer_to_its_creation_does_not_reappear() -> None:
     """A stale object would count as a starting session, and no other would be created for its model."""
     watch = Watch(Lists(), SESSIONS, "team", parse_session, lambda: None)
     watch._apply("ADDED", manifest(1))
@@ -50,7 +50,7 @@ class Lists(KubernetesApi):
         return [manifest(self.version, workerId="uid-1")], str(self.version)
 
 
-async def test_what_is_not_read_of_an_object_changes_nothing() -> None:
+async def test_a_change_of_an_unread_field_has_no_effect() -> None:
     """A busy session has its status written once a minute, and each change wakes all held polls."""
     changes: list[None] = []
     watch = Watch(Lists(), SESSIONS, "team", parse_session, lambda: changes.append(None))

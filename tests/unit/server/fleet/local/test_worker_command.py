@@ -93,7 +93,7 @@ def test_a_sampler_is_on_its_workers_device(tmp_path: Path) -> None:
         ("0,1,0", "evice 0 is given twice; two workers would share its memory, so give it once"),
     ],
 )
-def test_what_is_no_device_is_refused(devices: str, sentence: str) -> None:
+def test_an_invalid_device_is_refused(devices: str, sentence: str) -> None:
     with pytest.raises(StartupError, match=re.escape(sentence)):
         load_settings({"devices": devices}, None)
 

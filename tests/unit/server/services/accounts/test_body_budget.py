@@ -56,7 +56,7 @@ async def test_bodies_that_came_half_do_not_wait_for_each_other(budget: BodyBudg
         await waiting
 
 
-async def test_what_is_received_keeps_its_room_until_it_is_done_with(budget: BodyBudget) -> None:
+async def test_a_received_body_holds_its_budget_until_it_is_processed(budget: BodyBudget) -> None:
     with budget.account("b") as other:
         with budget.account("a") as first:
             await first.take(150)
@@ -68,7 +68,7 @@ async def test_what_is_received_keeps_its_room_until_it_is_done_with(budget: Bod
         await waiting
 
 
-async def test_of_several_tenants_the_first_of_all_gets_room_beyond_that_of_all(budget: BodyBudget) -> None:
+async def test_the_first_of_several_tenants_may_exceed_the_common_budget(budget: BodyBudget) -> None:
     with budget.account("a") as first, budget.account("b") as second:
         await first.take(75)
         await second.take(75)

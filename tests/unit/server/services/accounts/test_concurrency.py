@@ -108,7 +108,7 @@ async def test_probes_and_telemetry_take_no_places_from_a_tenant() -> None:
         await requests.end(name)
 
 
-async def test_what_waits_for_something_else_leaves_its_place_to_others(few_places: None) -> None:
+async def test_a_request_that_waits_for_another_resource_frees_its_place(few_places: None) -> None:
     requests = Requests(RequestSlots(longest_seconds=0.01))
     requests.send("a", "a1")
     requests.send("a", "a2")
@@ -137,7 +137,7 @@ async def test_a_poll_has_its_place_for_a_step_and_not_while_it_is_held(few_plac
 
 
 @pytest.mark.parametrize("moment", ["while it waits", "as its turn comes"])
-async def test_who_gives_up_leaves_the_place_to_the_next(few_places: None, moment: str) -> None:
+async def test_a_cancelled_waiter_leaves_its_place_to_the_next(few_places: None, moment: str) -> None:
     requests = Requests(RequestSlots(longest_seconds=WAIT_SECONDS))
     for name in ("a1", "a2", "a3"):
         requests.send("a", name)

@@ -28,7 +28,7 @@ async def test_tenants_come_in_turn_however_many_one_sends() -> None:
     assert order == ["a", "a", "b", "a", "a", "a"]
 
 
-async def test_who_gives_up_leaves_the_turn_to_the_next() -> None:
+async def test_a_cancelled_waiter_leaves_its_turn_to_the_next() -> None:
     lock, order, until = FairLock(), list[str](), asyncio.Event()
     tasks = [asyncio.create_task(run(lock, tenant, order, until)) for tenant in "abc"]
     await settled()
@@ -38,7 +38,7 @@ async def test_who_gives_up_leaves_the_turn_to_the_next() -> None:
     assert order == ["a", "c"]
 
 
-async def test_who_gives_up_in_the_moment_of_the_handover_hands_on() -> None:
+async def test_a_waiter_cancelled_during_the_handover_passes_the_lock_on() -> None:
     lock, order, until = FairLock(), list[str](), asyncio.Event()
     first, second, third = (asyncio.create_task(run(lock, tenant, order, until)) for tenant in "abc")
     await settled()

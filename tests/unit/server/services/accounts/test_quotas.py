@@ -31,7 +31,7 @@ async def test_operations_count_from_their_submission_until_a_worker_says_that_t
     await queued.admit("a", "m", 3)
 
 
-async def test_what_fills_a_gap_is_let_through_since_all_behind_it_waits_for_it() -> None:
+async def test_an_operation_that_fills_a_gap_is_admitted_because_later_ones_wait_for_it() -> None:
     queued = QueueQuota(most=1)
     queued.note("a", "m", 5)
     await asyncio.wait_for(queued.admit("a", "m", 4), 1)

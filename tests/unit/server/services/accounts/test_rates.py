@@ -36,7 +36,7 @@ def test_a_key_has_a_minutes_worth_and_gets_it_back_evenly() -> None:
     rate.admit("key")
 
 
-def test_one_large_call_is_let_in_and_owed_for_less_than_the_sdk_waits() -> None:
+def test_one_large_call_is_admitted_and_delays_later_ones_less_than_the_sdk_waits() -> None:
     clock = Clock()
     rate = Rate("tokens", "setting", 1000, clock)
     rate.charge("key", 10**9)

@@ -81,7 +81,7 @@ async def test_a_second_replica_gets_its_share_and_no_task_has_two_owners(rows: 
     assert min(len(share(first)), len(share(second))) > len(TASKS) / 4
 
 
-async def test_what_a_dead_replica_did_moves_once_its_lease_is_over(rows: Rows) -> None:
+async def test_tasks_of_a_dead_replica_move_after_its_lease_expires(rows: Rows) -> None:
     first, second = replica_of(rows, "a"), replica_of(rows, "b")
     for replica in (first, second, first):
         await replica.renew()

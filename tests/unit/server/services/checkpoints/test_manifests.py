@@ -28,7 +28,7 @@ def test_a_file_that_is_as_it_was_saved_passes_whole(parts: list[bytes]) -> None
 
 
 @given(PARTS, st.binary(max_size=40))
-def test_of_another_file_the_last_part_never_leaves(parts: list[bytes], content: bytes) -> None:
+def test_the_last_part_of_a_different_file_is_never_sent(parts: list[bytes], content: bytes) -> None:
     if b"".join(parts) == content:
         return
     sent: list[bytes] = []

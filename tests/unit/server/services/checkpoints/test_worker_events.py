@@ -55,9 +55,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_those_who_wait_for_a_worker_that_is_away_wait_at_the_same_time(
-    events: Events, worker: OneWorker
-) -> None:
+async def test_waiters_for_an_unreachable_worker_wait_concurrently(events: Events, worker: OneWorker) -> None:
     worker.is_away = True
     drains = [asyncio.create_task(events.drain("w1")) for _ in range(8)]
     await turns()
@@ -66,7 +64,7 @@ async def test_those_who_wait_for_a_worker_that_is_away_wait_at_the_same_time(
     assert {type(error) for error in await asyncio.gather(*drains, return_exceptions=True)} == {WorkerUnavailable}
 
 
-async def test_those_who_come_while_events_are_read_share_the_next_reading(events: Events, worker: OneWorker) -> None:
+async def test_requests_during_a_read_of_events_share_the_next_read(events: Events, worker: OneWorker) -> None:
     first = asyncio.create_task(events.drain("w1"))
     await turns()
     others = [asyncio.create_task(events.drain("w1")) for _ in range(8)]

@@ -79,7 +79,7 @@ async def test_a_shared_call_continues_until_its_last_waiter_leaves() -> None:
     assert await newcomer == "answer 2"
 
 
-async def test_what_goes_wrong_goes_wrong_for_all_who_ask() -> None:
+async def test_all_callers_get_the_error_of_a_shared_call() -> None:
     async def broken() -> str:
         raise ValueError("the worker is away")
 

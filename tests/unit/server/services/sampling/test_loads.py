@@ -47,7 +47,7 @@ def test_a_sample_that_ended_counts_no_more_however_often_it_is_read(reads: int)
     assert unfinished(loads) == {"a": 1, "b": 0}
 
 
-def test_who_did_not_answer_last_is_known_until_it_does() -> None:
+def test_a_silent_sampler_is_known_until_it_answers() -> None:
     loads = SamplerLoads()
     assert loads.answers("a")
     loads.note_silent("a")

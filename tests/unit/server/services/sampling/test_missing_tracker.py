@@ -41,7 +41,7 @@ def test_it_is_over_after_its_length(clock: Clock, seconds: int, over: bool) -> 
     assert missed(MissingTracker(LENGTH, clock), clock, seconds) is over
 
 
-def test_what_was_there_meanwhile_begins_anew(clock: Clock) -> None:
+def test_the_time_restarts_for_an_entry_that_was_present_meanwhile(clock: Clock) -> None:
     tracker: MissingTracker[str] = MissingTracker(LENGTH, clock)
     assert missed(tracker, clock, 310)
     tracker.note_there("a")

@@ -121,7 +121,7 @@ async def test_a_thousand_who_wait_cost_one_look_at_the_store_a_round_and_no_wri
     await kept.close()
 
 
-async def test_those_who_come_at_once_are_placed_by_one_write() -> None:
+async def test_models_that_arrive_at_once_are_placed_by_one_write() -> None:
     kept = Kept(slots=50, waiting=50)
     await asyncio.gather(*kept.tasks.values())
     assert {task.result().worker_id for task in kept.tasks.values()} == {"w1"}
@@ -130,7 +130,7 @@ async def test_those_who_come_at_once_are_placed_by_one_write() -> None:
     await kept.close()
 
 
-async def test_who_comes_while_there_is_room_is_placed_without_a_look_and_the_first_who_finds_none_ends_that() -> None:
+async def test_models_are_placed_without_a_query_until_the_first_finds_no_place() -> None:
     kept = Kept(slots=2, waiting=1)
     await kept.tasks["session-1:train:0"]
     assert (await kept.tasks[kept.come()]).worker_id == "w1"
@@ -210,7 +210,7 @@ async def test_no_round_runs_when_no_model_waits() -> None:
     await kept.close()
 
 
-async def test_those_who_give_up_leave_the_line() -> None:
+async def test_cancelled_waiters_leave_the_queue() -> None:
     kept = Kept(slots=0, waiting=1)
     await kept.rounds(1)
     kept.tasks["session-1:train:0"].cancel()

@@ -85,7 +85,7 @@ def sentence(wait: QueuePosition, *holders: SlotHolder, next_step: str = "ask yo
     return wait.sentence(holders, next_step, NOW)
 
 
-def test_one_who_waits_hears_its_turn_who_holds_the_places_and_what_happens_next() -> None:
+def test_a_waiter_gets_its_position_the_holders_of_the_places_and_the_next_step() -> None:
     wait = QueuePosition(3, 7, 8, "org/tiny", "ada")
     assert sentence(wait, *holding(ada=2, bo=6)) == (
         "3rd of 7 waiting for one of 8 places of org/tiny; 2 held by your sessions session-ada1, session-ada0, "
@@ -98,7 +98,7 @@ def test_a_tenant_never_sees_the_ids_of_others() -> None:
     assert told == ("1st of 2 waiting for one of 8 places of org/tiny; 8 held by other tenants; ask your administrator")
 
 
-def test_of_many_sessions_the_idlest_are_named() -> None:
+def test_the_idlest_of_many_sessions_are_named() -> None:
     told = sentence(QueuePosition(1, 1, 200, "org/tiny", "ada"), *holding(ada=181))
     assert told == (
         "waiting for one of 200 places of org/tiny; 181 held by your sessions session-ada180, session-ada179, "

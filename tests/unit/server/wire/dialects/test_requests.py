@@ -79,7 +79,7 @@ def rendered(prompt: Prompt) -> Any:
         (messages, {"max_tokens": 0}, "max_tokens"),
     ],
 )  # fmt: skip
-def test_what_would_change_the_answer_and_is_not_done_is_refused_in_words(
+def test_an_unsupported_field_that_would_change_the_answer_is_refused_with_a_message(
     make: Any, fields: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValidationError) as refused:

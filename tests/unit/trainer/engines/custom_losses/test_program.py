@@ -130,7 +130,7 @@ BOMBS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_would_compute_too_much_is_refused_before_it_does(name: str) -> None:
+def test_a_loss_that_would_compute_too_much_is_refused_before_it_runs(name: str) -> None:
     with pytest.raises(UserError, match="would compute more than 2097152 values"):
         program(*BOMBS[name]).check([torch.empty(TOKENS)])
 
@@ -161,7 +161,7 @@ def test_what_would_compute_too_much_is_refused_before_it_does(name: str) -> Non
         ),
     ],
 )
-def test_what_does_not_fit_is_found_on_the_trial(calls: tuple[dict[str, Any], ...], message: str) -> None:
+def test_the_trial_run_finds_shapes_that_do_not_fit(calls: tuple[dict[str, Any], ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         program(*calls).check([torch.empty(TOKENS)])
 

@@ -35,7 +35,7 @@ def test_an_adapter_that_mixes_gate_and_up_is_refused() -> None:
         to_tinker_experts(tensors, RANK)
 
 
-def test_one_factor_for_all_is_taken_only_where_all_are_alike() -> None:
+def test_a_common_factor_is_used_only_if_all_experts_are_equal() -> None:
     whole = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
     assert fit_shape(whole[:1], (3, 1, 2)).shape == (3, 1, 2)
     with pytest.raises(NotShared):

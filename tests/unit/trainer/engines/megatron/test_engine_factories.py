@@ -36,7 +36,7 @@ def test_the_sampler_has_weights_of_its_own() -> None:
     sampler.close()
 
 
-def test_what_the_model_cannot_do_is_refused() -> None:
+def test_a_setting_that_the_model_does_not_support_is_refused() -> None:
     with pytest.raises(ServerError, match=f"Give {SMALL.max_sequence_length} or less"):
         build_on_ranks(options(f"--max-sequence-length={SMALL.max_sequence_length + 1}"))
     with pytest.raises(ModelDirectoryInvalid, match=r"config\.json is missing"):

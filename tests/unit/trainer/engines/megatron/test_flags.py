@@ -77,6 +77,6 @@ def test_every_gpu_has_one_rank(ranks: tuple[str, ...]) -> None:
         (("--engine=nemo-rl", "--gpus-per-node=8"), "--no-sampling"),
     ],
 )
-def test_what_cannot_be_is_refused_by_a_sentence(flags: tuple[str, ...], sentence: str) -> None:
+def test_impossible_flags_are_refused_with_one_sentence(flags: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         parsed(*flags)

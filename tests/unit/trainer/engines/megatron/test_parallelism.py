@@ -58,6 +58,6 @@ def test_each_copy_of_the_data_has_one_speaker_on_the_last_stage(
         ({"tensor": 0}, "least 1"),
     ],
 )
-def test_what_does_not_divide_is_refused(sizes: dict[str, int], sentence: str) -> None:
+def test_sizes_that_do_not_divide_are_refused(sizes: dict[str, int], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Parallelism(**sizes)

@@ -45,7 +45,7 @@ def failing(error: Exception) -> Answer:
         (RanksLost("a step failed halfway"), "lost"),
     ],
 )
-def test_what_a_rank_cannot_come_back_from_loses_it(error: Exception, fault: str) -> None:
+def test_an_unrecoverable_error_loses_the_rank(error: Exception, fault: str) -> None:
     assert failing(error).fault == fault
 
 

@@ -107,6 +107,6 @@ def test_miles_parses_them_and_the_process_keeps_its_own() -> None:
     [(["--unheard-of"], "unrecognized arguments: --unheard-of"), ([], "num_epoch is not set")],
     ids=["argparse ends the process", "an assertion"],
 )
-def test_what_miles_says_against_them_is_a_sentence(arguments: list[str], why: str) -> None:
+def test_a_refusal_of_miles_is_one_sentence(arguments: list[str], why: str) -> None:
     with stand_in(), pytest.raises(ServerError, match=f"Miles refuses its arguments: .*{why}"):
         parsed(arguments)

@@ -62,7 +62,7 @@ def test_a_conversion_is_named_after_what_made_it_the_commit_that_the_image_has(
 
 
 @pytest.mark.parametrize("left", [["iter_0000000/run_config.yaml"], [WHOLE], []], ids=["weights", "mark", "nothing"])
-def test_what_a_process_left_that_died_is_thrown_away(
+def test_the_remains_of_a_dead_process_are_removed(
     left: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
     """A mark without weights is one of an older layout."""
@@ -75,7 +75,7 @@ def test_what_a_process_left_that_died_is_thrown_away(
     assert len(conversions_begun(tmp_path)) == 1
 
 
-def test_what_waited_for_another_process_finds_its_conversion(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_waiting_process_finds_the_conversion_of_another(environment: dict[str, str], tmp_path: Path) -> None:
     folder = conversion_folder("a", environment)
     with folder.with_name(f"{folder.name}.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -90,7 +90,9 @@ def test_what_waited_for_another_process_finds_its_conversion(environment: dict[
     assert conversions_begun(tmp_path) == []
 
 
-def test_what_waited_for_a_process_that_died_converts_itself(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_process_that_waited_for_a_dead_one_converts_the_model_itself(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     folder = conversion_folder("a", environment)
     with folder.with_name(f"{folder.name}.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -40,7 +40,7 @@ def test_secrets_do_not_reach_ranks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK", "RAY_JOB_ID", "TINSMITH_JOURNAL"])
-def test_what_would_mislead_a_rank_stays_with_the_driver(name: str) -> None:
+def test_variables_that_would_mislead_a_rank_stay_with_the_driver(name: str) -> None:
     assert for_ranks({name: "value"}) == {}
 
 

@@ -188,7 +188,7 @@ def test_secrets_of_the_driver_reach_neither_workers_nor_ray_and_it_keeps_them(
 
 
 @pytest.mark.usefixtures("fake_nemo_rl")
-def test_what_cannot_be_is_refused_before_it_is_converted_and_ray_is_asked(
+def test_an_impossible_setting_is_refused_before_conversion_and_ray(
     ray: FakeRay, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelDirectoryInvalid, match="has no experts, which 2 ranks"):
@@ -254,7 +254,7 @@ def test_ranks_that_wait_for_a_failed_rank_are_lost() -> None:
 
 
 @pytest.mark.usefixtures("ray")
-def test_what_all_ranks_failed_at_alike_leaves_them_alive() -> None:
+def test_the_same_failure_of_all_ranks_leaves_them_alive() -> None:
     with pytest.raises(RanksFailed, match="out of memory"):
         group(lambda *_: Answer(fault="computation", message="out of memory")).all("ts_optim_step", "a")
     with pytest.raises(UserError, match="not finite"):

@@ -75,7 +75,7 @@ def test_a_mixture_has_adapters_of_its_experts_in_the_place_of_a_feed_forwards()
     ("recompute", "is_on", "granularity", "modules"),
     [("none", False, "selective", ["mlp"]), ("mlp", True, "selective", ["mlp"]), ("layers", True, "full", None)],
 )
-def test_what_is_computed_again_is_what_was_asked_for(
+def test_the_configured_layers_are_recomputed(
     recompute: RankRecompute, is_on: bool, granularity: str, modules: list[str] | None
 ) -> None:
     """`_apply_performance_config` reads the two others where the first is on."""

@@ -108,7 +108,7 @@ def test_a_call_that_fails_within_nemo_rl_leaves_no_trace(engine: Engine, monkey
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
-def test_what_a_client_did_wrong_comes_back_as_such(engine: Engine) -> None:
+def test_an_error_of_the_client_is_returned_as_a_client_error(engine: Engine) -> None:
     engine.create_adapter("a", spec(engine))
     with pytest.raises(UserError, match="learning_rate"):
         engine.optim_step("a", AdamParams(learning_rate=float("nan")))

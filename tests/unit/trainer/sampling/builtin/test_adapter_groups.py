@@ -86,7 +86,9 @@ def test_rows_that_lie_in_equal_groups_are_taken_as_they_are() -> None:
     assert GroupLayout.of([(0, 4), (1, 3)], 2).order is not None
 
 
-def test_what_a_stack_does_not_suit_has_products_of_its_own(model: TorchModel, adapters: list[LoadedAdapter]) -> None:
+def test_adapters_that_do_not_fit_a_stack_are_computed_separately(
+    model: TorchModel, adapters: list[LoadedAdapter]
+) -> None:
     a, b = adapters[:2]
     of_rank_20 = loaded(model, 20, seed=20)
     assert grouped(AdapterGroups(ROOMY), [(a, 2), (b, 2)])

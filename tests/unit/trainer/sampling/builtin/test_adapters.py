@@ -128,7 +128,7 @@ def test_rows_move_into_runs(groups: list[int | None]) -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20), st.data())
-def test_where_a_row_left_at_most_one_of_each_adapter_moves(groups: list[int], data: st.DataObject) -> None:
+def test_at_most_one_row_of_each_adapter_moves_after_a_row_left(groups: list[int], data: st.DataObject) -> None:
     rows: list[int | None] = [*sorted(groups)]
     rows[data.draw(st.integers(0, len(rows) - 1))] = None
     assert len(moves_into_runs(rows)) <= len(set(groups))

@@ -95,7 +95,7 @@ def test_samples_of_one_prompt_share_their_steps(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("model_type", "goes_on"), [("lfm2", 32), ("mamba", 0)])
-def test_what_is_known_of_a_prompt_is_not_computed_again(model_type: str, goes_on: int) -> None:
+def test_cached_tokens_of_a_prompt_are_not_recomputed(model_type: str, goes_on: int) -> None:
     with sampler_of(model_type, deterministic=True) as sampler:
         first = ask(sampler, job(prompt(40)))
         again = ask(sampler, job(prompt(40)))

@@ -61,7 +61,7 @@ def test_a_key_never_leads_out_of_the_folder(tmp_path: Path, model: ServedModel,
     assert list((tmp_path / "adapters").iterdir()) == []
 
 
-def test_what_another_life_left_is_swept_away(tmp_path: Path) -> None:
+def test_the_remains_of_an_earlier_process_are_removed(tmp_path: Path) -> None:
     left = tmp_path / "adapters" / "old"
     left.mkdir(parents=True)
     (tmp_path / "cache").mkdir()

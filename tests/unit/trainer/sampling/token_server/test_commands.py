@@ -274,7 +274,7 @@ def test_scores_of_another_prompt_are_refused() -> None:
         drawn_by_sglang(REQUEST, answer)
 
 
-def test_what_sglang_gives_up_is_an_error_in_its_words() -> None:
+def test_an_abort_of_sglang_is_an_error_with_its_message() -> None:
     aborted = {"meta_info": {"finish_reason": {"type": "abort", "message": "no memory"}, "output_token_logprobs": []}}
     with pytest.raises(ServerError, match=r"gave a request up: no memory\."):
         drawn_by_sglang(REQUEST, aborted)

@@ -41,7 +41,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_those_that_bear_each_other_are_inside_together_and_a_foe_waits_for_all_of_them() -> None:
+async def test_compatible_requests_run_together_and_a_conflicting_one_waits_for_all() -> None:
     watch = Watch()
     started = [watch.start(traits) for traits in ("a", "ac", "b", "b")]
     await settle()

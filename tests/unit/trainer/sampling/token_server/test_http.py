@@ -43,9 +43,7 @@ async def calls() -> AsyncIterator[JsonCalls]:
         ({"detail": "elsewhere"}, '{"detail": "elsewhere"}'),
     ],
 )
-async def test_what_the_server_has_against_a_request_is_the_users_error(
-    calls: JsonCalls, body: dict[str, object], message: str
-) -> None:
+async def test_a_refusal_of_the_server_is_a_user_error(calls: JsonCalls, body: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as refusal:
         await calls.post("/answer?status=400", body)
     assert str(refusal.value) == f"The server answered /answer?status=400 with status 400: {message}"

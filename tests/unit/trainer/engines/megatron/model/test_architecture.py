@@ -62,7 +62,7 @@ def test_sizes_come_from_the_config_and_qwen3_alone_has_norms_of_queries_and_key
     ],
     ids=["attention-bias", "mlp-bias", "activation", "sliding-window", "yarn", "partial"],
 )
-def test_what_the_layers_would_compute_otherwise_is_refused(config: Any, sentence: str) -> None:
+def test_a_configuration_that_the_layers_would_compute_differently_is_refused(config: Any, sentence: str) -> None:
     with pytest.raises(ModelDirectoryInvalid, match=sentence):
         read_architecture(DIRECTORY, config)
 

@@ -45,7 +45,7 @@ def test_nothing_stays_replaced_after_an_error_inside_or_a_second_entry() -> Non
     assert _what_is_replaced() == before
 
 
-def test_where_there_is_a_gpu_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_replaced_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     before = _what_is_replaced()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with cpu_megatron():

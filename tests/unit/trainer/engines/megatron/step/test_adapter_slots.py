@@ -10,7 +10,7 @@ TYPES = st.sampled_from([torch.float32, torch.bfloat16])
 
 
 @given(SHAPES, TYPES)
-def test_what_is_packed_comes_back_bit_for_bit(shapes: list[tuple[int, int]], dtype: torch.dtype) -> None:
+def test_packed_tensors_are_restored_bit_for_bit(shapes: list[tuple[int, int]], dtype: torch.dtype) -> None:
     parameters = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
     before = [parameter.detach().clone() for parameter in parameters]
     packed = to_host(pack(parameters))

@@ -57,12 +57,12 @@ def test_sums_in_float32_by_adamw_are_taken() -> None:
         ("optimizer_cpu_offload", True, "cannot be read"),
     ],
 )
-def test_what_would_not_sum_is_refused_with_its_reason(name: str, value: object, why: str) -> None:
+def test_a_loss_that_cannot_be_summed_is_refused_with_the_reason(name: str, value: object, why: str) -> None:
     with pytest.raises(ValueError, match=f"Adapters cannot be trained on this model: .*{why}"):
         check_setup(*setup(**{name: value}))
 
 
-def test_what_is_trained_must_be_the_adapter_and_of_one_type() -> None:
+def test_the_trained_parameters_must_be_the_adapter_and_have_one_type() -> None:
     ddp, optimizer, parameters = setup()
     with pytest.raises(ValueError, match="no matrices to train"):
         check_setup(ddp, optimizer, [])

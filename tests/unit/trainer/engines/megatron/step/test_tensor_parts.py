@@ -46,7 +46,7 @@ layouts = st.builds(
 
 
 @given(layouts, st.integers(1, MAX_RANK), st.booleans())
-def test_what_was_cut_joins_to_what_it_was(layout: Parallelism, rank: int, all_modules: bool) -> None:
+def test_divided_tensors_join_to_the_original(layout: Parallelism, rank: int, all_modules: bool) -> None:
     parts = [parts_of(layout, each) for each in range(layout.world_size)]
     modules = [f"{stage}.{kind}" for stage in range(layout.pipeline) for kind in ("columns", "experts", "rows")]
     trained = modules if all_modules else modules[:1]
