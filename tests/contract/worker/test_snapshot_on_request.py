@@ -18,6 +18,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.errors import Draining
+from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.peers import OPERATOR
 
 from .conftest import StartWorker
@@ -57,6 +58,17 @@ def payloads_kept(worker: Worker) -> int:
         return int(db.execute("SELECT COUNT(*) FROM operations WHERE payload IS NOT NULL").fetchone()[0])
 
     return worker.service.journal.read(count).result()
+
+
+@pytest.mark.parametrize(
+    ("replay_seconds", "is_taken"), [(0.0, True), (60.0, False)], ids=["costly replay", "cheap replay"]
+)
+async def test_a_snapshot_is_taken_before_a_replay_costs_too_much(
+    start: StartWorker, written: list[tuple[str, int]], replay_seconds: float, is_taken: bool
+) -> None:
+    worker = await start(policy=SnapshotPolicy(replay_seconds=replay_seconds, times_snapshot_cost=0.0))
+    await trained(worker)
+    assert ((MODEL, 2) in written) == is_taken
 
 
 async def test_only_what_changed_since_its_last_snapshot_is_written(
