@@ -1,4 +1,4 @@
-"""On a GPU one kernel computes each RMS norm whose formula it has, and no other norm."""
+"""Promises of the GPU kernel for RMS norms: it computes each RMS norm whose formula it has, and no other norm."""
 
 from __future__ import annotations
 
