@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """An error that stops the present task of the operator. The message says what to do."""
+    """An error that stops the current task of the operator. The message says what to do."""
 
 
 class ClusterError(OperatorError):
@@ -16,21 +16,21 @@ class NotFound(ClusterError):
 
 
 class AlreadyExists(ClusterError):
-    """An object of this name exists already."""
+    """An object with this name already exists."""
 
 
 class Conflict(ClusterError):
-    """The object, or its version, differs from what the request names."""
+    """The object or its version is not the one in the request."""
 
 
 class Refused(ClusterError):
-    """A request that the API server refuses until something changes: status 400, 403, 422 and similar."""
+    """A request that the API server will refuse until something changes: status 400, 403, 422 and similar."""
 
 
 class Unavailable(ClusterError):
-    """The API server did not answer, or failed. The request may have been carried out.
+    """The API server did not answer, or failed. The request may have been carried out nevertheless.
 
-    retry_after_seconds: the time that the API server asked for.
+    retry_after_seconds: the time for which the API server asks to wait.
     """
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
@@ -39,11 +39,11 @@ class Unavailable(ClusterError):
 
 
 class Throttled(Unavailable):
-    """The API server asks for fewer requests. The request was not carried out."""
+    """A request that the API server rejects because there are too many requests. The request was not carried out."""
 
 
 class NotLeading(OperatorError):
-    """A write without holding the Lease. Another operator may be the leader."""
+    """A write while this operator does not hold the Lease. Another operator may be leading."""
 
 
 class SecretTaken(OperatorError):

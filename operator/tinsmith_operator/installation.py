@@ -1,4 +1,4 @@
-"""The facts about the installation that builders and decisions need, and the namespaces that the operator watches."""
+"""The facts about the installation for builders and decisions, and the namespaces that the operator watches."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ OPERATOR_LABELS: Mapping[str, str] = {
 
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""The variables with the URL of an object store other than Amazon's. As in botocore, the first one that is set
-counts."""
+"""The variables with the URL of an object store that is not Amazon's.
+
+As in botocore, the first one that is set counts.
+"""
 
 HTTP_PORT = 80
 HTTPS_PORT = 443
 
 
 def remote_port(environment: Mapping[str, str]) -> int:
-    """Return the port of the object store in these variables. Raises ValueError for an invalid URL."""
+    """Return the port of the object store that these variables name. Raises ValueError for an invalid URL."""
     endpoint = next((environment[name] for name in ENDPOINT_VARIABLES if environment.get(name)), None)
     if endpoint is None:
         return HTTPS_PORT
@@ -81,12 +83,12 @@ class Installation:
 
     @property
     def checkpoint_port(self) -> int | None:
-        """The port of a remote checkpoint root; None for a local one."""
+        """The port of a remote checkpoint root, or None if the root is local."""
         return remote_port(self.checkpoint_environment) if self.checkpoint_root_is_remote else None
 
     @property
     def checkpoint_identity_is_the_pods(self) -> bool:
-        """True if pods access a remote root with the identity of their node or ServiceAccount, without a Secret."""
+        """True if pods access a remote root without a Secret, with the identity of their node or ServiceAccount."""
         return self.checkpoint_root_is_remote and self.checkpoint_secret is None
 
     @property
@@ -101,7 +103,7 @@ NAMESPACE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Scope:
-    """The namespaces that an operator watches; None is the whole cluster, which needs cluster-wide rights."""
+    """The namespaces that an operator watches. None means the whole cluster, which requires cluster-wide rights."""
 
     namespaces: tuple[str, ...] | None
 
@@ -111,7 +113,7 @@ class Scope:
 
     @property
     def parts(self) -> tuple[str | None, ...]:
-        """The namespaces that are listed and watched separately; None stands for all namespaces together."""
+        """The namespaces that are listed and watched separately. None means all namespaces together."""
         return (None,) if self.namespaces is None else self.namespaces
 
     def part_of(self, namespace: str) -> str | None:
@@ -120,7 +122,10 @@ class Scope:
 
 
 def parse_scope(text: str, own: str) -> Scope:
-    """Read a scope: `*` is the cluster, `a,b` two namespaces, an empty text the release's own. Raises ValueError."""
+    """Read a scope. `*` is the cluster, `a,b` is two namespaces, and an empty text is the namespace of the release.
+
+    Raises ValueError.
+    """
     if text.strip() == CLUSTER:
         return Scope(None)
     names = [name.strip() for name in text.split(",") if name.strip()] or [own]

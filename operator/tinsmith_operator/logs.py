@@ -1,4 +1,4 @@
-"""Structured logs on standard error, one JSON object on each line."""
+"""Structured logs on standard error, with one JSON object on each line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 
 
 def configure_logs(level: str) -> None:
-    """Configure structlog and the standard library's loggers to use the same renderer."""
+    """Configure structlog and the standard library's loggers, so that both use the same renderer."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -50,14 +50,14 @@ def configure_logs(level: str) -> None:
 
 @contextmanager
 def in_reconcile(namespace: str, kind: str, name: str, **more: object) -> Iterator[None]:
-    """Add the object and the reconcile's ID to each log line of the block."""
+    """Add the object and the ID of the reconcile to each log line inside the context."""
     which = {"namespace": namespace, "kind": kind, "name": name, **more, "reconcile": secrets.token_hex(6)}
     with structlog.contextvars.bound_contextvars(**which):
         yield
 
 
 def outside_of_reconciles() -> Context:
-    """Return a context for a task that a reconcile starts and that outlives the reconcile."""
+    """Return a context for a task that is started by a reconcile and outlives it."""
     return Context()
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, and of the sessions and pools in their last observed state."""
+"""Prometheus metrics of the operator, and of the last observed state of sessions and pools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics:
     """The metrics of one operator.
 
-    Each operator has its own registry, so two operators in one process stay separate.
+    Each operator has its own registry, so two operators in one process have separate metrics.
     """
 
     def __init__(self) -> None:
@@ -68,11 +68,9 @@ class Metrics:
     ) -> None:
         """Register the values that are read at each scrape.
 
-        certificates: the namespace, Secret and expiry of each certificate.
-        are_kept: whether certificates can be issued.
-        forbidden: the number of namespaces that the operator may not list.
-        unknown_kinds: the number of missing CRDs.
-        clock_offset_seconds: the number of seconds by which the API server's clock is ahead.
+        certificates: the namespace, Secret and expiry of each certificate. are_kept: whether certificates can be
+        issued. forbidden: the number of namespaces that the operator may not list. unknown_kinds: the number of missing
+        CRDs. clock_offset_seconds: the number of seconds by which the API server's clock is ahead.
         """
         self.registry.register(
             StateCollector(

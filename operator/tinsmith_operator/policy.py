@@ -1,8 +1,10 @@
-"""The policy for the names in sessions and pools: no name of the installation's own objects, and only allowed names.
+"""The policy for names in sessions and pools.
+
+It allows no names of the installation's own objects, and otherwise only listed names.
 
 A user who may write a session can read everything that its pods receive. The CRDs contain the same rules for names that
-are known before an installation, and the chart's ValidatingAdmissionPolicy contains the rules for all names. The rules
-in this module cover objects that were stored before those rules were installed.
+are known before an installation. The chart's ValidatingAdmissionPolicy contains the rules for all names. The rules here
+cover objects that were stored before the CRDs and the policy were installed.
 """
 
 from __future__ import annotations
@@ -18,18 +20,22 @@ from tinsmith_operator.api.references import Reference, ReferenceKind
 ANY = "*"
 
 SECRET_PATTERN = re.compile(r".*-tls|sh\.helm\.release\..*|tinsmith-(ca|api-key|given-key)")
-"""The Secrets of issued certificates, of Helm's releases with their values, and of an installation with the default
-name. The CRDs refuse the same names."""
+"""The Secrets of certificates, of Helm's releases (with their values), and of an installation with the default name.
+
+The CRDs refuse the same names.
+"""
 CLAIM_PATTERN = re.compile(r".*-api-server-data|tinsmith-checkpoints")
-"""The claims of the store's volume, and of the checkpoints of an installation with the default name."""
+"""The claims for the store and for the checkpoints, in an installation with the default name."""
 
 LOADER_VARIABLES = (
     r"(PYTHON|LD_|BASH_|PERL5|VLLM_|SGLANG_|SGL_|RAY_|TORCH|TRITON_|GCONV_|GLIBC_|OPENSSL_|OMP_TOOL|CUDA_INJECTION"
     r"|CUDA_CACHE|NVTX_INJECTION|NCCL_CONF|NCCL_[A-Z_]*PLUGIN|UCX_MODULE_DIR|FI_PROVIDER_PATH|XDG_|FLASHINFER_|DG_JIT_"
     r"|NUMBA_CACHE|TVM_LIBRARY)[A-Za-z0-9_]*|ENV|PATH|CC|CXX|HF_ENDPOINT"
 )
-"""The variables by which interpreters, loaders and servers find code or compiled kernels, which a model's claim may
-hold. The chart's policy has the same pattern."""
+"""The variables by which interpreters, loaders and servers find code or compiled kernels.
+
+A model's claim may hold such code. The chart's policy has the same pattern.
+"""
 SERVER_ARGUMENTS = (
     r"--(gpu[-_]memory[-_]utilization|mem[-_]fraction[-_]static|max[-_]num[-_]seqs|max[-_]num[-_]batched[-_]tokens"
     r"|max[-_]model[-_]len|max[-_]running[-_]requests|max[-_]total[-_]tokens|max[-_]prefill[-_]tokens"
@@ -41,13 +47,13 @@ SERVER_ARGUMENTS = (
     r"|disable[-_]radix[-_]cache|disable[-_]overlap[-_]schedule|disable[-_]custom[-_]all[-_]reduce"
     r"|enable[-_]deterministic[-_]inference|disable[-_]log[-_]stats|log[-_]level)(=.*)?|[^-].*|-[0-9.]+"
 )
-"""The arguments of vLLM and SGLang that load no code. The chart's policy has the same pattern."""
+"""The arguments of vLLM and SGLang that cannot load code. The chart's policy has the same pattern."""
 
 TAG_OR_DIGEST = r"(:[A-Za-z0-9_.-]+)?(@[a-z0-9]+:[0-9a-f]+)?"
 
 
 class Objection(NamedTuple):
-    """The reason why pods are not allowed, and a sentence without its full stop."""
+    """The reason why pods are not allowed, and a sentence about it without its full stop."""
 
     reason: Reason
     words: str
@@ -57,7 +63,7 @@ class Objection(NamedTuple):
 class Reserved:
     """The names of the installation's own Secrets, claims and ServiceAccounts.
 
-    pull_secrets: sessions may pull images with these Secrets, but may not read them.
+    pull_secrets: sessions may pull images with these Secrets, but may not read their content.
     """
 
     secrets: frozenset[str] = frozenset()
@@ -70,9 +76,8 @@ class Reserved:
 class Policy:
     """The platform team's rules for names.
 
-    own_image: the default image. All images in its repository may run.
-    allowed_images, allowed_secrets: patterns, in which `*` stands for any text. A pattern that is only `*` allows all
-        names.
+    own_image: the default image. All images in the repository of this image may run. allowed_images, allowed_secrets:
+    patterns, in which `*` stands for any text. The pattern `*` allows all names.
     """
 
     own_image: str
@@ -81,14 +86,14 @@ class Policy:
     allowed_secrets: tuple[str, ...] = (ANY,)
 
     def objection(self, references: Iterable[Reference]) -> Objection | None:
-        """Return the objection to the first reference that is not allowed; None if all references are allowed."""
+        """Return the objection to the first reference that is not allowed, or None if all are allowed."""
         return next((found for each in references if (found := self._objection_to(each)) is not None), None)
 
     def allows_image(self, image: str) -> bool:
         return self._is_own(image) or _matches(image, self.allowed_images, TAG_OR_DIGEST)
 
     def vouches_for(self, image: str) -> bool:
-        """Return whether the platform team chose the image: it is the default image, or on the list."""
+        """Return whether the platform team chose the image. Such an image is the default image or is on the list."""
         listed = (pattern for pattern in self.allowed_images if pattern != ANY)
         return self._is_own(image) or _matches(image, listed, TAG_OR_DIGEST)
 
@@ -121,7 +126,7 @@ class Policy:
                 return False
 
     def _loads_code(self, what: ReferenceKind, name: str) -> bool:
-        """Return whether a variable or argument could load code in an installation that limits images to a list."""
+        """Return whether a variable or argument could load code, if the installation limits images to a list."""
         if ANY in self.allowed_images:
             return False
         if what is ReferenceKind.VARIABLE:
@@ -129,7 +134,7 @@ class Policy:
         return what is ReferenceKind.ARGUMENT and re.fullmatch(SERVER_ARGUMENTS, name) is None
 
     def _is_own(self, image: str) -> bool:
-        """Return whether the image is in the default image's repository, with any tag or digest."""
+        """Return whether the image is in the repository of the default image, with any tag or digest."""
         plain = re.fullmatch(re.escape(as_written(image)) + TAG_OR_DIGEST, image)
         return plain is not None and repository_of(image) == repository_of(self.own_image)
 
@@ -150,7 +155,7 @@ def repository_of(reference: str) -> str:
 
 
 def as_written(reference: str) -> str:
-    """Return the repository without tag and digest, but otherwise as it is written."""
+    """Return the repository without tag and digest, but otherwise unchanged."""
     name = reference.partition("@")[0]
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"

@@ -1,8 +1,8 @@
-"""Maintenance windows and the budget of automatic restarts.
+"""Maintenance windows, and the budget of automatic restarts.
 
-Sessions restart automatically for a new default image or changed settings of the installation. Automatic restarts are
-off by default. If they are on, they happen only within the window, and the budget limits how many sessions restart at
-the same time.
+Sessions restart automatically after a change of the default image or of the installation's settings. Automatic restarts
+are off by default. If they are on, they happen only within the window, and the budget limits how many sessions restart
+at the same time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _WINDOW = re.compile(rf"(?:(?P<days>[A-Z][a-z]{{2}}(?:,[A-Z][a-z]{{2}})*) )?(?P<
 
 @dataclass(frozen=True)
 class Window:
-    """A daily window in UTC. days: the days on which it opens, Monday is 0. opens, closes: minutes of the day.
+    """A daily window in UTC. days: the weekdays on which it opens, with Monday as 0. opens, closes: minutes of the day.
 
-    A window that closes before it opens lasts into the next day.
+    If a window closes before it opens, it ends on the next day.
     """
 
     days: frozenset[int]
@@ -41,8 +41,8 @@ class Window:
 class RestartPolicy:
     """The policy of automatic restarts.
 
-    automatic: whether they are on.
-    budget: how many sessions may restart at the same time, `2` or `10%`; at least one.
+    automatic: whether automatic restarts are on. budget: how many sessions may restart at the same time, for example
+    `2` or `10%`; at least one.
     """
 
     automatic: bool = False
@@ -52,7 +52,7 @@ class RestartPolicy:
     def most(self, sessions: int) -> int:
         """Return the largest number of sessions that may restart at the same time.
 
-        sessions: the number that want to run.
+        sessions: the number of sessions that should run.
         """
         count, percent = _read_budget(self.budget)
         return max(1, floor(sessions * count / 100)) if percent else count
@@ -75,7 +75,7 @@ def _read_budget(budget: str) -> tuple[int, bool]:
 
 
 def parse_window(text: str) -> Window:
-    """Read a window: `02:00-05:00` each day, or `Sat,Sun 22:00-04:00`. Raises ValueError."""
+    """Read a window: `02:00-05:00` on each day, or `Sat,Sun 22:00-04:00`. Raises ValueError."""
     match = _WINDOW.fullmatch(text)
     days = match["days"].split(",") if match is not None and match["days"] else list(DAYS)
     if match is None or not set(days) <= set(DAYS):

@@ -24,12 +24,15 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 def unique_identity() -> str:
-    """Return an identity of this process. It is unique, because an earlier run of the same pod may still be writing."""
+    """Return an identity for this process.
+
+    It must be unique, because an earlier process in the same pod may still be writing.
+    """
     return f"{socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 class InstallationNames(BaseModel):
-    """The names of the installation's own objects, as the chart writes them."""
+    """The names of the installation's own objects, in the form in which the chart writes them."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
 
@@ -223,7 +226,7 @@ class Settings(BaseSettings):
         return self.lease_name or f"{self.release}-operator"
 
     def installation(self) -> Installation:
-        """Return the settings that decisions need, as an Installation."""
+        """Return the settings that decisions need as an Installation."""
         return Installation(
             namespace=self.namespace,
             release=self.release,
@@ -255,7 +258,7 @@ class Settings(BaseSettings):
 
 
 def unknown_variables() -> list[str]:
-    """Return the variables that have the operator's prefix but are not settings."""
+    """Return the variables that have the operator's prefix but name no setting."""
     prefix = str(Settings.model_config["env_prefix"])
     known = {f"{prefix}{name.upper()}" for name in Settings.model_fields}
     return sorted(name for name in os.environ if name.startswith(prefix) and name not in known)

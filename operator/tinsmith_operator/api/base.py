@@ -18,7 +18,7 @@ def format_time(moment: datetime) -> str:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Read a time that Kubernetes wrote; None for an empty text."""
+    """Read a time that Kubernetes wrote. Return None for an empty text."""
     return datetime.fromisoformat(text) if text else None
 
 
@@ -48,7 +48,7 @@ class LiveObject:
 
 
 class Resource(BaseModel):
-    """A part of a custom resource. It ignores unknown fields, since a newer CRD may have more fields."""
+    """A part of a custom resource. It ignores unknown fields, because a newer CRD may have more fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
 
@@ -60,7 +60,7 @@ class Resource(BaseModel):
 _FORM = re.compile(r"^([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]?|[KMGTPE]i))$")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _LARGEST = Decimal(2**63 - 1)
-"""Kubernetes reads larger quantities as this one."""
+"""The largest quantity. Kubernetes reads all larger quantities as this one."""
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 

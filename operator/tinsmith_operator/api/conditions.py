@@ -41,7 +41,7 @@ class Truth(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason, and a message that says what happened. The message ends with what to do, if anything helps."""
+    """A reason, and a message that says what happened. The message ends with what to do, if something helps."""
 
     reason: Reason
     message: str
@@ -63,7 +63,7 @@ class ConditionState:
 def move_conditions(
     before: Iterable[Condition], states: Iterable[ConditionState], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """Return the desired conditions. The transition time changes if the status changes or if the condition begins."""
+    """Return the desired conditions. The transition time changes if the status changes, or if the condition begins."""
     old = {condition.type: condition for condition in before}
     return tuple(_move(old.get(state.type), state, generation, now) for state in states)
 

@@ -1,7 +1,7 @@
 """Tables of Kubernetes' messages about pods and other objects, and of the reasons for them.
 
-The messages come from the sources of the API server's admission, the scheduler and the kubelet. A condition quotes a
-message that is in no table, under a general reason.
+The messages come from the sources of the API server's admission, the scheduler and the kubelet. If a message is in no
+table, a condition quotes it under a general reason.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SCHEDULER: Mapping[str, Reason] = {
     "SchedulerError": Reason.UNSCHEDULABLE,
     "SchedulingGated": Reason.SCHEDULING_GATED,
 }
-"""Reasons of the condition PodScheduled while it is False."""
+"""The reasons of the condition PodScheduled while its status is False."""
 
 QUEUE_GATES = "kueue.x-k8s.io/"
-"""The prefix of Kueue's scheduling gates: a pod with one waits in a queue."""
+"""The prefix of Kueue's scheduling gates. A pod with such a gate waits in a queue."""
 
 DISRUPTIONS: Mapping[str, tuple[Reason, str]] = {
     "PreemptionByScheduler": (Reason.PREEMPTED, "was preempted by a pod of higher priority"),
@@ -40,7 +40,7 @@ DISRUPTIONS: Mapping[str, tuple[Reason, str]] = {
     "DeletionByTaintManager": (Reason.RESTARTING, "does not tolerate a new taint of its node"),
     "DeletionByPodGC": (Reason.RESTARTING, "was on a node that is gone"),
 }
-"""Reasons of the condition DisruptionTarget of a terminating pod."""
+"""The reasons of the condition DisruptionTarget of a pod that is terminating."""
 
 ENDINGS: Mapping[str, Reason] = {
     "Evicted": Reason.EVICTED,
@@ -49,8 +49,11 @@ ENDINGS: Mapping[str, Reason] = {
     "Preempting": Reason.PREEMPTED,
     "Preempted": Reason.PREEMPTED,
 }
-"""Reasons of a failed pod's status. With all others its node did not admit it: UnexpectedAdmissionError, OutOfcpu,
-OutOfnvidia.com/gpu, TopologyAffinityError, VolumeAttachmentLimitExceeded and more."""
+"""The reasons in the status of a failed pod.
+
+For all other reasons, the node did not admit the pod: UnexpectedAdmissionError, OutOfcpu, OutOfnvidia.com/gpu,
+TopologyAffinityError, VolumeAttachmentLimitExceeded and more.
+"""
 
 IMAGES = frozenset(
     {
@@ -63,7 +66,7 @@ IMAGES = frozenset(
         "SignatureValidationFailed",
     }
 )
-"""Reasons for which a container waits for its image."""
+"""The reasons of a container that waits for its image."""
 
 MOUNT_EVENTS = frozenset(
     {
@@ -76,7 +79,7 @@ MOUNT_EVENTS = frozenset(
 SANDBOX_EVENTS = frozenset(
     {"FailedCreatePodSandBox", "NetworkNotReady", "FailedPrepareDynamicResources", "FailedValidation", "FailedSync"}
 )
-"""Events about a pod whose network, runtime or devices its node cannot set up."""
+"""The reasons of Events about a pod for which its node cannot set up the network, the runtime or the devices."""
 PROVISIONING_EVENTS = frozenset({"ProvisioningFailed"})
 CREATION_EVENTS = frozenset(
     {
@@ -91,7 +94,10 @@ CREATION_EVENTS = frozenset(
 
 
 def why_not_admitted(message: str) -> Reason | None:
-    """Return the reason for an admission message; None for an unknown message, such as an invalid field."""
+    """Return the reason for an admission message.
+
+    Return None for an unknown message, for example about an invalid field.
+    """
     return next((reason for words, reason in ADMISSION if words.search(message)), None)
 
 

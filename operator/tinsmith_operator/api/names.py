@@ -18,51 +18,53 @@ SESSION_LABEL = f"{GROUP}/session"
 POOL_LABEL = f"{GROUP}/pool"
 
 CLAIM_FINALIZER = f"{GROUP}/claim"
-"""On a session whose claim is to be deleted with it."""
+"""A finalizer on a session whose claim must be deleted together with the session."""
 
 IMAGE_ANNOTATION = f"{GROUP}/image"
-"""On the claim: the image that may write to this volume, as it was requested."""
+"""An annotation on the claim: the image that may write to this volume, as it was requested."""
 
 IMAGE_DIGEST_ANNOTATION = f"{GROUP}/image-digest"
-"""On the claim: the digest of that image when it first ran, as repository@digest."""
+"""An annotation on the claim: the digest of that image when it first ran, as repository@digest."""
 
 PREVIOUS_IMAGE_ANNOTATION = f"{GROUP}/previous-image"
 PREVIOUS_IMAGE_DIGEST_ANNOTATION = f"{GROUP}/previous-image-digest"
-"""On the claim: the previous image, in case the journal needs it again."""
+"""An annotation on the claim: the previous image. The journal may need it again."""
 
 IMAGE_CHOICE_ANNOTATION = f"{GROUP}/image-chosen-by"
-"""On the claim: `session` if the session's spec names the image; otherwise it was the installation's default."""
+"""An annotation on the claim: `session` if the session's spec named the image, otherwise the installation's default."""
 
 IMAGE_REFUSED_ANNOTATION = f"{GROUP}/image-refused"
-"""On the claim: an image that refused this volume, because an earlier image has not replayed its journal."""
+"""An annotation on the claim: an image that refused this volume, because an earlier image must replay its journal."""
 
 IMAGE_REFUSALS_ANNOTATION = f"{GROUP}/image-refusals"
-"""On the claim: the number of these refusals."""
+"""An annotation on the claim: the number of these refusals."""
 
 CONFIGURATION_ANNOTATION = f"{GROUP}/configuration"
-"""On each child: a hash of the desired object, so that a removed field is noticed."""
+"""An annotation on each child: a hash of the desired object. It shows when a field was removed."""
 
 INPUTS_ANNOTATION = f"{GROUP}/inputs"
-"""On the pod: a hash of its inputs. With another hash, the worker must be restarted."""
+"""An annotation on the pod: a hash of its inputs. If the hash changes, the worker must be restarted."""
 
 SPEC_ANNOTATION = f"{GROUP}/asked"
-"""On the worker's pod: a hash of the inputs of the session's own spec. If only `inputs` has changed, the installation's
-settings have."""
+"""An annotation on the worker's pod: a hash of the inputs that come from the session's spec.
+
+If only the hash `inputs` changes, the installation's settings have changed.
+"""
 
 RESTART_REQUEST_ANNOTATION = f"{GROUP}/restart-requested-at"
-"""Set by users on a session or pool: a time. The pods restart cleanly once for each new time."""
+"""An annotation that users set on a session or pool: a time. For each new time, the pods restart cleanly once."""
 
 SNAPSHOT_REQUEST_ANNOTATION = f"{GROUP}/snapshot-requested-at"
-"""Set by users on a session: a time. The worker writes a snapshot once for each new time."""
+"""An annotation that users set on a session: a time. For each new time, the worker writes one snapshot."""
 
 POD_RETRY_ANNOTATION = f"{GROUP}/pods-retried-at"
-"""On a workload: when the operator last asked its controller to create refused pods again."""
+"""An annotation on a workload: when the operator last asked its controller to create refused pods again."""
 
 CONVERSION_ANNOTATION = f"{GROUP}/conversion"
-"""On the Job that converts a model: a hash of what decides its result."""
+"""An annotation on the Job that converts a model: a hash of everything that determines its result."""
 
 IMAGE_PULL_ANNOTATION = f"{GROUP}/image-pull"
-"""On the Job that pulls an image: a hash of the image and the node."""
+"""An annotation on the Job that pulls an image: a hash of the image and the node."""
 
 WORKER_APPLICATION = "tinsmith-worker"
 """The label `app.kubernetes.io/name` of the worker's pod."""
@@ -80,10 +82,10 @@ IMAGE_PULL_APPLICATION = "tinsmith-image-pull"
 """The label `app.kubernetes.io/name` of the pods that pull an image onto a worker's node."""
 
 JOURNAL_VOLUME = "journal"
-"""The volume of the worker's pod by which a pod is known to write to a claim."""
+"""The name of the volume by which the operator recognises a pod that writes to the claim of a journal."""
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Kueue's label on a workload that belongs to a queue, which then decides when it runs."""
+"""Kueue's label on a workload that belongs to a queue. The queue decides when the workload runs."""
 
 RPC_PORT = 7443
 HEALTH_PORT = 7080
@@ -100,12 +102,12 @@ def certificate_secret_name(workload_name: str) -> str:
 
 
 def conversion_name(session_name: str) -> str:
-    """Return the Job's name, which fits into Kubernetes' limit even for the longest session name."""
+    """Return the name of the Job. It fits into Kubernetes' limit even for the longest session name."""
     return f"{session_name}-conversion"
 
 
 def image_pull_name(session_name: str) -> str:
-    """Return the Job's name, which fits into Kubernetes' limit even for the longest session name."""
+    """Return the name of the Job. It fits into Kubernetes' limit even for the longest session name."""
     return f"{session_name}-image-pull"
 
 
@@ -123,4 +125,7 @@ def worker_dns_name(worker_id: str) -> str:
 
 
 SAMPLER_DNS_NAME = "sampler.tinsmith.internal"
-"""A further name in the certificate of a pool's samplers, by which workers admit them as clients that fetch saves."""
+"""A second name in the certificate of a pool's samplers.
+
+By this name, workers admit them as clients that fetch saves.
+"""

@@ -1,4 +1,4 @@
-"""The common part of TrainingSessions and SamplerPools: both own the objects that the operator creates for them."""
+"""The common part of TrainingSessions and SamplerPools. Both own the objects that the operator creates for them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Unreadable(ValueError):
 class Owner(ABC):
     """A TrainingSession or SamplerPool.
 
-    NOUN: the word for it in messages. LABEL: the label with the owner's name on each child. APPLICATION, COMPONENT:
-    further labels.
+    NOUN: the word for the owner in messages. LABEL: the label on each child with the owner's name. APPLICATION,
+    COMPONENT: further labels.
     """
 
     KIND: ClassVar[str]
@@ -57,7 +57,7 @@ class Owner(ABC):
 
     @property
     def owner_reference(self) -> Manifest:
-        """The owner reference in the owner's children. Kubernetes deletes the children with the owner."""
+        """The owner reference in the owner's children. Kubernetes deletes the children together with the owner."""
         return {
             "apiVersion": API_VERSION,
             "kind": self.KIND,
@@ -69,7 +69,7 @@ class Owner(ABC):
 
 
 def identity_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an owner that come from its metadata."""
+    """Return the owner's fields that come from the object's metadata."""
     metadata = body["metadata"]
     return {
         "name": metadata["name"],
@@ -85,7 +85,7 @@ def identity_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unreadable(kind: str, body: Mapping[str, Any], error: ValidationError) -> Unreadable:
-    """Return an error that names the invalid field."""
+    """Return an error with the name of the invalid field."""
     metadata, first = body["metadata"], error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     return Unreadable(

@@ -2,7 +2,7 @@
 
 The table in docs/reference/conditions.md is generated from this enumeration.
 
-Users match on reasons, so renaming a reason changes the API.
+Users match on reasons, so renaming a reason is a change of the API.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from tinsmith_operator.api.training_session import TrainingSession
 class ReferenceKind(StrEnum):
     """The kind of a reference.
 
-    READ_SECRET: the pod's processes read it. PULL_SECRET: only the node reads it.
-    OWN_SECRET: created for the session or pool. The Secret's name is derived from the owner's name.
+    READ_SECRET: the processes in the pod read the Secret. PULL_SECRET: only the node reads the Secret. OWN_SECRET: the
+    operator creates the Secret for the session or pool. The Secret's name is derived from the owner's name.
     """
 
     READ_SECRET = "Secret"
@@ -31,7 +31,7 @@ class ReferenceKind(StrEnum):
 
 
 class Reference(NamedTuple):
-    """A name in a spec. field: the field that contains the name."""
+    """A name in a spec. field: the field that contains this name."""
 
     field: str
     what: ReferenceKind

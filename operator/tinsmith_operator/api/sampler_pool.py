@@ -24,7 +24,10 @@ class SamplerEngine(StrEnum):
 
 
 class LoadedAdapters(Resource):
-    """The adapters in each replica. The default of `max_rank` differs from the CRD's: see a session's `Adapters`."""
+    """The limits on the adapters in each replica.
+
+    The default of `max_rank` differs from the default in the CRD; `Adapters` of a session explains why.
+    """
 
     max_loaded: int = 64
     max_rank: int = 64
@@ -75,7 +78,7 @@ class SamplerPool(Owner):
 
 
 def parse_pool(body: Mapping[str, Any]) -> SamplerPool:
-    """Return the pool. Raises Unreadable, which names the field."""
+    """Return the pool. Raises Unreadable with the name of the field."""
     try:
         return SamplerPool(
             **identity_of(body),

@@ -1,7 +1,7 @@
 """The common part of the specs of TrainingSessions and SamplerPools.
 
 The CRDs define the bounds, the defaults and the descriptions. A test keeps the defaults in this module equal to the
-defaults in the CRDs. The defaults here apply to objects that were stored before the CRD had a default for the field.
+defaults in the CRDs. They apply to objects that were stored before the CRD had a default for the field.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HubSource(Resource):
 
 
 class ModelSource(Resource):
-    """The location of a model. Only the member that `type` names is set."""
+    """The location of a model. Only the field that `type` names is set."""
 
     type: SourceType
     persistent_volume_claim: ClaimSource | None = None
@@ -88,6 +88,6 @@ class ServingSpec(Resource):
 
     @property
     def model_claims(self) -> dict[str, str]:
-        """The claims that the pods mount for the model, by the name of the spec field."""
+        """The claims that the pods mount for the model, by the spec field that names them."""
         claim = self.model.source.persistent_volume_claim
         return {"spec.model.source.persistentVolumeClaim.claimName": claim.claim_name} if claim is not None else {}

@@ -1,4 +1,4 @@
-"""The status of a TrainingSession or SamplerPool: the observed state, never the desired one."""
+"""The status of a TrainingSession or SamplerPool: the state that was observed, never the desired state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class AdapterUsage(Resource):
 
 
 class CountedPod(Resource):
-    """The restarts of one pod that are already counted. With this record, each operator counts each restart once."""
+    """The restarts of a pod that are already counted.
+
+    Because of this record, every restart is counted once, even if another operator takes over.
+    """
 
     uid: str
     container_restarts: int = 0
@@ -40,7 +43,7 @@ class Restarts(Resource):
 
 
 class GroupRun(Resource):
-    """A run of a group: the UID of the head's pod, the restarts of its container, and the UIDs of the members."""
+    """A run of a group: the UID of the head's pod, the restart count of its container, and the UIDs of the members."""
 
     head: str
     restarts: int = 0
@@ -48,7 +51,7 @@ class GroupRun(Resource):
 
 
 class PoolRequests(Resource):
-    """The time of the latest request by annotation that has been carried out, as the user wrote it."""
+    """For each annotation, the time of the latest request that has been carried out, as the user wrote it."""
 
     restart: str | None = None
 
@@ -84,7 +87,7 @@ class TrainingSessionStatus(OwnerStatus):
 
 
 class SamplerPoolStatus(OwnerStatus):
-    """The status of a pool. Its replica counts are always set, because autoscalers read them."""
+    """The status of a pool. Its replica counts always have a value, because autoscalers read them."""
 
     replicas: int = 0
     ready_replicas: int = 0

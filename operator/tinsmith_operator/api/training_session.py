@@ -20,7 +20,7 @@ from tinsmith_operator.api.status import TrainingSessionStatus
 class Parallelism(Resource):
     """The parallelism settings of a session. nodes: the number of pods.
 
-    The other fields count the ranks that divide matrices, layers, sequences or experts among them.
+    The other fields are numbers of ranks among which matrices, layers, sequences or experts are divided.
     """
 
     nodes: int = 1
@@ -31,7 +31,7 @@ class Parallelism(Resource):
 
 
 ALONE = Parallelism()
-"""The parallelism of a session whose spec names none."""
+"""The parallelism settings of a session whose spec has none."""
 
 
 class Engine(StrEnum):
@@ -66,9 +66,10 @@ class WhenDeleted(StrEnum):
 
 
 class Adapters(Resource):
-    """The limits of adapters. The CRD's default of `max_rank` differs from this one.
+    """The limits of adapters. The default of `max_rank` here differs from the default in the CRD.
 
-    Pod hashes leave this default out. Another default here would restart workers whose specs contain this value.
+    The hashes of pods leave this default out, so another default here would restart workers whose specs contain this
+    value.
     """
 
     slots: int = 8
@@ -93,7 +94,10 @@ class Storage(Resource):
 
     @property
     def deletes_claim(self) -> bool:
-        """True if the operator deletes the claim with the session. It never deletes a claim that a user made."""
+        """True if the operator deletes the claim together with the session.
+
+        It never deletes a claim that a user has created.
+        """
         return self.retention_policy.when_deleted is WhenDeleted.DELETE and self.existing_claim is None
 
 
@@ -126,18 +130,21 @@ class TrainingSessionSpec(ServingSpec):
     def is_converted_once(self) -> bool:
         """True if a Job converts the model once, into the model cache.
 
-        Miles reads the published files and needs no Job.
+        Miles reads the original files, and needs no Job.
         """
         return self.engine is Engine.NEMO_RL and self.model_cache is not None
 
     @property
     def gpus_per_node(self) -> int:
-        """The number of GPUs in each pod; 0 if the engine computes on the CPU."""
+        """The number of GPUs in each pod, or 0 if the engine computes on the CPU."""
         return int(parse_quantity(self.resources.limits.get(GPU, 0))) if self.engine.divides else 0
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks in each pod: one for each GPU. Without GPUs: the ranks of one copy of the model."""
+        """The number of ranks in each pod, which is one for each GPU.
+
+        Without GPUs, it is the number of ranks of one copy of the model.
+        """
         return self.gpus_per_node or self.divided.tensor * self.divided.pipeline
 
     @property
@@ -146,7 +153,7 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def uses_ray(self) -> bool:
-        """True if ranks are processes of their own. A single rank on the CPU runs in the worker's process."""
+        """True if each rank is a process of its own. A single rank on the CPU runs in the worker's process."""
         return self.engine.divides and (self.gpus_per_node > 0 or self.ranks > 1)
 
 

@@ -1,1 +1,1 @@
-"""Pure functions that build complete Kubernetes objects from typed input."""
+"""Pure functions that build complete Kubernetes objects from typed values."""

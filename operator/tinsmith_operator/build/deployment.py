@@ -22,13 +22,13 @@ from tinsmith_operator.build.volumes import SHARED_MEMORY_PATH, Mounted, in_memo
 from tinsmith_operator.installation import Installation
 
 PROGRESS_MARGIN_SECONDS = 600
-"""Time to find a node and to pull the image, in addition to the spec's time for loading the model."""
+"""The time to find a node and to pull the image. It is added to the spec's time for loading the model."""
 
 SCRATCH_PATH = "/var/lib/tinsmith/scratch"
 SCRATCH_LIMIT = "256Gi"
-"""Room for the adapters of a replica, which its server reads from there, and for compiled kernels."""
+"""The room for the adapters of a replica, which its server reads from disk, and for compiled kernels."""
 SHARED_MEMORY_BYTES = 16 * 2**30
-"""The size of /dev/shm, by which the processes of one server communicate. It counts as memory."""
+"""The size of /dev/shm, through which the processes of one server communicate. Its content counts as memory."""
 
 VARIABLES = {
     # Without these variables, compiled kernels are stored in HOME and /tmp, which are small.
@@ -40,7 +40,10 @@ VARIABLES = {
 
 
 def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Manifest:
-    """Return the Deployment. A new sampler is ready before an old one stops. The template carries its own hash."""
+    """Return the Deployment. A new sampler must be ready before an old sampler stops.
+
+    The template contains a hash of its own content.
+    """
     sealed_part = sealed(
         {
             "apiVersion": "apps/v1",
@@ -61,7 +64,7 @@ def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Ma
 def build_sampler_template(pool: SamplerPool, installation: Installation, restart: str | None) -> Manifest:
     """Return the template. restart: the latest request for a restart.
 
-    An annotation records the requested image, because a webhook may replace the image with a mirror.
+    An annotation records the image that was requested, because a webhook may replace the image by a mirror.
     """
     spec, image = pool.spec, pool.spec.pod.image or installation.trainer_image
     volumes = server_volumes(spec, serving_volumes(pool.workload_name, spec, installation))
@@ -100,10 +103,11 @@ def sampler_arguments(pool: SamplerPool, installation: Installation) -> list[str
 
 
 def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str | None) -> str:
-    """Return a hash of the pods' inputs. If the hash changes, the Deployment replaces the pods.
+    """Return a hash of the pods' inputs. When the hash changes, the Deployment replaces the pods.
 
-    The hash contains an image that the spec names. It does not contain the installation's default image, so a new
-    default image waits for the next rollout. It also leaves out default values and the number of replicas.
+    If the spec names an image, the hash includes it. The hash does not include the installation's default image, so a
+    new default image takes effect only at the next rollout. It also leaves out default values and the number of
+    replicas.
     """
     spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     return _hashed(spec, pool, installation, restart)
@@ -112,9 +116,9 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
 def equivalent_sampler_hashes(
     pool: SamplerPool, installation: Installation, restart: str | None, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Return the hashes of pods that run the same containers and differ only in how a node pulls the image.
+    """Return the hashes of pods that run the same containers. They differ only in how a node pulls the image.
 
-    pull_secrets: the pull Secrets in the template that is compared.
+    pull_secrets: the pull Secrets in the template with which the caller compares.
     """
     spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     ways = pull_variants(spec.pop("pod", {}), pull_secrets)
@@ -136,7 +140,7 @@ def _hashed(spec: Manifest, pool: SamplerPool, installation: Installation, resta
 
 
 def build_budget(pool: SamplerPool) -> Manifest:
-    """Return the budget: one working sampler may be evicted at a time.
+    """Return the budget. It allows to evict one working sampler at a time.
 
     A sampler that does not work may always be evicted.
     """
@@ -155,14 +159,14 @@ def build_budget(pool: SamplerPool) -> Manifest:
 
 
 def _spread(pool: SamplerPool) -> Manifest:
-    """Return the spec's topology constraints, with a selector that matches the pool's pods."""
+    """Return the topology constraints of the spec, with a selector for the pool's pods."""
     selector = {"labelSelector": {"matchLabels": selector_labels(pool)}}
     constraints = [{**constraint, **selector} for constraint in pool.spec.pod.topology_spread_constraints]
     return {"topologySpreadConstraints": constraints} if constraints else {}
 
 
 def server_arguments(spec: SamplerPoolSpec) -> list[str]:
-    """Return the arguments for the server; empty for a pool without a server."""
+    """Return the arguments for the server. They are empty for a pool without a server."""
     if not spec.runs_a_server:
         return []
     options = {
@@ -175,12 +179,18 @@ def server_arguments(spec: SamplerPoolSpec) -> list[str]:
 
 
 def server_variables(spec: SamplerPoolSpec) -> list[Manifest]:
-    """Return the server's variables. A variable that the user sets with the same name takes precedence."""
+    """Return the variables for the server.
+
+    If the user sets a variable with the same name, the user's value takes precedence.
+    """
     return [{"name": name, "value": value} for name, value in VARIABLES.items()] if spec.runs_a_server else []
 
 
 def server_volumes(spec: SamplerPoolSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
-    """Return the volumes and the server's volumes. The server's volumes replace volumes at the same path."""
+    """Return the volumes, together with the server's volumes.
+
+    A volume of the server replaces a volume at the same path.
+    """
     if not spec.runs_a_server:
         return list(volumes)
     shared_memory = spec.pod.shared_memory

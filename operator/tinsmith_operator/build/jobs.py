@@ -3,12 +3,12 @@
 The conversion Job converts the session's model once, before the session's pods occupy GPUs. The Job runs the worker's
 image with the worker's flags, environment and volumes for the model. The Job has no journal, no certificate, no
 credentials for checkpoints, and no GPU. It has no deadline, because its duration depends on the model, the hub and the
-volume. A complete Job is kept: it records that the model is converted.
+volume. A complete Job is kept, because it records that the model is converted.
 
 The image pull Job pulls a new image onto a worker's node while the worker still runs. Its pod gets the image in the
 same way as the worker's pod: with the same pull Secrets, ServiceAccount and tolerations. The pod runs Python without
-any work, and has neither volumes nor credentials. If the image cannot be used, the operator learns that before it stops
-the worker. This Job has no deadline either, because the kubelet retries the pull as long as the pod exists.
+any work, and has neither volumes nor credentials. If the image cannot be used, the operator so learns this before it
+stops the worker. This Job has no deadline either, because the kubelet retries the pull as long as the pod exists.
 """
 
 from __future__ import annotations
@@ -50,17 +50,20 @@ COMPONENT = {"app.kubernetes.io/component": "conversion"}
 COMMAND = ["python3", "-m", "tinsmith_trainer.conversion"]
 
 MOST_RETRIES = 6
-"""With the pauses of the Job's controller they span ten minutes, in which an unavailable hub may come back."""
+"""The number of retries.
+
+With the pauses of the Job's controller they take ten minutes, in which a hub may come back.
+"""
 
 FLAGS_REFUSED = 2
 
 GRACE_SECONDS = 30
-"""Short, since a half converted model is worth nothing."""
+"""The grace period of the Job's pods. It is short, because a model that is only partly converted is useless."""
 
 PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 NO_GPUS: Manifest = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-"""Hides the GPUs: with NVIDIA's runtime as a node's default, an image for CUDA sees all of them."""
+"""A variable that hides the GPUs. If NVIDIA's runtime is a node's default, an image for CUDA would see all GPUs."""
 
 
 def build_conversion(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
@@ -85,7 +88,7 @@ def build_conversion(session: TrainingSession, installation: Installation, plan:
 
 
 def conversion_digest(session: TrainingSession, plan: WorkerPlan) -> str:
-    """Return a hash of what determines the result: the model, the cache, the image, and whether GPUs are used."""
+    """Return a hash of everything that determines the result: the model, the cache, the image, and the use of GPUs."""
     spec = session.spec
     source = spec.model.source.to_manifest()
     cache = spec.model_cache.claim_name if spec.model_cache is not None else None
@@ -106,7 +109,7 @@ FAILURE_RULES: list[Manifest] = [
 
 
 def _template(session: TrainingSession, installation: Installation, plan: WorkerPlan, inputs: str) -> Manifest:
-    """Return the template of the Job's pods. A pod stays, with its log, until the Job is deleted."""
+    """Return the template of the Job's pods. A pod is kept, with its log, until the Job is deleted."""
     spec = session.spec
     volumes = engine_volumes(spec, model_volumes(spec))
     container: Manifest = {
@@ -130,7 +133,7 @@ def _template(session: TrainingSession, installation: Installation, plan: Worker
 
 
 def conversion_arguments(session: TrainingSession) -> list[str]:
-    """Return the worker's arguments without those for serving."""
+    """Return the worker's arguments, without the arguments for serving."""
     spec = session.spec
     options = {
         **model_options(spec.model),
@@ -145,9 +148,9 @@ def conversion_arguments(session: TrainingSession) -> list[str]:
 
 
 def _resources(spec: TrainingSessionSpec) -> Manifest:
-    """Return the resources of one of the session's pods, without devices.
+    """Return the resources of one of the session's pods, without its devices.
 
-    A conversion needs memory of about twice the model's size. That memory is free, because the session's pods start
+    A conversion needs about twice the memory of the model. This memory is free, because the session's pods start only
     later.
     """
     resources = spec.resources.model_dump(mode="json", exclude_defaults=True)
@@ -161,13 +164,13 @@ def _resources(spec: TrainingSessionSpec) -> Manifest:
 PULL_COMPONENT = {"app.kubernetes.io/component": "image-pull"}
 NO_WORK = ["python3", "-c", "pass"]
 MOST_PULL_RETRIES = 2
-"""The retries for an image that was pulled but does not run: of another architecture, or not a worker's."""
+"""The number of retries for an image that was pulled but does not run, for example because of its architecture."""
 PULL_GRACE_SECONDS = 5
 PULL_RESOURCES: Manifest = {
     "requests": {"cpu": "10m", "memory": "64Mi"},
     "limits": {"cpu": "100m", "memory": "64Mi"},
 }
-"""All four values are set, since a quota may require each."""
+"""The resources of the pod. All four values are set, because a quota may require each of them."""
 
 
 def build_image_pull(session: TrainingSession, installation: Installation, image: str, node: str) -> Manifest:
@@ -216,9 +219,9 @@ def _pull_template(session: TrainingSession, installation: Installation, image: 
 
 
 def _on_node(node: str) -> Manifest:
-    """Return an affinity to the node's name, as a DaemonSet does.
+    """Return an affinity to the node by its name, as a DaemonSet does.
 
-    The hostname label may differ from the node's name.
+    The hostname label may differ from the name of the node.
     """
     field = {"key": "metadata.name", "operator": "In", "values": [node]}
     terms = [{"matchFields": [field]}]

@@ -1,4 +1,4 @@
-"""The metadata that all children of a session or pool have in common."""
+"""The metadata that all children of a session or pool share."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ from tinsmith_operator.api.owner import Owner
 
 
 def fingerprint(value: Any) -> str:
-    """Return a hash of the content that does not depend on the order of its keys."""
+    """Return a hash of the content. It does not depend on the order of the keys."""
     content = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def selector_labels(owner: Owner) -> dict[str, str]:
-    """Return the labels that select the owner's pods. Never add labels: some fields that use them cannot be changed."""
+    """Return the labels that select the owner's pods.
+
+    Never add labels here, because some fields that use these labels cannot be changed.
+    """
     return {"app.kubernetes.io/name": owner.APPLICATION, owner.LABEL: owner.name}
 
 
 def member_selector(owner: Owner) -> dict[str, str]:
-    """Return the labels of the group's member pods. They must not select the worker's pod."""
+    """Return the labels that select the member pods of a group. They must not select the worker's pod."""
     return {"app.kubernetes.io/name": MEMBER_APPLICATION, owner.LABEL: owner.name}
 
 
 def converter_selector(owner: Owner) -> dict[str, str]:
-    """Return the labels of the pods of the conversion Job."""
+    """Return the labels that select the pods of the conversion Job."""
     return {"app.kubernetes.io/name": CONVERSION_APPLICATION, owner.LABEL: owner.name}
 
 
 def puller_selector(owner: Owner) -> dict[str, str]:
-    """Return the labels of the pods of the image pull Job."""
+    """Return the labels that select the pods of the image pull Job."""
     return {"app.kubernetes.io/name": IMAGE_PULL_APPLICATION, owner.LABEL: owner.name}
 
 
@@ -63,9 +66,9 @@ def child_metadata(owner: Owner, name: str) -> Manifest:
 
 
 def sealed(manifest: Manifest) -> Manifest:
-    """Return the object with a hash of its content.
+    """Return the object with a hash of its content as an annotation.
 
-    With the hash, a comparison also finds fields that must be removed.
+    By this hash, a comparison also finds fields that must be removed.
     """
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), CONFIGURATION_ANNOTATION: fingerprint(manifest)}

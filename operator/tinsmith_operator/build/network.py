@@ -14,7 +14,7 @@ from tinsmith_operator.installation import HTTP_PORT, HTTPS_PORT, Installation
 DNS: Manifest = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
 
 CREDENTIAL_SERVERS = ("169.254.169.254/32", "169.254.170.23/32")
-"""The addresses of each node's metadata service and of the agent of EKS Pod Identity."""
+"""The addresses of every node's metadata service, and of the agent of EKS Pod Identity."""
 
 CREDENTIALS: Manifest = {
     "to": [{"ipBlock": {"cidr": cidr}} for cidr in CREDENTIAL_SERVERS],
@@ -23,9 +23,9 @@ CREDENTIALS: Manifest = {
 
 
 def build_service(owner: Owner) -> Manifest:
-    """Return the headless Service. It includes pods that are not ready.
+    """Return the headless Service. It also selects pods that are not ready.
 
-    The API server calls workers that still replay their journal, and samplers that drain.
+    The reason is that the API server calls workers that still replay their journal, and samplers that drain.
     """
     return sealed(
         {
@@ -43,9 +43,11 @@ def build_service(owner: Owner) -> Manifest:
 
 
 def build_pool_policy(pool: SamplerPool, installation: Installation) -> Manifest:
-    """Return the NetworkPolicy of a pool. Its samplers may fetch saves from the workers of sessions in the namespace.
+    """Return the NetworkPolicy of a pool.
 
-    API servers send the workers' addresses, so samplers need no DNS to reach workers.
+    The policy allows samplers to fetch saves from the workers of sessions in the namespace.
+
+    API servers send the workers' addresses, so samplers need no DNS for these connections.
     """
     policy = build_policy(pool, installation)
     saves = {"to": [_pods_of(WORKER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
@@ -72,8 +74,8 @@ def build_session_policy(session: TrainingSession, installation: Installation) -
     """Return the NetworkPolicy of a session.
 
     The pods of one session may connect to each other on all ports, because Ray and NCCL choose their ports. No other
-    pod may connect to these ports, because a caller could run programs through them. Samplers in the namespace fetch
-    saves through the worker's port.
+    pod may connect to these ports, because a program could be run through them. Samplers in the namespace fetch saves
+    through the port of the worker.
     """
     policy = build_policy(session, installation)
     samplers = {"from": [_pods_of(SAMPLER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
@@ -119,7 +121,7 @@ def _rpc_from_the_release(installation: Installation) -> Manifest:
 
 
 def _pods_of(application: str) -> Manifest:
-    """Return a selector of these pods in the namespace of the policy."""
+    """Return a selector for the pods of this application in the policy's namespace."""
     return {"podSelector": {"matchLabels": {"app.kubernetes.io/name": application}}}
 
 
@@ -128,7 +130,10 @@ def _tcp(port: int) -> Manifest:
 
 
 def egress(source: ModelSource, installation: Installation) -> list[Manifest]:
-    """Return the egress rules for DNS, the hub and the object store; empty if the pod needs neither."""
+    """Return the egress rules for DNS, the hub and the object store.
+
+    They are empty if the pod needs no such connection.
+    """
     ports = {HTTPS_PORT} if source.type is SourceType.HUB else set()
     if (port := installation.checkpoint_port) is not None:
         ports.add(port)

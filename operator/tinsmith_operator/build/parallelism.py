@@ -1,4 +1,4 @@
-"""The worker's options for ranks that share a model, and the variables and volumes that the ranks need."""
+"""The worker's options for ranks that share a model, and the variables and volumes for these ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinsmith_operator.build.volumes import (
 )
 
 RAY_LIMIT = "32Gi"
-"""Room for Ray's logs, and for objects that do not fit into shared memory."""
+"""The room for Ray's logs, and for objects that do not fit into shared memory."""
 LEAST_SHARED_MEMORY = 2**30
 MEBIBYTE = 2**20
 
@@ -38,7 +38,7 @@ GPU_VARIABLES = {
 
 
 def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None]:
-    """Return the options; none if the session's engine does not divide its model."""
+    """Return the options. There are none if the session's engine does not divide its model."""
     if not spec.engine.divides:
         return {}
     parallelism = spec.divided
@@ -54,7 +54,10 @@ def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None
 
 
 def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
-    """Return the engine's variables for each pod. A variable that the user sets with the same name takes precedence."""
+    """Return the engine's variables for each pod.
+
+    If the user sets a variable with the same name, the user's value takes precedence.
+    """
     if not spec.engine.divides:
         return []
     variables = {**VARIABLES, **OWN_VARIABLES[spec.engine], **(GPU_VARIABLES if spec.gpus_per_node else {})}
@@ -62,7 +65,10 @@ def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
 
 
 def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
-    """Return the volumes and the engine's volumes. The engine's volumes replace volumes at the same path."""
+    """Return the volumes, together with the engine's volumes.
+
+    A volume of the engine replaces a volume at the same path.
+    """
     if not spec.engine.divides:
         return list(volumes)
     cache = claim_source(spec.model_cache.claim_name) if spec.model_cache is not None else scratch(HUB_CACHE_LIMIT)
@@ -75,7 +81,7 @@ def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> lis
 
 
 def shared_bytes(spec: TrainingSessionSpec) -> int:
-    """Return the size of /dev/shm: a quarter of the pod's memory. The ranks of a node communicate through it."""
+    """Return the size of /dev/shm: a quarter of the pod's memory. The ranks on one node communicate through it."""
     shared_memory = spec.pod.shared_memory
     if shared_memory is not None:
         return int(parse_quantity(shared_memory))

@@ -43,13 +43,13 @@ POD_SECURITY: Manifest = {
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 PULL_FIELDS = frozenset({"image_pull_policy", "image_pull_secrets"})
-"""The fields that say how a node pulls the image. They do not change what runs."""
+"""The fields that determine how a node pulls the image. They do not change which program runs."""
 
 
 def pull_variants(overrides: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
-    """Yield the pod's overrides with every variant of how a node may pull the same image.
+    """Yield the pod's overrides with each way in which a node may pull the same image.
 
-    pull_secrets: the pull Secrets of the pod that is compared.
+    pull_secrets: the pull Secrets of the pod with which the caller compares.
     """
     rest = {name: value for name, value in overrides.items() if name not in PULL_FIELDS}
     for policy, secrets in itertools.product((None, *PULL_POLICIES), ((), tuple(pull_secrets))):
@@ -58,7 +58,7 @@ def pull_variants(overrides: Manifest, pull_secrets: Sequence[Manifest]) -> Iter
 
 
 def build_pod_metadata(owner: Owner, overrides: PodOverrides, inputs: str, restart: str | None = None) -> Manifest:
-    """Return the metadata of a pod template. The operator's labels take precedence over a user's.
+    """Return the metadata of a pod template. The operator's labels take precedence over labels of a user.
 
     inputs: the hash of the pod's inputs.
     restart: the request for a restart that the pod carries out.
@@ -100,7 +100,7 @@ def _as_the_user_wrote(pod: PodOverrides) -> Manifest:
 
 STARTUP_PERIOD_SECONDS = 5
 TERMINATION_LOG = "/dev/termination-log"
-"""The file from which the kubelet reads a container's last words."""
+"""The file from which the kubelet reads the termination message of a container."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 OWN_VARIABLES = frozenset({"HOME", "HF_HOME", "HF_TOKEN", THREADS_VARIABLE})
 
@@ -123,7 +123,8 @@ def build_container(
 ) -> Manifest:
     """Return the container.
 
-    variables: those that its engine needs. processes: how many share the container's threads.
+    variables: the variables that its engine needs. processes: the number of processes that share the container's
+    threads.
     """
     pod = spec.pod
     container: Manifest = {
@@ -149,7 +150,7 @@ def build_container(
 def command_line(options: Mapping[str, str | int | None]) -> list[str]:
     """Return the flags for all options that are not None.
 
-    `=` joins flag and value, since a value may begin with a dash.
+    `=` joins a flag and its value, because a value may begin with a dash.
     """
     return [f"--{option}={value}" for option, value in options.items() if value is not None]
 
@@ -183,19 +184,22 @@ def _source_options(source: ModelSource) -> dict[str, str]:
 
 
 def escape_dollars(argument: str) -> str:
-    """Escape dollar signs: the kubelet replaces $(NAME) in arguments."""
+    """Escape dollar signs, because the kubelet replaces $(NAME) in arguments."""
     return argument.replace("$", "$$")
 
 
 def checkpoint_variables(installation: Installation, users: Sequence[Manifest]) -> list[Manifest]:
-    """Return the variables for a remote checkpoint root, except the variables that the user sets."""
+    """Return the variables for a remote checkpoint root, without variables that the user sets."""
     names = {variable["name"] for variable in users}
     variables = sorted(installation.checkpoint_environment.items())
     return [{"name": name, "value": value} for name, value in variables if name not in names]
 
 
 def checkpoint_secrets(installation: Installation) -> Manifest:
-    """Return the container's `envFrom`. If the Secret is missing, the kubelet does not start the container."""
+    """Return the value of the container's `envFrom`.
+
+    If the Secret is missing, the kubelet does not start the container.
+    """
     secret = installation.checkpoint_secret
     return {"envFrom": [{"secretRef": {"name": secret}}]} if secret is not None else {}
 
@@ -208,7 +212,7 @@ def _environment(
 
 
 def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), processes: int = 1) -> list[Manifest]:
-    """Return the variables of a process that loads the model, except the variables that the user sets."""
+    """Return the variables of a process that loads the model, without variables that the user sets."""
     environment: list[Manifest] = [
         {"name": "HOME", "value": HOME_PATH},
         {"name": "HF_HOME", "value": HUB_CACHE_PATH},
@@ -223,16 +227,19 @@ def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), pro
 
 
 def thread_count(resources: Resources) -> int:
-    """Return the number of threads.
+    """Return the number of threads of a process.
 
-    It follows from the spec, not from the node, so that a replay gives identical sums.
+    It depends on the spec and not on the node, so that a replay gives identical sums.
     """
     cpu = resources.limits.get("cpu", resources.requests.get("cpu", 1))
     return max(1, math.ceil(parse_quantity(cpu)))
 
 
 def _probes(startup_timeout_seconds: int) -> Manifest:
-    """Return the probes. Startup: succeeds after load and replay. Liveness: checks the event loop, not the GPU."""
+    """Return the probes. The startup probe succeeds after the load and the replay.
+
+    The liveness probe checks the event loop, but not the GPU.
+    """
     return {
         "startupProbe": {
             **_grpc_probe("readiness"),

@@ -1,4 +1,4 @@
-"""The volumes and mount paths of a worker's or sampler's pod, and the claim of the journal's volume."""
+"""The volumes and mount paths in the pod of a worker or sampler, and the claim for the journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SHARED_MEMORY_PATH = "/dev/shm"
 
 SCRATCH_LIMIT = "1Gi"
 HUB_CACHE_LIMIT = "512Gi"
-"""More than the largest model that one node trains. The node's disk is the real bound."""
+"""The limit on the hub's cache. It is larger than the largest model that one node trains.
+
+The disk of the node is the actual limit.
+"""
 
 
 class Mounted(NamedTuple):
@@ -42,7 +45,7 @@ class Mounted(NamedTuple):
 
 
 def pod_volumes(mounted: Sequence[Mounted]) -> list[Manifest]:
-    """Return one volume for each claim. A kubelet never starts a pod in which two volumes name the same claim."""
+    """Return one volume for each claim. A kubelet never starts a pod that has two volumes with the same claim."""
     return [each.volume for each in mounted if _volume_of(each, mounted) is each]
 
 
@@ -51,7 +54,7 @@ def mounts(mounted: Sequence[Mounted]) -> list[Manifest]:
 
 
 def _volume_of(mount: Mounted, mounted: Sequence[Mounted]) -> Mounted:
-    """Return the mount that defines the claim's volume: the first mount that writes, or else the first mount."""
+    """Return the mount that defines the claim's volume: the first mount that writes, otherwise the first mount."""
     alike = [each for each in mounted if each.claim == mount.claim] if mount.claim is not None else [mount]
     return next((each for each in alike if not each.read_only), alike[0])
 
@@ -110,7 +113,7 @@ def scratch(limit: str) -> Manifest:
 
 
 def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest | None:
-    """Return the claim; None if the spec names an existing claim.
+    """Return the claim, or None if the spec names an existing claim.
 
     The claim has no owner, so it outlives the session.
     """
@@ -134,6 +137,6 @@ def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Man
 
 
 def build_claim_annotations(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest:
-    """Return the annotations, which are the only part of a user's claim that the operator writes."""
+    """Return the annotations. They are the only part of a user's claim that the operator writes."""
     metadata = {"name": session.claim_name, "namespace": session.namespace, "annotations": dict(annotations)}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}

@@ -29,9 +29,12 @@ from tinsmith_operator.installation import Installation
 
 SHORTEST_GRACE_SECONDS = 60
 SHORTEST_DIVIDED_GRACE_SECONDS = 300
-"""Longer, since adapters are gathered from all ranks before they are written."""
+"""The shortest grace period for ranks.
+
+It is longer, because adapters are gathered from all ranks before they are written.
+"""
 GRACE_STEP_SECONDS = 30
-"""Coarse, so that the StatefulSet does not change with each measurement."""
+"""The step to which grace periods are rounded. It is large, so that not every measurement changes the StatefulSet."""
 
 LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "restart"})
 
@@ -52,7 +55,7 @@ class PinnedImage:
 class WorkerPlan:
     """The plan by which the worker starts.
 
-    restart: the latest restart request; a pod without this request is restarted.
+    restart: the latest restart request. A pod that has not carried out this request is restarted.
     """
 
     worker_id: str
@@ -75,8 +78,8 @@ def inputs_hash(session: TrainingSession, installation: Installation, plan: Work
     """Return a hash of the pod's inputs: the spec, and the installation's settings for pods.
 
     A pod with another hash must be restarted, unless its hash is among the `equivalent_hashes`. The hash leaves out
-    everything that the operator adds, so a newer operator restarts no worker. It also leaves out defaults, because a
-    newer operator may have more of them.
+    everything that the operator itself adds, so a newer operator does not restart workers. It also leaves out defaults,
+    because a newer operator may have additional fields with defaults.
     """
     return _hashed(_inputs(session, installation, plan))
 
@@ -84,9 +87,9 @@ def inputs_hash(session: TrainingSession, installation: Installation, plan: Work
 def equivalent_hashes(
     session: TrainingSession, installation: Installation, plan: WorkerPlan, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Return the hashes of pods that run the same containers and differ only in how a node pulls the image.
+    """Return the hashes of pods that run the same containers. They differ only in how a node pulls the image.
 
-    The hash also covers how the image is pulled. pull_secrets: the pull Secrets of the pod that is compared.
+    pull_secrets: the pull Secrets of the pod with which the caller compares.
     """
     inputs = _inputs(session, installation, plan)
     spec = {name: value for name, value in inputs["spec"].items() if name != "pod"}
@@ -158,7 +161,10 @@ def worker_template(session: TrainingSession, installation: Installation, plan: 
 
 
 def worker_arguments(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> list[str]:
-    """Return the worker's arguments. They contain the image as requested, because the first start has no digest yet."""
+    """Return the worker's arguments.
+
+    They name the image as it was requested, because at the first start the digest is not known yet.
+    """
     spec = session.spec
     options = {
         **model_options(spec.model),

@@ -1,4 +1,4 @@
-"""The workload of a session: a StatefulSet with one pod, or a RayCluster with several pods that each start Ray."""
+"""The workload of a session: a StatefulSet with one pod, or a RayCluster with several pods."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from tinsmith_operator.installation import Installation
 
 
 def build_workload(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return a StatefulSet for one pod; return a RayCluster, which KubeRay runs, for several pods."""
+    """Return a StatefulSet if the session has one pod. If it has several, return a RayCluster, which KubeRay runs."""
     build = build_ray_cluster if session.spec.is_group else build_stateful_set
     return build(session, installation, plan)
 
 
 def build_stateful_set(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return the StatefulSet. With OnDelete, only the operator restarts a worker after a change of the template."""
+    """Return the StatefulSet.
+
+    Its update strategy is OnDelete, so only the operator restarts a worker after a change of the template.
+    """
     return sealed(
         {
             "apiVersion": "apps/v1",
@@ -50,12 +53,12 @@ def build_stateful_set(session: TrainingSession, installation: Installation, pla
 
 VERSION_ON_CPUS = "2.60.0"
 VERSIONS_ON_GPUS: Mapping[Engine, str] = {Engine.NEMO_RL: "2.56.1", Engine.MILES: "2.57.0"}
-"""The versions of Ray in the project's images: with megatron-core alone, with NeMo RL, and with Miles."""
+"""The version of Ray in each of the project's images: with only megatron-core, with NeMo RL, and with Miles."""
 
 GCS_PORT = 6379
-"""The port of the head's Global Control Service, where members join."""
+"""The port of the Global Control Service on the head, to which members connect."""
 RAYLET_PORT = 6380
-"""The port of the raylet, which listens while its pod belongs to the group."""
+"""The port of the raylet. It listens while its pod belongs to the group."""
 
 OWN_ADDRESS = "POD_IP"
 POD_ADDRESS: Manifest = {"name": OWN_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -67,7 +70,10 @@ rm -rf /tmp/ray/*"""
 
 OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 WITH_A_TOKEN = {"mode": "token"}
-"""KubeRay issues a token for each cluster, so that no other pod runs programs there without a NetworkPolicy either."""
+"""The authentication of Ray.
+
+KubeRay issues a token for each cluster, so other pods cannot run programs there, even without a NetworkPolicy.
+"""
 
 MEMBERS_GROUP = "members"
 
@@ -116,12 +122,12 @@ def build_ray_cluster(session: TrainingSession, installation: Installation, plan
 
 
 def _suspended(installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return `suspend`, unless a queue controls this field."""
+    """Return the field `suspend`, unless a queue controls it."""
     return {} if QUEUE_LABEL in installation.ray_cluster_labels else {"suspend": plan.replicas == 0}
 
 
 def _head_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return the worker's template. Its container starts Ray before the worker."""
+    """Return the template of the worker's pod. Its container starts Ray first and then the worker."""
     template = worker_template(session, installation, plan)
     [worker] = template["spec"]["containers"]
     head = {
@@ -183,9 +189,9 @@ exec ray start --address="$head:{GCS_PORT}" --node-ip-address="${OWN_ADDRESS}" -
 
 
 def _member_probes(spec: TrainingSessionSpec) -> Manifest:
-    """Return the probes of Ray.
+    """Return the probes for Ray.
 
-    They do not test ranks, because ranks may compute or wait for each other for minutes.
+    They do not check the ranks, because ranks may compute or wait for each other for minutes.
     """
     probe = {"tcpSocket": {"port": RAYLET_PORT}}
     return {
@@ -201,12 +207,15 @@ def ray_version(spec: TrainingSessionSpec, installation: Installation) -> str:
 
 
 def shell(script: str, name: str) -> list[str]:
-    """Return a container's command. It receives the container's arguments. name: the shell's name in error messages."""
+    """Return the command of a container.
+
+    It receives the container's arguments. name: the name of the shell in error messages.
+    """
     return ["/bin/bash", "-ec", escape_dollars(script), name]
 
 
 def start_options(threads: int, spec: TrainingSessionSpec, shared_memory_bytes: int) -> str:
-    """Return the options of `ray start`. Ray counts one CPU for each rank, although a rank may have more threads."""
+    """Return the options of `ray start`. Each rank counts as one CPU for Ray, although a rank may have more threads."""
     options = {
         "node-manager-port": RAYLET_PORT,
         "num-cpus": max(threads, spec.ranks_per_node),

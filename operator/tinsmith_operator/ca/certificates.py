@@ -1,8 +1,8 @@
 """The certificate authority of an installation, and the leaf certificates that it signs.
 
-The authority's key exists only in its Secret and in this process. A worker's certificate does not let it act as a
-client, and the API server's certificate does not let it act as a worker. A pool's samplers are both servers and
-clients, because they fetch saves from workers.
+The key of the authority exists only in its Secret and in this process. A worker cannot act as a client with its
+certificate, and the API server cannot act as a worker with its own. A pool's samplers are both servers and clients,
+because they fetch saves from workers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority. others: further authorities that are trusted during a rotation."""
+    """A certificate authority. others: further authorities that are trusted while a rotation is in progress."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -70,7 +70,7 @@ class Authority:
     def fingerprint(self) -> str:
         """A fingerprint of all trusted authorities.
 
-        A leaf certificate with another fingerprint must be issued again.
+        A leaf certificate that was issued with another fingerprint must be issued again.
         """
         return trust_fingerprint((self.certificate, *self.others))
 
@@ -80,7 +80,7 @@ class Authority:
 
     @property
     def bundle(self) -> bytes:
-        """The authorities that the holders of its leaf certificates trust."""
+        """The certificates of the authorities that the holders of its leaf certificates trust."""
         return b"".join(map(certificate_pem, (self.certificate, *self.others)))
 
     def secret_data(self) -> SecretData:
@@ -96,7 +96,7 @@ class Authority:
             )
 
     def issue(self, dns_names: tuple[str, ...], use: Use, now: datetime) -> Leaf:
-        """Issue a key and a certificate for these names. The certificate expires no later than the authority.
+        """Issue a key and a certificate for these names. The certificate does not outlive the authority.
 
         Raises AuthorityInvalid if the authority has expired.
         """
@@ -130,7 +130,7 @@ def new_authority(release: str, now: datetime) -> Authority:
 
 
 def read_authority(secret: Manifest, files: str = "tls") -> Authority:
-    """Return the authority in a Secret. files: the file names without their suffix. Raises AuthorityInvalid."""
+    """Return the authority in a Secret. files: the names of the files without their suffix. Raises AuthorityInvalid."""
     try:
         certificate, key = read_certificate(secret, f"{files}.crt"), _key(secret, f"{files}.key")
         if key.public_key() != certificate.public_key():
@@ -147,7 +147,7 @@ def read_authority(secret: Manifest, files: str = "tls") -> Authority:
 
 
 def read_facts(secret: Manifest) -> CertificateFacts | None:
-    """Return the facts; None if `parse_facts` raises an exception."""
+    """Return the facts about the leaf certificate in a Secret, or None if `parse_facts` raises an exception."""
     try:
         return parse_facts(secret)
     except CertificateUnreadable:
@@ -157,8 +157,8 @@ def read_facts(secret: Manifest) -> CertificateFacts | None:
 def parse_facts(secret: Manifest) -> CertificateFacts:
     """Return the facts about the leaf certificate in a Secret. Raises CertificateUnreadable.
 
-    `authority_fingerprint` is the fingerprint of `ca.crt`. It is empty if the first certificate in `ca.crt` did not
-    sign the leaf certificate.
+    `authority_fingerprint` is the fingerprint of `ca.crt`. It is empty if the first certificate in `ca.crt` is not the
+    issuer of the leaf certificate.
     """
     try:
         leaf, key = read_certificate(secret, "tls.crt"), _key(secret, "tls.key")
@@ -182,7 +182,7 @@ def parse_facts(secret: Manifest) -> CertificateFacts:
 
 
 def read_certificate(secret: Manifest, name: str) -> x509.Certificate:
-    """Return the certificate in a file of a Secret. The parser can raise any exception: see `_why_not`."""
+    """Return the certificate in one of a Secret's files. The parser can raise any exception (see `_why_not`)."""
     return x509.load_pem_x509_certificate(_decoded(secret, name, LONGEST_CERTIFICATE))
 
 
@@ -194,10 +194,10 @@ def _key(secret: Manifest, name: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _why_not(error: Exception) -> str:
-    """Return the message of an exception.
+    """Return the message of an exception that the parser of certificates raised.
 
-    The parser of certificates raises ValueError and a dozen exceptions without a common base: for unknown curves,
-    repeated extensions, undefined versions.
+    It can raise ValueError and a dozen exceptions that have no common base class: for unknown curves, repeated
+    extensions, or undefined versions.
     """
     return str(error) or type(error).__name__
 
@@ -211,7 +211,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def trust_fingerprint(trusted: Sequence[x509.Certificate]) -> str:
-    """Return the fingerprints of the signing authority and of the other trusted authorities."""
+    """Return a fingerprint for the authority that signs, and for the other trusted authorities."""
     return "+".join(map(fingerprint, trusted))
 
 
@@ -271,7 +271,7 @@ def encoded(data: Mapping[str, bytes]) -> SecretData:
 
 
 def _decoded(secret: Manifest, name: str, longest: int) -> bytes:
-    """Return the decoded file of a Secret. Raises ValueError."""
+    """Return the decoded content of a file in a Secret. Raises ValueError."""
     text = (secret.get("data") or {}).get(name)
     if not text:
         raise ValueError(f"it has no {name}")

@@ -1,6 +1,8 @@
-"""The certificates of an installation. Its authority issues them, and Secrets of its namespace store them.
+"""The certificates of an installation.
 
-Only one operator can create the authority, by a POST; the other operators read the result. A new authority takes over
+The authority of the installation issues them, and Secrets in its namespace store them.
+
+Only one operator can create the authority, by a POST; all other operators read the result. A new authority takes over
 before the old one expires, or on request (`rotation.py`). If an administrator replaces the authority, for example from
 a backup, the operator adopts it and issues all leaf certificates again.
 """
@@ -54,9 +56,9 @@ log = get_logger(__name__)
 
 
 class Issuer:
-    """Issues the certificates of the API server, the workers and the operator.
+    """The issuer of certificates for the API server, the workers and the operator.
 
-    problem: why certificates cannot be issued or stored until a person acts; None without a problem.
+    problem: why certificates cannot be issued or stored until a person acts, or None if there is no problem.
     """
 
     def __init__(
@@ -73,8 +75,8 @@ class Issuer:
     ) -> None:
         """Prepare the issuer.
 
-        leaves: returns the owner of each leaf certificate of sessions and pools, with the authorities that it trusts;
-            None while not known.
+        leaves: a function that returns the owner of each leaf certificate of sessions and pools, and the authorities
+            that the owner trusts. It returns None while these are not known.
         pause_seconds: the time after which all processes have read their files again.
         """
         self._cluster = cluster
@@ -108,7 +110,7 @@ class Issuer:
 
     @property
     def known_fingerprint(self) -> str | None:
-        """The fingerprint of the valid authority; None without a valid authority."""
+        """The fingerprint of the valid authority, or None if there is no valid authority."""
         try:
             return self.authority.fingerprint
         except OperatorError:
@@ -116,13 +118,13 @@ class Issuer:
 
     @property
     def is_known(self) -> bool:
-        """True if the authority has been read, or if the problem with it is known."""
+        """True if the authority was read, or if it is known why it cannot be read."""
         return self._authority is not None or self.problem is not None
 
     async def refresh(self) -> float:
-        """Update both Secrets. Return the seconds to the next check.
+        """Update the Secrets of the authority and of the API server. Return the seconds until the next check.
 
-        Raises AuthorityInvalid, SecretTaken and ClusterError. An authority that was read earlier stays in use until it
+        Raises AuthorityInvalid, SecretTaken and ClusterError. An authority that was read earlier is used until it
         expires.
         """
         try:
@@ -151,7 +153,7 @@ class Issuer:
         return min(LOOK_AGAIN_SECONDS, max(60.0, seconds))
 
     def operator_leaf(self) -> Leaf:
-        """Return the operator's own client certificate, which exists only in memory."""
+        """Return the operator's own client certificate. It exists only in memory."""
         now = self._clock()
         leaf, authority = self._leaf, self.authority
         if leaf is None or leaf.authority != authority.bundle or now >= leaf.not_after - RENEWAL:
@@ -159,9 +161,9 @@ class Issuer:
         return leaf
 
     def issue_for_worker(self, dns_names: tuple[str, ...]) -> Leaf:
-        """Issue a worker's certificate.
+        """Issue the certificate of a worker.
 
-        If the names include a sampler's, the certificate also allows calls to workers.
+        If the names include the sampler's name, the certificate also allows calls to workers.
         """
         use = Use.BOTH if SAMPLER_DNS_NAME in dns_names else Use.SERVER
         return self.authority.issue(dns_names, use, self._clock())
@@ -183,7 +185,7 @@ class Issuer:
         return await self._cluster.get(SECRETS, self._namespace, self._authority_secret)
 
     async def _rotated(self, secret: Manifest) -> Stored:
-        """Take the next step of a rotation if the step is due, and return the authority."""
+        """Take the next step of a rotation if it is due. Return the authority."""
         stored = read_stored(secret)
         if stored.state is State.AT_REST:
             if not is_requested(secret, stored.current, self._clock()):
@@ -200,7 +202,7 @@ class Issuer:
     def _all_leaves_follow(self, stored: Stored) -> bool:
         """Return whether all leaf certificates have been up to date for long enough.
 
-        A new leader starts to count again.
+        A new leader starts to count again from zero.
         """
         trust, leaves = stored.current.fingerprint, self._leaves()
         late = outdated_leaves(trust, leaves) if leaves is not None else [NOT_LISTED]
@@ -217,7 +219,10 @@ class Issuer:
         return now >= self._followed[1] + self._pause_seconds
 
     async def _ensure_api_server_certificate(self, authority: Authority) -> CertificateFacts:
-        """Issue the API server's certificate if needed, and return its facts. Raises SecretTaken."""
+        """Issue the API server's certificate if this is necessary. Return the facts about the certificate.
+
+        Raises SecretTaken.
+        """
         names = (API_SERVER_NAME,)
         try:
             live = await self._cluster.get(SECRETS, self._namespace, self._api_server_secret)

@@ -1,7 +1,7 @@
 """The rotation of the certificate authority, without interruption.
 
-The Secret of the authority shows the state. All processes must trust the next authority before it issues certificates,
-and the previous authority is trusted until none of its certificates is in use.
+The Secret of the authority records the state. All processes must trust the next authority before it issues
+certificates. The previous authority is trusted until none of its certificates is in use.
 
 | State | In the Secret, in addition to `tls.crt` and `tls.key` | Leaves are issued by | and trust |
 |---|---|---|---|
@@ -9,7 +9,7 @@ and the previous authority is trusted until none of its certificates is in use.
 | trusting | `next.crt`, `next.key` | the authority | it and the next |
 | issuing | `previous.crt` | the authority, which was the next | it and the previous |
 
-A state ends when all leaves have been up to date for so long that each process has read its files.
+A state ends when all leaf certificates have been up to date for so long that each process has read its files again.
 """
 
 from __future__ import annotations
@@ -35,13 +35,18 @@ from tinsmith_operator.ca.certificates import (
 from tinsmith_operator.errors import AuthorityInvalid
 
 ROTATE_ANNOTATION = f"{GROUP}/rotate"
-"""Set by an administrator on the Secret of the authority: any word. The authority is rotated once for each new word."""
+"""An annotation that an administrator sets on the Secret of the authority. Its value may be any word.
+
+The authority is rotated once for each new word.
+"""
 ROTATED_ANNOTATION = f"{GROUP}/rotated"
-"""On the same Secret: the word of the latest rotation."""
+"""An annotation on the same Secret: the word for which the authority was last rotated."""
 
 BEFORE_ITS_END = timedelta(days=90)
-"""When to rotate, or a third of its life before its end: leaves must not expire with it, and there must be time for
-repairs."""
+"""The time before an authority's end at which it is rotated. If a third of its life is shorter, this applies instead.
+
+Leaf certificates must not expire with it, and there must be time for repairs.
+"""
 
 
 class State(Enum):
@@ -52,7 +57,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of the Secret. current: with the other trusted authorities."""
+    """The content of the Secret. current: the authority that signs, together with the other trusted authorities."""
 
     current: Authority
     following: Authority | None = None
@@ -108,7 +113,7 @@ def is_due(current: Authority, now: datetime) -> bool:
 
 
 def begin_rotation(secret: Manifest, stored: Stored, following: Authority) -> Manifest:
-    """Return the patch of the Secret that makes processes trust the next authority."""
+    """Return the patch of the Secret that makes all processes trust the next authority."""
     word = (secret["metadata"].get("annotations") or {}).get(ROTATE_ANNOTATION)
     noted = {"metadata": {"annotations": {ROTATED_ANNOTATION: word}}} if word is not None else {}
     return {**noted, "data": replace(stored, following=following).data}
@@ -123,8 +128,8 @@ def continue_rotation(stored: Stored) -> Manifest:
 
 
 def outdated_leaves(trust: str, leaves: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the owners of outdated leaf certificates.
+    """Return the owners whose leaf certificates are outdated.
 
-    leaves: the owners, with the fingerprint that each one trusts.
+    leaves: the owners, and the fingerprint that each owner trusts.
     """
     return [name for name, known in leaves if known != trust]

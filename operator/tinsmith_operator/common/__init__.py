@@ -1,1 +1,1 @@
-"""Pure functions and types that the decisions about sessions and pools share."""
+"""Pure functions and types for the decisions about both sessions and pools."""

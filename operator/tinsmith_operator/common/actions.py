@@ -1,7 +1,7 @@
 """The actions that make up a decision: changes of a session or pool, and of its children.
 
-The operator carries out the actions in order, until one fails. The next decision starts from the state of the cluster
-at that time.
+The operator carries out the actions in order, and stops at the first action that fails. The next decision starts from
+the state of the cluster at that time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True)
 class Create:
-    """A POST. If an object of that name exists, the POST fails and the object stays unchanged."""
+    """A POST. If an object with this name exists, the POST fails and the object stays unchanged."""
 
     manifest: Manifest
 
@@ -29,9 +29,9 @@ class Create:
 class Apply:
     """A server-side apply with force, to this version of this object.
 
-    The object was created by POST, which the API server records as an *Update* by the operator's field manager. A JSON
-    patch must first turn that entry of `metadata.managedFields` into an *Apply*. Otherwise fields that are no longer in
-    the manifest stay in the object.
+    The object was created by POST, which the API server records as an *Update* by the operator's field manager. So a
+    JSON patch must first change that entry of `metadata.managedFields` to an *Apply*. Otherwise, fields that are no
+    longer in the manifest would stay in the object.
     """
 
     manifest: Manifest
@@ -52,10 +52,11 @@ class Annotate:
 
 @dataclass(frozen=True)
 class Delete:
-    """A deletion of the object with this UID, and this version if there is one. An absent object counts as deleted.
+    """A deletion of the object with this UID. If a version is given, it must also match.
 
-    grace_period_seconds: the pod's; None: as the object says.
-    why: for the log.
+    If the object does not exist, it counts as deleted.
+
+    grace_period_seconds: the grace period of a pod; None: the period in the object. why: the reason, for the log.
     """
 
     kind: str
@@ -68,10 +69,10 @@ class Delete:
 
 @dataclass(frozen=True)
 class IssueCertificate:
-    """A new key and certificate for these names, written into the data of a Secret.
+    """A new key and certificate for these names. They are written into the data of a Secret.
 
-    manifest: the whole Secret without `data`.
-    uid, resource_version: of the Secret that is there; None: the Secret is created.
+    manifest: the whole Secret without `data`. uid, resource_version: those of the existing Secret; None: the Secret is
+    created.
     """
 
     manifest: Manifest
@@ -115,11 +116,11 @@ Action = Create | Apply | Annotate | Delete | IssueCertificate | WriteStatus | A
 
 @dataclass(frozen=True)
 class Decision:
-    """The actions to carry out now, and when to decide again.
+    """The actions to carry out now, and the time of the next decision.
 
     requeue_after_seconds: the longest time until the next decision; None: decide again at the next event or resync.
     wants_turn: the session waits for its turn of an automatic restart, or has its turn and does not serve again yet;
-        None if that is not known.
+    None: this is not known.
     """
 
     actions: tuple[Action, ...]

@@ -1,4 +1,4 @@
-"""The certificate of a workload: issued if it is missing, and renewed before it expires."""
+"""The certificate of a workload. It is issued if it is missing, and renewed before it expires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinsmith_operator.common.observed import CertificateFacts, Surroundings
 from tinsmith_operator.common.ownership import belongs_to
 
 RENEWAL = timedelta(days=10)
-"""How long before its end a certificate is renewed: a third of its life, so that there is time to repair failures."""
+"""The time before its end at which a certificate is renewed: a third of its life, to leave time for repairs."""
 
 
 def ensure_certificate(
@@ -20,7 +20,7 @@ def ensure_certificate(
 ) -> tuple[IssueCertificate, ...]:
     """Issue a certificate if it is missing, has other names, or is due for renewal.
 
-    worker_id: the ID that the certificate must contain; None while the ID is not known. roles: further names in the
+    worker_id: the ID that the certificate must contain, or None if the ID is not known yet. roles: further names in the
         certificate.
     """
     authority = observed.authority_fingerprint
@@ -40,16 +40,19 @@ def ensure_certificate(
 
 
 def renewal_time(facts: CertificateFacts) -> datetime | None:
-    """Return when to renew; None if the certificate expires with its authority, since a renewal could not extend it."""
+    """Return when to renew.
+
+    Return None if the certificate expires with its authority, because a renewal could not extend it.
+    """
     return facts.not_after - RENEWAL if facts.not_after < facts.authority_not_after else None
 
 
 def is_fresh(
     facts: CertificateFacts | None, dns_names: tuple[str, ...], authority_fingerprint: str, now: datetime
 ) -> bool:
-    """Return whether a certificate can stay in use.
+    """Return whether a certificate may stay in use.
 
-    A certificate whose validity begins in the future was issued by a clock that was set back later.
+    If the validity of a certificate begins in the future, it was issued by a clock that was set back later.
     """
     if facts is None or (facts.dns_names, facts.authority_fingerprint) != (dns_names, authority_fingerprint):
         return False
@@ -58,9 +61,10 @@ def is_fresh(
 
 
 def certificate_is_foreign(observed: Surroundings) -> bool:
-    """Return whether another owner has the Secret of the certificate.
+    """Return whether the Secret for the certificate belongs to another owner.
 
-    A new pod would mount that Secret with the other owner's key. Running pods have their own certificate already.
+    A new pod would mount that Secret, and so get the key of the other owner. A running pod already has its own
+    certificate.
     """
     live = observed.certificate_secret
     return live is not None and not belongs_to(observed.owner, live)

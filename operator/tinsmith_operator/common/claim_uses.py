@@ -1,7 +1,8 @@
-"""The rules for a claim that several sessions or pools name, for a journal or to read a model from it.
+"""The rules for a claim that several sessions or pools name, for a journal or for reading a model.
 
-Only one worker writes to the claim of a journal. A reader of a model stops neither a worker that has started, nor a
-session whose claim was made for it. In all other cases the older session or pool may use the claim.
+Only one worker writes to the claim of a journal. A session or pool that reads a model from the claim does not stop a
+worker that has started, nor a session for which the claim was made. In all other cases the older session or pool may
+use the claim.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from tinsmith_operator.common.workloads import WORKLOAD_KINDS
 def journal_holder(
     session: TrainingSession, claim: Manifest | None, users: Sequence[Manifest], pods: Iterable[Manifest]
 ) -> str | None:
-    """Return the other session that uses the claim, if there is one.
+    """Return another session that uses the claim, if there is such a session.
 
-    That session keeps the claim until the session and its worker's pod are gone.
+    It keeps the claim until both the session and its worker's pod are gone.
 
-    users: the sessions that name the claim for their journal. pods: the pods with a journal on it.
+    users: the sessions that name the claim for their journal. pods: the pods whose journal is on it.
     """
     first = min(users, key=lambda user: _precedence(user, claim), default=None)
     if first is not None and first["metadata"]["uid"] != session.uid:
@@ -34,9 +35,10 @@ def journal_holder(
 
 
 def runs_worker(pod: Manifest) -> bool:
-    """Return whether the pod runs the worker of a session, judged by its labels and its controller.
+    """Return whether the pod runs a session's worker, judging by its labels and its controller.
 
-    A worker's pod without a controller counts: its workload was deleted, and it may still run on an unreachable node.
+    A worker's pod without a controller counts, too: its workload was deleted, but the pod may still run on a node that
+    cannot be reached.
     """
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
@@ -48,9 +50,10 @@ def runs_worker(pod: Manifest) -> bool:
 
 
 def earlier_reader(session: TrainingSession, claim: Manifest | None, readers: Iterable[Manifest]) -> str | None:
-    """Return the kind and name of the older session or pool that reads a model from this session's journal claim.
+    """Return the kind and name of an older session or pool that reads a model from this session's journal claim.
 
-    A claim that is made for the session holds no model. A reader does not stop a worker that has started.
+    If the claim was made for the session, it holds no model. A session or pool that reads from the claim does not stop
+    a worker that has started.
     """
     has_begun = claim is not None and session.status.worker_id == claim["metadata"]["uid"]
     if session.spec.storage.existing_claim is None or has_begun:
@@ -73,7 +76,7 @@ def _named(owner: Manifest) -> str:
 
 
 def _comes_first_of_all(user: Manifest, claim: Manifest | None) -> bool:
-    """Return whether the session's worker has started on the claim, or the claim was made for the session."""
+    """Return whether the session's worker has started on the claim, or the claim was made for this session."""
     if _has_begun(user, claim):
         return True
     storage = (user.get("spec") or {}).get("storage") or {}
@@ -86,7 +89,10 @@ def _is_made_for(user: Manifest, claim: Manifest) -> bool:
 
 
 def _precedence(user: Manifest, claim: Manifest | None) -> tuple[bool, str, str]:
-    """Return a sort key: started workers first, then the oldest. Times have whole seconds, so UIDs break ties."""
+    """Return a sort key. Sessions whose worker has started come first, then the oldest.
+
+    Times are in whole seconds, so the UIDs decide between equal times.
+    """
     return not _has_begun(user, claim), *_age(user)
 
 

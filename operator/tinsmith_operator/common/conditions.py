@@ -1,4 +1,4 @@
-"""The conditions that sessions and pools share, and the Events about their changes."""
+"""The conditions that sessions and pools share, and the Events that report their changes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
 def standard_conditions(
     readiness: Finding, progress: Finding, degradation: Finding | None
 ) -> tuple[ConditionState, ...]:
-    """Return all standard conditions, true or not.
+    """Return all standard conditions, whether they are true or not.
 
-    The progress message is in the condition Reconciling or Stalled, depending on which one is True: tools that read
-    kstatus show only that one.
+    The progress message is in Reconciling or Stalled, whichever of the two is True, because tools that read kstatus
+    show only that condition.
     """
     nothing = found(Reason.AS_EXPECTED, "No problem apart from what Ready reports.")
     moving, stuck = (progress.reason.progress is each for each in (Progress.MOVING, Progress.STUCK))
@@ -38,7 +38,7 @@ def condition(type_: ConditionType, finding: Finding, *, holds: bool) -> Conditi
 
 
 def upgrade_available(runs: str, next_start: str) -> ConditionState:
-    """Return the condition. runs: the image in use. next_start: the image after a restart."""
+    """Return the condition UpgradeAvailable. runs: the image in use. next_start: the image after a restart."""
     if runs == next_start:
         current = found(Reason.IMAGE_CURRENT, f"It runs {runs}, which a restart would keep.")
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.FALSE, current)
@@ -50,14 +50,14 @@ EVENT_CONDITIONS = (ConditionType.READY, ConditionType.STALLED, ConditionType.DE
 
 
 def status_changes(before: OwnerStatus, after: OwnerStatus) -> tuple[Action, ...]:
-    """Return the write of the status and its Events; return no action if the status is up to date."""
+    """Return the write of the status and its Events. If the status is up to date, return no action."""
     if after == _with_own_conditions(before, after):
         return ()
     return (WriteStatus(after.to_manifest()), *_events(before, after))
 
 
 def _with_own_conditions(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus:
-    """Return the status with only the operator's own conditions, in its order.
+    """Return the status with only the operator's own conditions, in the operator's order.
 
     Other programs may have added conditions.
     """
@@ -66,7 +66,7 @@ def _with_own_conditions(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus
 
 
 def _events(before: OwnerStatus, after: OwnerStatus) -> tuple[Emit, ...]:
-    """Return one Event for each new reason, even if several conditions have the reason."""
+    """Return one Event for each new reason, even if several conditions have this reason."""
     emitted: dict[str, Emit] = {}
     for type_ in EVENT_CONDITIONS:
         condition = after.condition(type_)
@@ -82,6 +82,9 @@ def _is_news(before: Condition | None, after: Condition) -> bool:
 
 
 def _event_type(condition: Condition) -> EventType:
-    """Return Warning only if a person must act. A degraded pool needs no action if it was just scaled up."""
+    """Return Warning only if a person must act.
+
+    For example, a degraded pool needs no action if it was just scaled up.
+    """
     is_stuck = Reason(condition.reason).progress is Progress.STUCK
     return EventType.WARNING if is_stuck else EventType.NORMAL

@@ -1,8 +1,8 @@
 """Findings that sessions and pools share.
 
 Findings about objects: name conflicts, refusals, certificates, references that are not allowed. Findings about a pod:
-why it is missing or not ready. The evidence is the pod's status, the Kubernetes Events about it, and its worker's
-termination message.
+why it is missing, or why it is not ready. They are based on the pod's status, the Kubernetes Events about the pod, and
+the termination message of its worker.
 """
 
 from __future__ import annotations
@@ -31,13 +31,22 @@ REFUSALS = {
     "Deployment": Reason.OVERRIDES_REFUSED,
     "Job": Reason.OVERRIDES_REFUSED,
 }
-"""The reason for a refused object, by its kind. The content of other kinds does not come from the spec."""
+"""The reason for an object that the API server refused, by the kind of the object.
+
+The content of other kinds does not come from the spec.
+"""
 
 WARNING_LIFE = timedelta(minutes=20)
-"""How long an Event counts. A StatefulSet's controller tries again within 17 minutes, so older failures are over."""
+"""The time for which an Event counts.
+
+The controller of a StatefulSet tries again within 17 minutes, so older failures are over.
+"""
 
 FRESH_RUN = timedelta(seconds=60)
-"""How long after a start the ending before it is still reported: a worker that refuses to start does so at once."""
+"""The time after a start for which the previous end is still reported.
+
+A worker that refuses to start ends immediately.
+"""
 
 WORKER_REASONS = {
     "ModelNotFound": Reason.MODEL_NOT_FOUND,
@@ -51,7 +60,10 @@ WORKER_REASONS = {
 }
 
 CLUSTER_CURES = frozenset({Reason.OUT_OF_MEMORY, Reason.TLS_INVALID})
-"""The reasons of a refused start whose cure names a field or a Secret, which the worker does not know."""
+"""The reasons of a refused start for which the remedy names a field or a Secret.
+
+The worker does not know these names.
+"""
 
 _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
 _NODES = re.compile(r"^0/(\d+) nodes are available")
@@ -60,18 +72,18 @@ _VOLUME_ELSEWHERE = re.compile(
     r"(\d+) node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node)"
 )
 _UNNAMED_TAINTS = re.compile(r"(\d+) node\(s\) had untolerated taint\(s\)")
-"""From 1.34 on, the scheduler does not name the taints."""
+"""Messages of the scheduler that do not name the taints, as from version 1.34 on."""
 _LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
 
 
 def found(reason: Reason, what: str) -> Finding:
-    """Return a finding whose message says what happened, followed by what to do for this reason."""
+    """Return a finding. Its message says what happened, followed by what to do for this reason."""
     cure = reason.cure.replace("`", "")
     return Finding(reason, f"{what.rstrip('.')}. {cure}" if cure else what)
 
 
 def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
-    """Return a finding if a foreign object has the name of one of the owner's children."""
+    """Return a finding if one of the owner's children cannot be created, because a foreign object has its name."""
     if foreign is None:
         return None
     name = f"{foreign['kind']} {foreign['metadata']['name']}"
@@ -81,7 +93,7 @@ def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
 
 
 def refusal(refusals: Mapping[str, str]) -> Finding | None:
-    """Return the first refusal of the API server. refusals: its messages, by the kind of the object."""
+    """Return a finding for the first refusal. refusals: the messages of the API server, by the kind of the object."""
     for kind, message in refusals.items():
         reason = _why_refused(kind, message)
         return found(reason, f"The API server refused the {kind}: {quoted(message)}.")
@@ -89,9 +101,9 @@ def refusal(refusals: Mapping[str, str]) -> Finding | None:
 
 
 def _why_refused(kind: str, message: str) -> Reason:
-    """Return the reason.
+    """Return the reason for a refusal.
 
-    If a quota or LimitRange refuses a claim, the reason is about storage and says what to do for it.
+    If a quota or LimitRange refuses a claim, the reason is about storage, with advice for this case.
     """
     of_kind, reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED), words.why_not_admitted(message)
     if of_kind is Reason.CLAIM_REFUSED and reason in (Reason.QUOTA_EXCEEDED, Reason.RESOURCES_REFUSED):
@@ -123,7 +135,7 @@ class Evidence:
     was_preempted: bool = False
 
     def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
-        """Return the latest recent warning about the object with this UID."""
+        """Return the latest recent warning with one of these reasons about the object with this UID."""
         recent = (
             warning
             for warning in self.warnings
@@ -133,13 +145,13 @@ class Evidence:
 
 
 def queued(workload: Manifest) -> Finding:
-    """Return the finding about a workload whose `spec.suspend` another manager has set."""
+    """Return the finding about a workload for which another manager has set `spec.suspend`."""
     name = f"{workload['kind']} {workload['metadata']['name']}"
     return found(Reason.QUEUED, f"{name} is suspended by {holder_name(workload)} and starts when that resumes it.")
 
 
 def why_pods_are_missing(refused: str | None) -> Finding:
-    """Return the finding. refused: the API server's message when the controller last tried to create a pod."""
+    """Return the finding. refused: the API server's message at the controller's last attempt to create a pod."""
     if refused is None:
         return found(Reason.CREATING_OBJECTS, "The pod is being created.")
     reason = words.why_not_admitted(refused) or Reason.POD_REFUSED
@@ -157,7 +169,7 @@ def lost_node(pods: Iterable[Pod], now: datetime) -> Finding | None:
 
 
 def preempted(evidence: Evidence) -> Finding | None:
-    """Return the finding about a pod that waits for a node because its predecessor was preempted."""
+    """Return the finding about a pod that waits for a node because the pod before it was preempted."""
     what = "A pod of higher priority preempted the previous pod."
     return found(Reason.PREEMPTED, what) if evidence.was_preempted else None
 
@@ -179,9 +191,9 @@ def _leaving(pod: Pod | None) -> Finding:
 
 
 def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
-    """Return why the node ended the pod, or did not admit it.
+    """Return why the node ended the pod, or why it did not admit the pod.
 
-    is_one_of_many: many pods fail in the same way, so the message has no pod name. With a name, the message would
+    is_one_of_many: many pods fail in the same way, so the message has no pod name. If it had a name, the message would
         change for each pod.
     """
     if pod.latest_ending is not None and not pod.status_reason:
@@ -193,7 +205,7 @@ def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
 
 
 def why_pod_does_not_run(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Return why the pod's container has not started yet; None once it runs."""
+    """Return why the pod's container has not started yet, or None if it runs."""
     return _without_node(pod, evidence) or _waiting(pod, evidence) or _preparing(pod)
 
 
@@ -229,7 +241,7 @@ def _gated(pod: Pod) -> Finding:
 
 
 def _why_unschedulable(message: str) -> Reason:
-    """Return the reason for a message of the scheduler."""
+    """Return the reason that a message of the scheduler stands for."""
     if re.search(r'persistentvolumeclaim "[^"]*" not found', message):
         return Reason.CLAIM_MISSING
     if re.search(r'persistentvolumeclaim "[^"]*" is being deleted', message):
@@ -242,7 +254,7 @@ def _why_unschedulable(message: str) -> Reason:
 
 
 def _is_volume_on_lost_node(message: str) -> bool:
-    """Return whether no node can mount the volume, apart from nodes with taints that the pod does not tolerate."""
+    """Return whether no node can mount the volume, except for nodes with taints that the pod does not tolerate."""
     elsewhere, nodes = _VOLUME_ELSEWHERE.search(message), _NODES.search(message)
     if elsewhere is None or nodes is None:
         return False
@@ -273,7 +285,7 @@ def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
 
 
 def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
-    """Return why the node has not started a container, according to the warnings about its pod."""
+    """Return why the node has not started a container, judging by the warnings about its pod."""
     mount = evidence.latest(pod.uid, words.MOUNT_EVENTS)
     if mount is not None:
         known = Reason.SECRET_MISSING if _MISSING.search(mount.message) else Reason.MOUNT_FAILED
@@ -285,7 +297,7 @@ def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
 
 
 def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Return why the container has ended. The container is down or has just started again."""
+    """Return why the container has ended. The container is stopped, or has only just started again."""
     ending = pod.latest_ending
     if ending is None or (pod.running_since is not None and evidence.now >= pod.running_since + FRESH_RUN):
         return None
@@ -320,9 +332,9 @@ def log_hint(pod: Pod) -> str:
 def found_by_worker(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
     """Return the finding.
 
-    If it quotes a worker, leave out the general advice, since a worker's message says what to do.
+    If it quotes a worker, leave out the general advice, because the worker's message says what to do.
 
-    Keep the general advice for reasons about which a worker cannot know what to do.
+    Keep the general advice for reasons for which a worker cannot know what to do.
     """
     return Finding(reason, what) if is_quoted and reason not in CLUSTER_CURES else found(reason, what)
 
@@ -338,12 +350,12 @@ CLAIM = "PersistentVolumeClaim"
 
 
 def blocking_reason(observed: Surroundings, installation: Installation, image: str | None = None) -> Finding | None:
-    """Return why a session or pool must have no pods at all.
+    """Return why a session or pool must not have any pods.
 
-    The operator stops running pods, which save a snapshot; the volume keeps all data. The pods start again when the
-    reason is gone.
+    The operator then stops running pods. They save a snapshot, and the volume keeps all data. The pods start again when
+    this reason no longer applies.
 
-    image: the image that would run although the spec does not name it.
+    image: the image that would run if the spec names no image.
     """
     return _read_claim(observed) or _objection(observed, installation, image) or _journal_for_a_model(observed)
 
@@ -358,9 +370,9 @@ def _read_claim(observed: Surroundings) -> Finding | None:
 
 
 def _objection(observed: Surroundings, installation: Installation, image: str | None) -> Finding | None:
-    """Return the first reference that the policy does not allow.
+    """Return the objection to the first reference that the policy does not allow.
 
-    The spec's own image is checked before the pinned one.
+    The image in the spec is checked before the pinned image.
     """
     pinned = [Reference("its volume's", ReferenceKind.IMAGE, image)] if image is not None else []
     objection = installation.policy.objection([*references_of(observed.owner), *pinned])

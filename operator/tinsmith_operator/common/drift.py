@@ -1,11 +1,12 @@
-"""Changes a child object of any kind into the desired object, by a create or an apply.
+"""The actions that change a child object of any kind into the desired object: a create or an apply.
 
-An apply removes only fields that `managedFields` records as the operator's, so this module also corrects these records.
+An apply removes only fields that `managedFields` records as the operator's fields. So this module also corrects these
+records.
 
 The API server does not store an object exactly as it was sent. It rounds quantities, fills in defaults, drops empty
-values, and lets admission webhooks rewrite the rest. `holds` knows the conversions that Kubernetes documents. For all
-other conversions, `Stored` records what the API server stored for the latest request. If the object still equals that
-record, the same request would change nothing.
+values, and lets admission webhooks rewrite the rest. `holds` knows the conversions that are documented by Kubernetes.
+For all other conversions, `Stored` records what the API server stored for the latest request. If the object is still
+equal to that record, the same request would change nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from tinsmith_operator.common.ownership import belongs_to
 from tinsmith_operator.common.queue import controls_suspend, is_held, without_suspend
 
 CONTENT = frozenset({"f:spec", "f:data", "f:stringData", "f:type"})
-"""The parts of an object that belong to the operator alone. Other managers may add labels and annotations."""
+"""The parts of an object into which only the operator may write. Other managers may add labels and annotations."""
 
 SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
-"""The kinds whose content controllers write too: the volume that a claim is bound to."""
+"""The kinds into whose content controllers write, too. For example, they write the name of the volume into a claim."""
 
 
 def ensure_child(observed: Surroundings, live: Manifest | None, desired: Manifest) -> tuple[Create | Apply, ...]:
-    """Return no action if the live object is as desired, belongs to another owner, or is being deleted."""
+    """Return the action that makes the live object as desired.
+
+    Return none if it is so already, belongs to another owner, or is being deleted.
+    """
     if live is None:
         return (Create(desired),)
     if not belongs_to(observed.owner, live) or live["metadata"].get("deletionTimestamp"):
@@ -41,7 +45,7 @@ def ensure_child(observed: Surroundings, live: Manifest | None, desired: Manifes
 
 
 def is_in_place(observed: Surroundings, live: Manifest, desired: Manifest) -> bool:
-    """Return whether the live object is as desired, or as the API server stored the latest request for it."""
+    """Return whether the live object is as desired, or is what the API server stored for the latest request."""
     return holds(live, desired) or as_stored(desired, live) == observed.stored.get(desired["kind"])
 
 
@@ -50,13 +54,13 @@ def apply_to(live: Manifest, desired: Manifest) -> Apply:
 
 
 def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> dict[str, str]:
-    """Return the refusals of objects that still must be written. A change that was reverted needs no request."""
+    """Return the refusals of those objects that still must be written. A change that was reverted needs no request."""
     asked = {action.manifest["kind"] for action in children if isinstance(action, Create | Apply | IssueCertificate)}
     return {kind: words for kind, words in refusals.items() if kind in asked}
 
 
 def has_foreign_content(manifest: Manifest) -> bool:
-    """Return whether another manager, such as a queue, wrote into the content of one of the operator's objects."""
+    """Return whether another manager, such as a queue, has written into the content of the operator's object."""
     if manifest["kind"] in SHARED_KINDS:
         return False
     managed = manifest["metadata"].get("managedFields", [])
@@ -64,17 +68,17 @@ def has_foreign_content(manifest: Manifest) -> bool:
 
 
 def own_spec_fields(manifest: Manifest) -> frozenset[str]:
-    """Return the spec fields that the operator has set. An apply without these fields would remove them."""
+    """Return the spec fields that the operator has set. An apply that leaves these fields out would remove them."""
     managed = manifest["metadata"].get("managedFields", [])
     spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_own_entry(entry))
     return frozenset(name.removeprefix("f:") for fields in spec for name in fields)
 
 
 def own_managed_fields(manifest: Manifest) -> list[Manifest]:
-    """Return the managed fields as they must be before an apply: one Apply entry with all fields of the operator.
+    """Return the managed fields as they must be before an apply. All fields of the operator are in one Apply entry.
 
-    The API server records the operator's POST as an Update. An apply that leaves out fields of that entry would not
-    remove them.
+    The API server records the operator's POST as an Update. Without the change, an apply that leaves out fields of that
+    entry would not remove them.
     """
     managed: list[Manifest] = manifest["metadata"].get("managedFields", [])
     takes_content = manifest["kind"] not in SHARED_KINDS
@@ -123,18 +127,24 @@ LIST_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""The lists that other managers may extend, with the key of their items. All other lists must be equal."""
+"""The lists that other managers may extend, and the key of their items. All other lists must be equal."""
 
 MILLI, NANO = 3, 9
 QUANTITY_DIGITS = {"requests": MILLI, "limits": MILLI, "sizeLimit": NANO, "divisor": NANO}
-"""The digits after the point that the API server stores of a quantity. It rounds away from zero."""
+"""The number of digits after the decimal point of a quantity that the API server stores.
+
+The API server rounds quantities away from zero.
+"""
 
 APART = frozenset({"metadata", "status"})
-"""The parts that are not compared whole. Controllers write the status; of the metadata only desired fields count."""
+"""The parts of an object that are not compared as a whole.
+
+Controllers write the status, and of the metadata only the desired fields count.
+"""
 
 
 def holds(live: Any, desired: Any, field: str = "") -> bool:
-    """Return whether the live value contains everything in the desired value."""
+    """Return whether the live value contains the whole desired value."""
     if isinstance(desired, dict):
         return _holds_fields(live, desired, field)
     if isinstance(desired, list):
@@ -174,7 +184,7 @@ def _stored_quantity(quantity: int | float | str, field: str) -> int:
 
 
 def with_answer(stored: Mapping[str, Stored], request: Manifest, answer: Manifest) -> dict[str, Stored]:
-    """Return `stored` with the API server's answer, if the answer does not contain everything that was requested."""
+    """Return `stored` with the API server's answer, if the answer lacks a part of the request."""
     others = {kind: each for kind, each in stored.items() if kind != request["kind"]}
     return others if holds(answer, request) else {**others, request["kind"]: as_stored(request, answer)}
 
@@ -197,5 +207,5 @@ def _metadata(request: Manifest, live: Manifest) -> Manifest:
 
 
 def _only(found: Any, requested: Any) -> Any:
-    """Return only the labels or annotations that were requested; return any other value unchanged."""
+    """Return only those labels or annotations that were requested. Return any other value unchanged."""
     return {name: found.get(name) for name in requested} if isinstance(requested, dict) and found else found

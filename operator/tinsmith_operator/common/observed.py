@@ -17,9 +17,9 @@ from tinsmith_operator.api.training_session import TrainingSession
 
 @dataclass(frozen=True)
 class CertificateFacts:
-    """The facts about the certificate in a Secret, and about the authority that is stored with it.
+    """The facts about the certificate in a Secret, and about the authority in the same Secret.
 
-    authority_fingerprint: the stored authority's fingerprint; empty if the authority did not sign the certificate.
+    authority_fingerprint: the fingerprint of that authority. It is empty if the authority did not sign the certificate.
     """
 
     not_before: datetime
@@ -55,7 +55,7 @@ class WorkerReport:
 class SnapshotAnswer:
     """The answer to a request for a snapshot.
 
-    at: the time when all data was on disk; None if the worker refused. problem: why it refused.
+    at: the time when all data was on disk, or None if the worker refused. problem: why it refused.
     """
 
     request: str
@@ -65,10 +65,10 @@ class SnapshotAnswer:
 
 @dataclass(frozen=True)
 class KubernetesWarning:
-    """A Warning Event about an object of the namespace.
+    """A Warning Event about an object in the namespace.
 
-    kind: the kind of that object, for example Pod, StatefulSet or PersistentVolumeClaim.
-    at: when the Event last occurred.
+    kind: the kind of that object, for example Pod, StatefulSet or PersistentVolumeClaim. at: the time when the Event
+    last occurred.
     """
 
     kind: str
@@ -80,9 +80,9 @@ class KubernetesWarning:
 
 @dataclass(frozen=True)
 class ReadJournal:
-    """A claim that a session or pool names for its model, although the claim holds the journal of another session.
+    """A claim that a session or pool names for its model, but that holds the journal of another session.
 
-    field: the spec field that names the claim.
+    field: the field of the spec that names the claim.
     """
 
     field: str
@@ -104,9 +104,9 @@ class Stored:
 
 @dataclass(frozen=True)
 class ReadClaim:
-    """A session's journal claim from which an older session or pool reads its model.
+    """The claim of a session's journal from which an older session or pool reads its model.
 
-    reader: the kind and name of that session or pool.
+    reader: the kind and name of this session or pool.
     """
 
     claim: str
@@ -115,16 +115,13 @@ class ReadClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings(ABC):
-    """The objects that have the names of an owner's children, foreign objects included; None for a missing object.
+    """The objects that have the names of an owner's children, including foreign objects. A missing object is None.
 
-    authority_fingerprint: None without an authority that can issue certificates.
-    ca_problem: a sentence that says why certificates cannot be issued or stored.
-    certificate: None also if the Secret holds no readable certificate.
-    snapshot: the latest answer of the session's worker to a request for a snapshot.
-    read_journal: the first claim for the model that holds the journal of another session.
-    warnings: may be empty while the owner is ready.
-    stored: by kind, the object that the API server stored for the latest create or apply, if it differs from the
-        request.
+    authority_fingerprint: None if no authority can issue certificates. ca_problem: a sentence that says why
+    certificates cannot be issued or stored. certificate: None also if the Secret holds no readable certificate.
+    snapshot: the latest answer of the session's worker to a request for a snapshot. read_journal: the first claim for
+    the model that holds the journal of another session. warnings: may be empty while the owner is ready. stored: by
+    kind, the object that the API server stored for the latest create or apply, if it differs from the request.
     refusals: by kind, the API server's message when it refused the latest create or apply (status 400, 403 or 422).
     """
 
@@ -148,7 +145,7 @@ class Surroundings(ABC):
 
     @property
     def read_claim(self) -> ReadClaim | None:
-        """The claim for the owner's journal, if another session or pool reads its model from it."""
+        """The claim for the owner's journal, if another session or pool reads its model from this claim."""
         return None
 
     @property
@@ -157,7 +154,7 @@ class Surroundings(ABC):
 
     @property
     def owned(self) -> tuple[Manifest | None, ...]:
-        """The objects that must have an owner reference to the owner."""
+        """The objects that must have an owner reference that names the owner."""
         return (self.workload, self.service, self.certificate_secret, self.policy)
 
 
@@ -165,18 +162,14 @@ class Surroundings(ABC):
 class Observed(Surroundings):
     """The observed state of one session.
 
-    claim: the claim named `session.claim_name`; a user may have made it.
-    claim_holder: another session that has the same claim, or whose worker's pod still mounts it.
-    claim_reader: the kind and name of an older session or pool that reads its model from the claim.
-    pod: the worker's pod.
-    members: the other pods of a session with several nodes, by name.
-    conversion: the Job that converts the model.
-    converters: the pods of this Job and of an earlier such Job.
-    image_pull: the Job that pulls a new image onto the worker's node.
-    pullers: the pods of this Job and of an earlier such Job.
-    no_groups: a sentence that says why sessions with several nodes cannot run in this cluster.
-    report: the latest report, from any pod.
-    has_turn: the session may restart automatically now. Only a few sessions may do so at the same time.
+    claim: the claim named `session.claim_name`; a user may have made it. claim_holder: another session that has the
+    same claim, or whose worker's pod still mounts it. claim_reader: the kind and name of an older session or pool that
+    reads its model from the claim. pod: the worker's pod. members: the other pods of a session with several nodes, by
+    name. conversion: the Job that converts the model. converters: the pods of this Job and of an earlier such Job.
+    image_pull: the Job that pulls a new image onto the worker's node. pullers: the pods of this Job and of an earlier
+    such Job. no_groups: a sentence that says why sessions with several nodes cannot run in this cluster. report: the
+    latest report, from any pod. has_turn: the session may restart automatically now. The number of sessions that may do
+    so at the same time is limited.
     """
 
     session: TrainingSession

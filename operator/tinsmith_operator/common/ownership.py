@@ -30,10 +30,12 @@ def controller_of(manifest: Manifest) -> Manifest | None:
 
 
 def belongs_to(owner: Owner, manifest: Manifest) -> bool:
-    """Return whether the UID in the object's owner reference is the owner's. A session's claim has no owner reference.
+    """Return whether the UID in the object's owner reference is the UID of the owner.
 
-    An object without a controller belongs to the owner that its labels name. `kubectl delete --cascade=orphan` of an
-    earlier owner leaves such objects, and the next apply adopts them.
+    A session's claim has no owner reference.
+
+    An object that has no controller belongs to the owner that its labels name. Such objects remain after `kubectl
+    delete --cascade=orphan` of an earlier owner. The next apply adopts them.
     """
     controller = controller_of(manifest)
     return _is_orphan_of(owner, manifest) if controller is None else bool(controller["uid"] == owner.uid)
@@ -50,7 +52,7 @@ def owned_workload(observed: Surroundings) -> Workload | None:
 
 
 def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
-    """Yield the foreign objects that have the name of one of the owner's children."""
+    """Yield the foreign objects that have the names of the owner's children."""
     for child in observed.owned:
         if child is not None and not belongs_to(observed.owner, child):
             yield child
@@ -60,12 +62,11 @@ def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
 class OwnedObjects:
     """The observed objects that belong to the session.
 
-    pod, members: pods of its present workload.
-    writer: the pod that may still write to its volume. It may belong to an earlier workload or to no workload.
-    conversion, image_pull: its Jobs, with the pods of their tries.
-    converters: its conversion pods, including those of an earlier Job.
-    orphans: its pods whose workload was deleted without them. Only the operator stops them.
-    foreign: an object that has the name of a child but does not belong to the session.
+    pod, members: the pods of its present workload. writer: the pod that may still write to its volume. This pod may
+    belong to an earlier workload or to no workload. conversion, image_pull: its Jobs, with the pods that they started.
+    converters: its conversion pods, including pods of an earlier Job. orphans: its pods whose workload was deleted
+    without them. Only the operator can stop orphans. foreign: an object that has the name of a child but does not
+    belong to the session.
     """
 
     workload: Workload | None
@@ -82,7 +83,7 @@ class OwnedObjects:
 
     @property
     def pods(self) -> tuple[Pod, ...]:
-        """The worker's pod, if it exists, followed by the members."""
+        """The worker's pod, if there is one, followed by the members."""
         return (*([self.pod] if self.pod is not None else []), *self.members)
 
 
@@ -106,7 +107,7 @@ def owned_objects(observed: Observed, policy: Policy) -> OwnedObjects:
 
 
 def _in_order(pods: Sequence[Manifest], policy: Policy) -> tuple[Pod, ...]:
-    """Return the pods, the latest last."""
+    """Return the pods in order, the latest last."""
     ordered = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
     return tuple(read_pod(pod, policy) for pod in ordered)
 
@@ -116,7 +117,7 @@ def _owned_job(session: TrainingSession, job: Manifest | None, pods: Sequence[Po
 
 
 def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
-    """Return whether the pod belongs to a workload that does not have the session's name."""
+    """Return whether the pod belongs to a workload that has another name than the session's workload."""
     labels = pod["metadata"].get("labels") or {}
     controller = controller_of(pod)
     of_our_name = controller is None or (controller["kind"] in WORKLOAD_KINDS and controller["name"] == session.name)
@@ -124,9 +125,9 @@ def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _is_claim_of(session: TrainingSession, claim: Manifest) -> bool:
-    """Return whether the claim was made for the session, judged by its labels.
+    """Return whether the claim was made for the session, judging by its labels.
 
-    It has no owner, so it outlives the session.
+    A claim has no owner, so it outlives its session.
     """
     if session.spec.storage.existing_claim is not None:
         return False
@@ -140,14 +141,14 @@ def _is_pod_of(workload: Workload | None, pod: Manifest) -> bool:
 
 
 def _has_another_kind(session: TrainingSession, pod: Manifest) -> bool:
-    """Return whether the pod is from an earlier session of this name that had another kind of workload."""
+    """Return whether the pod belongs to an earlier session with this name and another kind of workload."""
     controller = controller_of(pod)
     kind = RAY_CLUSTER if session.spec.is_group else STATEFUL_SET
     return controller is not None and controller["kind"] in WORKLOAD_KINDS - {kind}
 
 
 def _orphans(observed: Observed) -> Iterator[Manifest]:
-    """Yield the pods without a workload. A new StatefulSet adopts its pod; KubeRay adopts no pods."""
+    """Yield the pods without a workload. A new StatefulSet adopts its pod, but KubeRay adopts no pods."""
     if observed.workload is not None and observed.workload["kind"] != RAY_CLUSTER:
         return
     for pod in (observed.pod, *observed.members):
@@ -161,7 +162,7 @@ def _is_orphaned(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _foreign_objects_of_session(observed: Observed) -> Iterator[Manifest]:
-    """Yield the session's foreign objects. These include a foreign claim and a foreign pod."""
+    """Yield the foreign objects of the session. They include a foreign claim and a foreign pod."""
     yield from foreign_objects(observed)
     session, claim = observed.session, observed.claim
     if claim is not None and session.spec.storage.existing_claim is None and not _is_claim_of(session, claim):

@@ -1,4 +1,4 @@
-"""The state of a pod. It includes what the pod shows of its node, because the operator may not read nodes."""
+"""The state of a pod. It includes what the pod tells about its node, because the operator may not read nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinsmith_operator.common.redaction import redacted_line
 from tinsmith_operator.policy import Policy
 
 OVERDUE_AFTER = timedelta(seconds=60)
-"""How long after its grace period a pod counts as lost: a kubelet that runs ends a pod within seconds."""
+"""The time after a pod's grace period at which the pod counts as lost. A running kubelet ends a pod within seconds."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class TerminationRecord:
 class Ending:
     """The end of a run of the worker's container.
 
-    last_words: the container's termination message, redacted; None if there is no message, or if it may not be quoted.
+    last_words: the termination message of the container, redacted. It is None if there is no message, or if the message
+    may not be quoted.
     """
 
     exit_code: int
@@ -47,30 +48,30 @@ class Ending:
 class Pod(LiveObject):
     """A pod, with the state that its containers, conditions and annotations show.
 
-    is_vouched_for: whether the platform team trusts the pod's image. Messages of other images are never quoted.
+    is_vouched_for: the platform team trusts the pod's image. Messages from other images are never quoted.
     """
 
     is_vouched_for: bool = False
 
     @property
     def restart_request(self) -> str | None:
-        """The request for a restart that this pod carried out."""
+        """The restart request that this pod carried out."""
         request: str | None = self._annotations.get(RESTART_REQUEST_ANNOTATION)
         return request
 
     @property
     def deletion_time(self) -> datetime | None:
-        """The latest time at which the deleted pod should be gone, with the grace period."""
+        """The time at which the deleted pod should be gone, at the latest. It includes the grace period."""
         return parse_time(self.manifest["metadata"].get("deletionTimestamp"))
 
     @property
     def has_ended(self) -> bool:
-        """True if the pod has ended for good, for example by an eviction, so none of its containers starts again."""
+        """True if the pod has ended permanently, for example by an eviction. None of its containers starts again."""
         return self.manifest.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
     @property
     def has_failed(self) -> bool:
-        """True if the pod has ended for good, with a failure."""
+        """True if the pod has ended permanently with a failure."""
         return bool(self.manifest.get("status", {}).get("phase") == "Failed")
 
     @property
@@ -80,13 +81,13 @@ class Pod(LiveObject):
 
     @property
     def image(self) -> str | None:
-        """The image in the pod's spec. A webhook may have replaced the session's image with a mirror."""
+        """The image in the pod's spec. It may be a mirror by which a webhook has replaced the session's image."""
         image: str | None = self._container_spec.get("image")
         return image
 
     @property
     def journal_image(self) -> str | None:
-        """The image that the worker's arguments name and that it writes into its journal.
+        """The image in the worker's arguments. The worker writes it into its journal.
 
         A mirror does not change it.
         """
@@ -95,13 +96,13 @@ class Pod(LiveObject):
 
     @property
     def requested_image(self) -> str | None:
-        """The image that the spec or the installation named, if the pod records it; else the image in the pod."""
+        """The image that the spec or the installation named, if the pod records it. Otherwise, the image in the pod."""
         noted: str | None = self._annotations.get(IMAGE_ANNOTATION)
         return noted or self.journal_image or self.image
 
     @property
     def image_id(self) -> str | None:
-        """The node's name of the image: repository@digest, or an ID if the image came from no registry."""
+        """The name that the node has for the image: repository@digest, or an ID if it came from no registry."""
         found = str(self._container.get("imageID", "")).removeprefix("docker-pullable://")
         return found or None
 
@@ -115,12 +116,12 @@ class Pod(LiveObject):
 
     @property
     def waiting(self) -> Manifest | None:
-        """The reason and message of a container that waits to run."""
+        """The reason and message of a container that is waiting."""
         return self._state.get("waiting")
 
     @property
     def cannot_pull(self) -> bool:
-        """True if the image cannot be pulled. Nothing runs in such a pod, and only a restart can change that."""
+        """True if the image cannot be pulled. Nothing runs in such a pod, and only a restart can help."""
         return (self.waiting or {}).get("reason") in IMAGES
 
     @property
@@ -129,7 +130,7 @@ class Pod(LiveObject):
 
     @property
     def status_reason(self) -> str:
-        """The kubelet's reason for the failure; empty if the pod's own containers failed."""
+        """The kubelet's reason for the failure. It is empty if the pod's own containers failed."""
         return str(self.manifest.get("status", {}).get("reason") or "")
 
     @property
@@ -138,7 +139,7 @@ class Pod(LiveObject):
 
     @property
     def disruption(self) -> str:
-        """The reason of the condition DisruptionTarget; empty without the condition."""
+        """The reason of the condition DisruptionTarget. It is empty if the pod does not have this condition."""
         target = self.condition("DisruptionTarget")
         return str(target.get("reason", "")) if target.get("status") == "True" else ""
 
@@ -157,7 +158,7 @@ class Pod(LiveObject):
 
     @property
     def has_started(self) -> bool:
-        """True if the pod's container has run, so that its volumes were mounted."""
+        """True if the pod's container has run, which means that its volumes were mounted."""
         return self.running_since is not None or self.latest_ending is not None
 
     @cached_property
@@ -174,7 +175,7 @@ class Pod(LiveObject):
         )
 
     def condition(self, type_: str) -> Manifest:
-        """Return the condition; empty if it is missing."""
+        """Return the condition of this type. It is empty if the pod does not have it."""
         conditions = self.manifest.get("status", {}).get("conditions") or ()
         return next((condition for condition in conditions if condition["type"] == type_), {})
 
@@ -204,7 +205,10 @@ def read_pod(manifest: Manifest, policy: Policy) -> Pod:
 
 
 def parse_record(message: Any) -> tuple[TerminationRecord | None, str]:
-    """Return the record in a termination message, and the text. Without a record, the text is the whole message."""
+    """Return the record in a termination message, and the text.
+
+    If there is no record, the text is the whole message.
+    """
     text = str(message or "")
     try:
         record = json.loads(text)

@@ -1,8 +1,8 @@
-"""The fields of a workload that belong to a queue such as Kueue, which decides when and where the workload runs.
+"""The fields of a workload that a queue such as Kueue controls. The queue decides when and where the workload runs.
 
 A workload belongs to a queue if it has the queue's label, or if another manager has written its `spec.suspend`. In that
-case the operator neither sets nor reverts `spec.suspend`, and it keeps the fields that a queue adds to templates at
-admission. Otherwise two managers would overwrite the same field without end. If the operator itself must stop such a
+case, the operator neither sets nor reverts `spec.suspend`, and it keeps the fields that a queue adds to templates at
+admission. Otherwise, two managers would repeatedly overwrite the same field. If the operator itself must stop such a
 workload, it deletes the workload and creates it again later.
 """
 
@@ -18,9 +18,9 @@ from tinsmith_operator.api.names import MANAGER, QUEUE_LABEL
 SUSPEND = "f:suspend"
 
 PLACEMENT = ("nodeSelector", "tolerations", "schedulingGates")
-"""The fields of a template's spec that name the nodes on which the queue has found room."""
+"""The fields in a template's spec that select the nodes on which the queue has found room."""
 MARKS = ("labels", "annotations")
-"""The fields of a template's metadata by which the queue recognises its pods."""
+"""The fields in a template's metadata by which the queue recognises its pods."""
 
 
 def is_held(manifest: Manifest) -> bool:
@@ -29,7 +29,7 @@ def is_held(manifest: Manifest) -> bool:
 
 
 def holder_name(manifest: Manifest) -> str:
-    """Return the name of the queue or manager that decides when the workload runs."""
+    """Return the name of the queue or of another manager that decides when the workload runs."""
     if (queue := _labels(manifest).get(QUEUE_LABEL)) is not None:
         return f"queue {queue}"
     manager = next(_holders(manifest), None)
@@ -37,15 +37,15 @@ def holder_name(manifest: Manifest) -> str:
 
 
 def controls_suspend(entry: Manifest) -> bool:
-    """Return whether another manager has written `spec.suspend`, according to these managed fields."""
+    """Return whether another manager has written `spec.suspend`, judging by these managed fields."""
     return entry.get("manager") != MANAGER and not entry.get("subresource") and SUSPEND in _spec_fields(entry)
 
 
 def without_suspend(entry: Manifest) -> Manifest:
     """Return the operator's managed fields without `spec.suspend`.
 
-    A queue's admission webhook writes `spec.suspend` into the operator's own request, so the API server records the
-    field as the operator's. An apply without the field would remove it, and pods would start.
+    The admission webhook of a queue writes `spec.suspend` into the operator's own request. So the API server records
+    the field as the operator's field. An apply without the field would remove it, and pods would start.
     """
     if SUSPEND not in _spec_fields(entry):
         return entry
@@ -66,7 +66,7 @@ def keep_queue_fields(live: Manifest, desired: Manifest) -> Manifest:
 def _keep(live_fields: Manifest, held_fields: Manifest, fields: tuple[str, ...]) -> None:
     """Copy fields of the live object.
 
-    In a map, the desired value takes precedence. A list is copied whole, since it contains the desired items.
+    In a map, a desired value takes precedence. A list is copied as a whole, because it contains the desired items.
     """
     for name in fields:
         live = live_fields.get(name)

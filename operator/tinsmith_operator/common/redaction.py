@@ -1,9 +1,9 @@
-"""Quotes of other programs' messages, safe for people who may read a session but not its log or its Secrets.
+"""Quotes of other programs' messages. They are safe for people who may read a session, but not its log or its Secrets.
 
-The program in a container writes its termination message, and a user's own image can hide its Secrets in that message.
-Therefore a container is quoted only if the platform team trusts its image. For other images, conditions say how the
-container ended and where its log is; reading logs needs a separate right. A quote is one short line, and text that
-looks like a key is removed, because even a harmless library may print a key.
+The program in a container writes its termination message. A user's own image can put Secrets into this message in a
+hidden form. Therefore, a container is quoted only if the platform team trusts its image. For other images, conditions
+say how the container ended and where its log is. Reading a log requires a separate right. A quote is one short line.
+Text that looks like a key is removed, because even a harmless library may print a key.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
 
 
 def without_keys(message: str) -> str:
-    """Return the text with keys hidden. Call this before the text is cut, because half of a key is still secret."""
+    """Return the text with keys hidden.
+
+    Call this before the text is shortened, because even half of a key is secret.
+    """
     line = _KEYS.sub(HIDDEN, " ".join(message.split()))
     return _BEARER.sub(rf"\g<name>{HIDDEN}", _NAMED.sub(rf"\g<name>{HIDDEN}", line))
 

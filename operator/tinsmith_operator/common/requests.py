@@ -1,4 +1,6 @@
-"""Requests of users by annotation: a restart or a snapshot. Each time in an annotation is carried out once.
+"""Requests that users make by an annotation: a restart or a snapshot.
+
+Each time in such an annotation is carried out once.
 
 The pod and the status record which request was carried out. The status also records requests that could not be read.
 """
@@ -24,7 +26,7 @@ RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d
 
 
 def is_time(text: str) -> bool:
-    """Return whether the text is a time in RFC 3339, the format that Kubernetes writes."""
+    """Return whether the text is a time in RFC 3339, the format that Kubernetes uses."""
     if not RFC_3339.fullmatch(text):
         return False
     try:
@@ -35,15 +37,15 @@ def is_time(text: str) -> bool:
 
 
 def read_request(annotations: Mapping[str, str], name: str) -> str | None:
-    """Return the time in the annotation; None if the annotation is missing or unreadable."""
+    """Return the time in the annotation, or None if the annotation is missing or unreadable."""
     text = annotations.get(name)
     return text if text is not None and is_time(text) else None
 
 
 def restart_request(owner: Owner, workload: Workload | None) -> str | None:
-    """Return the latest request.
+    """Return the latest restart request.
 
-    It stays the latest if its annotation is removed, because a removal requests no restart.
+    If its annotation is removed, it is still the latest, because the removal requests no restart.
     """
     request = read_request(owner.annotations, RESTART_REQUEST_ANNOTATION)
     if request is not None or workload is None:
@@ -53,7 +55,7 @@ def restart_request(owner: Owner, workload: Workload | None) -> str | None:
 
 
 def snapshot_request(session: TrainingSession) -> str | None:
-    """Return the request that no worker has answered yet."""
+    """Return the snapshot request, if no worker has answered it yet."""
     request = read_request(session.annotations, SNAPSHOT_REQUEST_ANNOTATION)
     answered = session.status.requests.snapshot if session.status.requests is not None else None
     return request if request != answered else None
@@ -62,7 +64,7 @@ def snapshot_request(session: TrainingSession) -> str | None:
 def answered_requests(
     session: TrainingSession, running_for: str | None, snapshot: SnapshotAnswer | None
 ) -> Requests | None:
-    """Return the completed requests; None if there was never a request.
+    """Return the completed requests, or None if there was never a request.
 
     running_for: the restart request that the present pod carried out.
     """
@@ -83,7 +85,7 @@ def answered_restart(owner: Owner, before: str | None, running_for: str | None) 
 
 
 def restart_events(before: str | None, request: str | None, subject: str) -> tuple[Emit, ...]:
-    """Return the Events for a new status. subject: what was restarted, with its verb: "The worker was"."""
+    """Return the Events for a new status. subject: what was restarted, and its verb, for example "The worker was"."""
     if request is None or request == before:
         return ()
     if not is_time(request):
@@ -108,7 +110,10 @@ def _shortened_request(owner: Owner, name: str) -> str | None:
 
 
 def _is_done(request: str | None, is_answered: bool) -> bool:
-    """Return whether a request is complete. An unreadable request is complete once an Event has reported it."""
+    """Return whether nothing more must be done for a request.
+
+    If a request is unreadable, it is done when an Event has reported this.
+    """
     return request is not None and (is_answered or not is_time(request))
 
 

@@ -1,8 +1,8 @@
-"""Reconciles without an event, for deadlines, renewals and warnings; and retries of refused pods.
+"""Reconciles that no event triggers, for deadlines, renewals and warnings. Also, retries of refused pods.
 
-A controller that may not create a pod waits longer after each try: up to 17 minutes, or one minute for a Job. It does
-not notice that a quota was raised or that an admission webhook answers again. Any change of its own object makes it
-retry at once; a changed annotation is enough.
+If a controller may not create a pod, it waits longer after each attempt: up to 17 minutes, or one minute for a Job. It
+does not notice that a quota was raised or that an admission webhook answers again. After any change of its own object,
+the controller tries again immediately. A changed annotation is enough.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from tinsmith_operator.common.pod import Pod, overdue_time
 from tinsmith_operator.common.workloads import Workload
 
 LOOK_FOR_WARNINGS = timedelta(seconds=20)
-"""The interval while a session or pool is not ready: warnings are read, not watched."""
+"""The interval of reconciles while a session or pool is not ready.
+
+Warnings are read at this interval, because they are not watched.
+"""
 
 SHORTEST_PAUSE = timedelta(minutes=1)
 LONGEST_PAUSE = timedelta(minutes=5)
-"""With it, a thousand sessions that wait for a quota send three requests a second."""
+"""The longest pause. With it, a thousand sessions that wait for a quota send three requests a second."""
 PAUSES_SO_FAR = 4
-"""The pause is the time waited so far, divided by this."""
+"""The divisor for the pause. The pause is the time waited so far, divided by this number."""
 
 
 def requeue_times_of(pod: Pod) -> Iterable[datetime]:
@@ -37,13 +40,13 @@ def requeue_times_of(pod: Pod) -> Iterable[datetime]:
 
 
 def requeue_after(moments: Iterable[datetime | None], now: datetime) -> float | None:
-    """Return the seconds until the earliest of these times that is in the future."""
+    """Return the seconds until the earliest future time among these times."""
     ahead = ((moment - now).total_seconds() for moment in moments if moment is not None and moment > now)
     return min(ahead, default=None)
 
 
 def annotate_for_retry(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[Annotate, ...]:
-    """Annotate a stuck workload once the pause is over, so that its controller tries to create refused pods again."""
+    """Annotate a stuck workload if the pause is over. Its controller then tries to create refused pods again."""
     stalled = status.condition(ConditionType.STALLED)
     if stalled is None or stalled.status != Truth.TRUE:
         return ()
@@ -57,7 +60,7 @@ def annotate_for_retry(workload: Workload, status: OwnerStatus, now: datetime) -
 
 
 def _last_retry_at(workload: Workload, now: datetime) -> datetime | None:
-    """Return the time in the annotation. Ignore a text of a user or a future time."""
+    """Return the time in the annotation. Ignore a text that a user wrote, and a time in the future."""
     text = (workload.manifest["metadata"].get("annotations") or {}).get(POD_RETRY_ANNOTATION)
     try:
         moment = parse_time(text)

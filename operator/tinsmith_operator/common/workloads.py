@@ -1,4 +1,4 @@
-"""The live StatefulSets, RayClusters, Deployments and Jobs of the operator, and their statements about their pods."""
+"""The live StatefulSets, RayClusters, Deployments and Jobs of the operator, and what they state about their pods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinsmith_operator.common.queue import is_held
 STATEFUL_SET = "StatefulSet"
 RAY_CLUSTER = "RayCluster"
 WORKLOAD_KINDS = frozenset({STATEFUL_SET, RAY_CLUSTER})
-"""The kinds of workloads of sessions."""
+"""The kinds of workloads that sessions have."""
 
 
 def template_of(workload: Manifest) -> Manifest:
@@ -24,7 +24,7 @@ def template_of(workload: Manifest) -> Manifest:
 
 @dataclass(frozen=True)
 class Workload(LiveObject):
-    """A workload of the operator. For another owner's workload, only the metadata is known."""
+    """A workload of the operator. If a workload has another owner, only its metadata is known."""
 
     @property
     def kind(self) -> str:
@@ -36,17 +36,17 @@ class Workload(LiveObject):
 
     @property
     def is_held(self) -> bool:
-        """True if another manager, such as a queue, decides when the workload runs."""
+        """True if another manager, for example a queue, decides when the workload runs."""
         return self.kind == RAY_CLUSTER and is_held(self.manifest)
 
     @property
     def is_suspended(self) -> bool:
-        """True if a RayCluster is suspended, by any manager."""
+        """True if the workload is a RayCluster that is suspended, by any manager."""
         return bool(self.manifest["spec"].get("suspend", False))
 
     @property
     def wants_pods(self) -> bool:
-        """True if the operator wants pods, even while a queue has suspended the workload."""
+        """True if the operator wants pods. A queue may have suspended the workload nevertheless."""
         spec = self.manifest["spec"]
         if self.kind == RAY_CLUSTER:
             return self.is_held or not self.is_suspended
@@ -54,10 +54,12 @@ class Workload(LiveObject):
 
     @property
     def is_observed(self) -> bool:
-        """True if the controller has seen this version. Until then, it could start a pod from the old template.
+        """True if the controller has seen this version of the workload.
 
-        KubeRay does not report this version. If KubeRay starts a pod from an old template, the operator replaces the
-        pod once more.
+        Until then, it may still start a pod from the old template.
+
+        KubeRay does not report which version it has seen. If KubeRay starts a pod from an old template, the operator
+        replaces this pod again.
         """
         if self.kind == RAY_CLUSTER:
             return True
@@ -65,7 +67,7 @@ class Workload(LiveObject):
 
     @property
     def has_stopped(self) -> bool:
-        """True if the controller knows that no pod may exist, and sees no pod."""
+        """True if the controller knows that no pod may exist, and reports no pod."""
         if self.wants_pods:
             return False
         if self.kind == RAY_CLUSTER:
@@ -83,7 +85,7 @@ class Workload(LiveObject):
 
 @dataclass(frozen=True)
 class Job(LiveObject):
-    """A Job with the pods that it has started, the latest last."""
+    """A Job with the pods that it has started. The latest pod is last."""
 
     tries: tuple[Pod, ...]
 
@@ -97,7 +99,7 @@ class Job(LiveObject):
 
     @property
     def failure(self) -> str | None:
-        """The Job controller's reason for the failure; None if the Job has not failed."""
+        """The reason that the Job controller gives for the failure, or None if the Job has not failed."""
         failed = self._condition("Failed")
         return str(failed.get("message", "")) if failed is not None else None
 

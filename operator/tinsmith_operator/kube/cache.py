@@ -1,7 +1,8 @@
-"""An in-memory cache of the cluster, filled by the watches. A reconcile reads the cache and sends no request.
+"""An in-memory cache of the cluster. The watches fill it. A reconcile reads the cache and sends no request.
 
-The cache never goes back in time. It stores the answer to each write at once, and ignores older watch events. It also
-ignores an answer that shows a deleted object from before its deletion.
+The cache never replaces an object by an older version. It stores the answer to each write immediately, and ignores
+watch events that are older. It also ignores an answer that shows an object before its deletion, if the deletion is
+known.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ DerivedT = TypeVar("DerivedT")
 class Cache:
     """The live objects.
 
-    `enqueue` is called for each owner that a change may concern: the readers of the changed object.
+    After a change, `enqueue` is called for each owner that the change may concern: the readers of the changed object.
     """
 
     def __init__(self, enqueue: Callable[[Key], None]) -> None:
@@ -70,12 +71,15 @@ class Cache:
         self._read_by: dict[Key, set[Ref | Group]] = {}
 
     def read(self, ref: Ref, reader: Key) -> Manifest | None:
-        """Return the object, which must not be changed. The reader is enqueued when the object changes."""
+        """Return the object. The caller must not change it. The reader is enqueued when the object changes."""
         self._note_reader(ref, reader)
         return self._objects.get(ref)
 
     def read_group(self, group: Group, reader: Key) -> list[Manifest]:
-        """Return the objects of the group, by name. The reader is enqueued when one is added, changed or deleted."""
+        """Return the objects of the group, by name.
+
+        The reader is enqueued when an object of the group is added, changed or deleted.
+        """
         if group.label not in (*OWNER_LABELS, JOURNAL_CLAIM, MODEL_CLAIM):
             raise AssertionError(f"objects are not grouped by {group.label}")
         self._note_reader(group, reader)
@@ -96,7 +100,10 @@ class Cache:
         return result
 
     def forget_reader(self, reader: Key) -> None:
-        """Forget which objects an owner has read. Call this before the owner reads again and when the owner is gone."""
+        """Forget which objects an owner has read.
+
+        Call this before the owner reads again, and when the owner is gone.
+        """
         for place in self._read_by.pop(reader, set()):
             readers = self._readers[place]
             readers.discard(reader)
@@ -124,9 +131,10 @@ class Cache:
         return True
 
     def note_end(self, ref: Ref, uid: str, version: int) -> None:
-        """Remove an object that left the watch at that version, unless the cache holds another object of that name.
+        """Remove an object that left the watch at that version, unless the cache holds another object with that name.
 
-        The object may still exist without the watched label. In that case a read returns that version or a newer one.
+        The object may still exist, without the label that the watch selects. In that case a read returns that version
+        or a newer one.
         """
         self._ended[uid] = version
         while len(self._ended) > REMEMBERED_ENDS:
@@ -139,7 +147,7 @@ class Cache:
     def note_listed(self, listed: Iterable[Manifest], list_version: int) -> set[Ref]:
         """Store a page of a list, and return its objects.
 
-        These objects exist at the list's version, even if the cache has noted their deletion.
+        These objects exist at the version of the list, even if the cache has noted their deletion.
         """
         present = set()
         for manifest in listed:
@@ -158,7 +166,7 @@ class Cache:
                 self.note_end(ref, manifest["metadata"]["uid"], version_of(manifest) + 1)
 
     def drop_kind(self, resource: Resource, namespace: str | None) -> None:
-        """Remove all objects of a kind that the cluster does not know, in one namespace or in all namespaces."""
+        """Remove all objects of a kind that is unknown to the cluster, in one namespace or in all namespaces."""
         self.drop_unlisted(resource, namespace, set(), sys.maxsize)
 
     def drop_if_unwatched(self, ref: Ref) -> None:
@@ -187,7 +195,7 @@ class Cache:
         self._read_by.setdefault(reader, set()).add(place)
 
     def _enqueue_readers(self, ref: Ref, *versions: Manifest | None) -> None:
-        """Enqueue the readers of an object. versions: the object before and after the change, if it existed."""
+        """Enqueue the readers of an object. versions: the object before and after the change, if it existed then."""
         concerned = set(self._readers.get(ref, ()))
         for manifest in filter(None, versions):
             for group in groups_of(manifest):
@@ -199,9 +207,9 @@ class Cache:
 
 
 def trimmed(manifest: Manifest) -> Manifest:
-    """Return the part of an object that the operator reads.
+    """Return the part of an object that the operator needs.
 
-    A cluster may have many foreign objects, of which only the metadata is kept.
+    A cluster may have many foreign objects. Of these, only the metadata is kept.
     """
     if manifest["kind"] == PODS.kind:
         return _pod(manifest)
@@ -215,7 +223,7 @@ def trimmed(manifest: Manifest) -> Manifest:
 def _name_alone(manifest: Manifest) -> Manifest:
     """Return the metadata with the operator's annotations.
 
-    The image is pinned there on any claim that a session uses.
+    On any claim that a session uses, the image is pinned in these annotations.
     """
     metadata = _without(manifest["metadata"], LARGE_METADATA)
     annotations = manifest["metadata"].get("annotations") or {}
@@ -247,7 +255,7 @@ def _pod(manifest: Manifest) -> Manifest:
 
 
 def _container(container: Manifest) -> Manifest:
-    """Return the container with its image argument, from which a worker knows its image."""
+    """Return the container with its image argument, by which a worker knows its own image."""
     image = [each for each in container.get("args") or () if each.startswith("--image=")]
     return {**_only(container, ("name", "image")), **({"args": image} if image else {})}
 
@@ -261,7 +269,7 @@ def _without(content: Manifest, fields: Collection[str]) -> Manifest:
 
 
 def _concerns_us(manifest: Manifest) -> bool:
-    """Return whether an object has the operator's label or owner reference. A child may have lost one of the two."""
+    """Return whether an object has the operator's label or owner reference. A child may have lost either of them."""
     if labels_of(manifest).get(MANAGED_BY_LABEL) == MANAGER:
         return True
     owners = manifest["metadata"].get("ownerReferences") or ()

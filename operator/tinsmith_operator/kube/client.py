@@ -1,8 +1,9 @@
-"""Requests to the Kubernetes API, with plain dictionaries and the operator's own errors.
+"""Requests to the Kubernetes API. They take and return plain dictionaries, and raise the operator's own errors.
 
-All requests wait for the rate limit, except requests for the Lease. Each write asks for a permit, which is refused
-after the Lease is lost (`runtime/leader.py`). Two operators that write at the same time do no harm. A create fails if
-the object exists. Every other write names the object's UID, and every write except a delete also names its version.
+All requests wait for the rate limit, except for requests about the Lease. Each write asks for a permit, which is
+refused after the Lease is lost (`runtime/leader.py`). Two operators that write at the same time do no harm. A create
+fails if the object exists. Every other write names the object's UID, and every write except a delete also names its
+version.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tinsmith_operator.kube.server_clock import ServerClock
 
 READ_TIMEOUT_SECONDS = 30.0
 PAGE_ITEMS = 500
-"""The length of a page of a list. A thousand sessions are about 10 MB, too much for one answer."""
+"""The number of objects in a page of a list. A thousand sessions are about 10 MB, which is too much for one answer."""
 
 
 JSON_PATCH = "application/json-patch+json"
@@ -51,7 +52,7 @@ FOR_A_PERSON = ("failed to create typed patch object", "failed calling webhook")
 Query = dict[str, str | None]
 
 Permit = Callable[[], float]
-"""Returns the seconds that a write may take from now on. Raises NotLeading."""
+"""A function that returns the number of seconds that a write may take from now on. Raises NotLeading."""
 
 
 class Cluster:
@@ -74,7 +75,7 @@ class Cluster:
         return await self._read(resource.path(namespace, name))
 
     async def read_lease(self, resource: Resource, namespace: str, name: str) -> Manifest:
-        """Return the Lease without waiting for the rate limit, so that a busy leader keeps the Lease.
+        """Return the Lease without waiting for the rate limit. So a busy leader keeps the Lease.
 
         Raises NotFound.
         """
@@ -83,7 +84,7 @@ class Cluster:
     async def list_all(
         self, resource: Resource, namespace: str | None, field_selector: str | None = None
     ) -> tuple[list[Manifest], int]:
-        """Return the watched objects of the kind, and the version of the list.
+        """Return the objects of the kind that the operator watches, and the version of the list.
 
         namespace: None stands for all namespaces.
         """
@@ -100,11 +101,14 @@ class Cluster:
                 return found, version
 
     async def try_list(self, resource: Resource, namespace: str | None) -> None:
-        """Check that objects of the kind can be listed. Raises NotFound for an unknown kind, and Refused."""
+        """Check whether objects of the kind can be listed.
+
+        Raises NotFound for a kind that does not exist, and Refused.
+        """
         await self._read(resource.path(namespace), {"limit": "1"})
 
     async def kinds_of(self, api_version: str) -> frozenset[str]:
-        """Return the plurals of the kinds that the API server lists in its discovery document for this version."""
+        """Return the plurals of the kinds in the API server's discovery document for this API version."""
         groups = (await self._read("/apis"))["groups"]
         versions = {str(version["groupVersion"]) for group in groups for version in group["versions"]}
         if api_version not in versions:
@@ -115,14 +119,14 @@ class Cluster:
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
         """Create the object.
 
-        Raises AlreadyExists. Raises Refused for an unknown field, which the API server would otherwise drop.
+        Raises AlreadyExists. Raises Refused for an unknown field. Without this, the API server would drop the field.
         """
         path = resource.path(manifest["metadata"]["namespace"])
         query: Query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         return await self._write("POST", path, manifest, query=query, priority=_priority_of(resource))
 
     async def apply(self, resource: Resource, manifest: Manifest, subresource: str | None = None) -> Manifest:
-        """Apply to this version of the object, with force. The metadata must have a UID and a version.
+        """Apply the manifest to this version of the object, with force. The metadata must have a UID and a version.
 
         Raises Conflict if the object has changed or is gone.
         """
@@ -136,9 +140,11 @@ class Cluster:
         return await self._write("PATCH", path, patch, query=query, content=APPLY_PATCH, priority=priority)
 
     async def own_created_fields(self, resource: Resource, manifest: Manifest, managed: list[Manifest]) -> Manifest:
-        """Replace the managed fields of this version, and remove the configuration annotation. Raises Conflict.
+        """Replace the managed fields of this version of the object, and remove its configuration annotation.
 
-        If the following apply fails, the missing annotation shows that the object is not as desired.
+        Raises Conflict.
+
+        If the apply that follows fails, the missing annotation shows that the object is not as desired.
         """
         metadata = manifest["metadata"]
         patch = [
@@ -154,7 +160,7 @@ class Cluster:
     async def merge(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
         """Set fields of this version of the object.
 
-        Remove the fields with the value None. Raises Conflict and NotFound.
+        A field whose new value is None is removed. Raises Conflict and NotFound.
         """
         metadata = manifest["metadata"]
         guard = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
@@ -173,7 +179,10 @@ class Cluster:
         grace_period_seconds: int | None = None,
         resource_version: str | None = None,
     ) -> Manifest:
-        """Delete the object with this UID, and with this version if one is given. Raises NotFound and Conflict."""
+        """Delete the object with this UID. If a version is given, delete only this version.
+
+        Raises NotFound and Conflict.
+        """
         version = {"resourceVersion": resource_version} if resource_version is not None else {}
         options = {"preconditions": {"uid": uid, **version}, "propagationPolicy": "Background"}
         if grace_period_seconds is not None:
@@ -184,7 +193,7 @@ class Cluster:
     async def write_lease(self, resource: Resource, manifest: Manifest, timeout_seconds: float) -> Manifest:
         """Create the Lease, or replace the version that it names.
 
-        This write needs no permit: the Lease is the permit.
+        This write needs no permit, because the Lease itself is the permit.
         """
         metadata = manifest["metadata"]
         replaces = "resourceVersion" in metadata
@@ -196,7 +205,7 @@ class Cluster:
         return await self._throttled(self._send("GET", path, query=query))
 
     async def _throttled(self, request: Awaitable[Manifest]) -> Manifest:
-        """Await the request, and pause all requests if the API server asks for a pause."""
+        """Await the request. If the API server asks for a pause, pause all requests."""
         try:
             return await request
         except Throttled as error:
@@ -265,26 +274,29 @@ class Cluster:
 
 
 def _priority_of(resource: Resource) -> Priority:
-    """Return the priority of a write that is neither a status nor a delete.
+    """Return the priority of a write that is neither a status update nor a delete.
 
-    Secrets have priority: they hold certificates.
+    Secrets have priority, because they hold certificates.
     """
     return Priority.ESSENTIAL if resource == SECRETS else Priority.ORDINARY
 
 
 def read_list(resource: Resource, answer: Manifest) -> tuple[list[Manifest], int]:
-    """Return the objects and the version of a list. The API server omits the kind of each object, so add it."""
+    """Return the objects and the version of a list.
+
+    The API server omits the kind of each object, so this function adds it.
+    """
     named = [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
     return named, int(answer["metadata"]["resourceVersion"])
 
 
 def next_page(answer: Manifest) -> str | None:
-    """Return the token of the next page; None after the last one."""
+    """Return the token of the next page, or None after the last page."""
     return answer["metadata"].get("continue") or None
 
 
 def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> ClusterError:
-    """Return the operator's error for an answer of the API server."""
+    """Return the operator's error for an error answer of the API server."""
     try:
         answer = parse_json(body)
         reason, message = answer.get("reason"), answer.get("message") or ""
@@ -309,11 +321,13 @@ _ESCAPED = re.compile("[\x7f-\uffff]")
 
 
 def apply_patch(manifest: Manifest) -> str:
-    r"""Return the manifest as JSON that means the same in YAML: the API server parses a server-side apply as YAML.
+    r"""Return the manifest as JSON that has the same meaning in YAML.
+
+    The API server parses a server-side apply as YAML.
 
     ASCII JSON writes a character above U+FFFF as a pair of surrogate escapes, `\ud83d\ude00`. The API server's YAML
-    parser refuses the whole patch because of such a pair, so these characters are sent without escapes. A lone
-    surrogate becomes U+FFFD, as in the API server's JSON parser.
+    parser refuses the whole patch because of such a pair. So these characters are sent without escapes. A lone
+    surrogate is replaced by U+FFFD, as in the API server's JSON parser.
     """
     text = json.dumps(manifest, ensure_ascii=False, allow_nan=False)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", well_formed(text))
@@ -325,9 +339,9 @@ def well_formed(text: str) -> str:
 
 
 def shortened(text: str, most_bytes: int) -> str:
-    """Return the text, cut so that its UTF-8 form has at most `most_bytes` bytes.
+    """Return the text, shortened so that its UTF-8 form has at most `most_bytes` bytes.
 
-    The API server measures the fields of Events in bytes.
+    The API server limits the fields of Events in bytes.
     """
     encoded = well_formed(text).encode()
     if len(encoded) <= most_bytes:

@@ -26,18 +26,19 @@ from tinsmith_operator.kube.watch_stream import ListBroken, WatchedResponse
 WATCH_LOGIN_SECONDS = 600.0
 USER_AGENT = MANAGER
 Observe = Callable[[ApiCall, str], None]
-"""Called for each finished request, with its status code or `error`."""
+"""A function that is called for each finished request, with its status code or `error`."""
 
 ListAnswered = Callable[[str | None, str, str, Manifest | None, bool], None]
-"""Called for each page of a list: with the namespace (None: all), the kind's plural, the status code or `error`, the
-page if there is one, and whether it is the first page. The last page has no token to continue."""
+"""A function that is called for each page of a list. The last page has no token to continue."""
 
 Turn = Callable[[], Coroutine[Any, Any, None]]
-"""Waits until a read may be sent."""
+"""A function that waits until a read may be sent."""
 
 
 async def load_configuration() -> Configuration:
-    """Read $KUBECONFIG, else the pod's service account, else the default kubeconfig. Raises OperatorError.
+    """Read $KUBECONFIG, the pod's service account, or the default kubeconfig. The first that exists is used.
+
+    Raises OperatorError.
 
     A service account's token is read again every minute, because the kubelet replaces it.
     """
@@ -64,7 +65,7 @@ async def load_configuration() -> Configuration:
 def trace(observe: Observe, on_list: ListAnswered | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
     """Return hooks for all requests of a session.
 
-    on_list: called for each page of a list. turn: awaited before each list request is sent.
+    on_list: called for each page of a list. turn: awaited before each request for a list is sent.
     """
 
     def finished(url: Any, method: str, code: str) -> ApiCall:
@@ -111,7 +112,7 @@ def trace(observe: Observe, on_list: ListAnswered | None = None, turn: Turn | No
 class WatchSession:
     """An HTTP session for Kopf's watches.
 
-    expires_at: when to open the next session; None: when the login is refused.
+    expires_at: the time to open the next session; None: the next session is opened when the login is refused.
     """
 
     server: str

@@ -1,4 +1,4 @@
-"""A parser for answers of the API server. It drops objects and lists that are nested too deeply.
+"""A parser for the API server's answers. It drops objects and lists that are nested too deeply.
 
 A user who may write an object of a watched kind, for example a Service, may also write its `metadata.managedFields`,
 with up to 10,000 nested levels. The API server stores them. Python's parser fails at 1,000 levels, or at 10,000 in
@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 DEEPEST = 100
-"""Kubernetes' own objects and their managed fields stay below 30."""
+"""The deepest level that is kept. Kubernetes' own objects and their managed fields have fewer than 30 levels."""
 
 # A string without an end extends to the end of the text. No text is matched twice, so the time is linear.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -24,13 +24,13 @@ _OPENING, _EMPTY = (b"{", b"["), {b"{": b"{}", b"[": b"[]"}
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON without the parts that are nested too deeply. Raises ValueError."""
+    """Parse JSON, and drop the parts that are nested too deeply. Raises ValueError."""
     answer = text.encode() if isinstance(text, str) else text
     return json.loads(flattened(answer) if nests_too_deep(answer) else answer)
 
 
 def nests_too_deep(text: bytes) -> bool:
-    """Return whether the text is nested too deeply. Unmatched brackets also return True."""
+    """Return whether the text is nested too deeply. If the brackets do not match, return True, too."""
     if text.count(b"{") + text.count(b"[") < DEEPEST:
         return False
     brackets = _STRINGS.sub(b"", text).translate(_AS_OBJECTS, _NO_BRACKETS)
@@ -42,7 +42,7 @@ def nests_too_deep(text: bytes) -> bool:
 
 
 def flattened(text: bytes) -> bytes:
-    """Return the text with empty objects and lists at the deepest level that is kept."""
+    """Return the text with empty objects and lists at the deepest level that remains."""
     kept, depth, begins = bytearray(), 0, 0
     for token in _STRINGS_AND_BRACKETS.finditer(text):
         bracket = token[0]

@@ -28,11 +28,11 @@ log = get_logger(__name__)
 
 
 class Events:
-    """Writes each of the operator's Events once, and reads the warnings of other components.
+    """A writer of the operator's Events, and a reader of the warnings of other components.
 
-    The name of an Event is derived from its owner and its text. Emitting the same Event again raises the count of the
-    existing Event. If the existing Event is about the same version of the owner, another operator has already made the
-    decision, and the count stays.
+    The name of an Event is derived from its owner and its text. So if the same Event is emitted again, only the count
+    of the existing Event is raised. If the existing Event is about the same version of the owner, another operator has
+    already made this decision, and the count does not change.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Events:
         self._read: dict[str, tuple[float, tuple[KubernetesWarning, ...]]] = {}
 
     async def emit(self, owner: Owner, event: Emit) -> None:
-        """Write the Event. Raises NotLeading. Other failures are only logged, because no code depends on Events."""
+        """Write the Event. Raises NotLeading. Other failures are only logged, because nothing depends on Events."""
         manifest = self._manifest(owner, event)
         try:
             try:
@@ -65,9 +65,9 @@ class Events:
         await self._cluster.merge(EVENTS, live, {**again, "involvedObject": version})
 
     async def warnings(self, owner: Owner) -> tuple[KubernetesWarning, ...]:
-        """Return the warnings of the owner's namespace, at most 15 s old.
+        """Return the warnings in the owner's namespace. They are at most 15 s old.
 
-        If a read fails, return the latest known warnings. They only explain a condition.
+        If they cannot be read, return the latest known warnings. They only explain a condition.
         """
         namespace, now = owner.namespace, asyncio.get_running_loop().time()
         read_at, known = self._read.get(namespace, (float("-inf"), ()))
@@ -117,7 +117,7 @@ class Events:
 
 
 def parse_warning(event: Manifest) -> KubernetesWarning:
-    """Read an Event. It may have been written through either of Kubernetes' two Events APIs."""
+    """Parse an Event. It may have been written through either of Kubernetes' two Events APIs."""
     series = event.get("series") or {}
     at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     about = event["involvedObject"]

@@ -8,8 +8,10 @@ from enum import IntEnum
 from typing import Generic, TypeVar
 
 MOST_OVERTAKEN = 4
-"""The most requests that may overtake an older one. Without this bound, the statuses of 600 busy sessions kept all
-other requests waiting."""
+"""The largest number of requests that may overtake an older request.
+
+Without this limit, the status updates of 600 busy sessions kept all other requests waiting.
+"""
 
 WaiterT = TypeVar("WaiterT")
 
@@ -17,7 +19,8 @@ WaiterT = TypeVar("WaiterT")
 class Priority(IntEnum):
     """The priority of a waiting request.
 
-    Reads and certificates come first because decisions need them. Users read statuses, and deletes free resources.
+    Reads and certificates come first, because decisions need them. Next come status updates, which users read, and
+    deletes, which free resources.
     """
 
     ESSENTIAL = 0
@@ -37,7 +40,7 @@ class RequestQueue(Generic[WaiterT]):
     """The waiting requests, in the order of their arrival.
 
     The next request is the first one of the highest priority, unless the oldest request has been overtaken
-    `MOST_OVERTAKEN` times. Each request therefore waits for all earlier requests, and for at most that many later
+    `MOST_OVERTAKEN` times. So each request waits for all earlier requests, and for at most that number of later
     requests.
     """
 
@@ -58,7 +61,7 @@ class RequestQueue(Generic[WaiterT]):
         return self._waiters.pop(taken).waiter
 
     def leave(self, waiter: WaiterT) -> None:
-        """Remove a cancelled request, if it still waits."""
+        """Remove a cancelled request, if it is still waiting."""
         self._waiters = [each for each in self._waiters if each.waiter is not waiter]
 
     def _next_index(self) -> int:
@@ -92,7 +95,7 @@ class RateLimit:
             raise
 
     def hold(self, seconds: float) -> None:
-        """Send no request for this long, because the API server asked for a pause."""
+        """Send no request for this time, because the API server asked for a pause."""
         self._held_until = max(self._held_until, asyncio.get_running_loop().time() + seconds)
 
     def _serve(self) -> None:

@@ -23,7 +23,7 @@ from tinsmith_operator.api.names import (
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind of object. label: the (key, value) that a watched object must have; None: all objects are watched."""
+    """A kind of object. label: the (key, value) of the objects that are watched; None: all objects are watched."""
 
     api_version: str
     kind: str
@@ -53,7 +53,10 @@ class Resource:
         return bool(labels_of(manifest).get(key) == value)
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the path of an object or a list. Without a namespace, the path lists all namespaces."""
+        """Return the path of an object or of a list.
+
+        Without a namespace, it is the path of the list of all namespaces.
+        """
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         inside = ["namespaces", quote(namespace, safe="")] if namespace is not None else []
         parts = [root, *inside, self.plural]
@@ -107,10 +110,9 @@ class Key(NamedTuple):
 
 OWNER_LABELS = (SESSION_LABEL, POOL_LABEL)
 JOURNAL_CLAIM = "spec.storage"
-"""The pseudo label of the group of sessions with the same claim for their journal, and of the pods with that
-journal."""
+"""The pseudo label of a group: the sessions with the same claim for their journal, and the pods with that journal."""
 MODEL_CLAIM = "spec.model"
-"""The pseudo label of the group of sessions and pools with the same claim for their model or its cache."""
+"""The pseudo label of a group: the sessions and pools that have the same claim for their model or its cache."""
 
 
 def is_of_an_owner(manifest: dict[str, Any]) -> bool:
@@ -119,7 +121,10 @@ def is_of_an_owner(manifest: dict[str, Any]) -> bool:
 
 
 class Group(NamedTuple):
-    """The objects of one kind and namespace with this label. The label is one of `OWNER_LABELS` or names a claim."""
+    """The objects of one kind and namespace with this label.
+
+    The label is one of `OWNER_LABELS`, or it names a claim.
+    """
 
     kind: str
     namespace: str
@@ -140,7 +145,10 @@ def groups_of(manifest: dict[str, Any]) -> list[Group]:
 
 
 def _journal_claims(manifest: dict[str, Any]) -> set[str]:
-    """Return the claims of an object's journal. Other mounts of a pod do not count, because they stop no worker."""
+    """Return the claims on which the journal of an object is.
+
+    Other mounts of a pod do not count, because they do not stop a worker.
+    """
     spec = manifest.get("spec") or {}
     if manifest["kind"] == SESSION_KIND:
         storage = spec.get("storage") or {}
@@ -166,12 +174,15 @@ def ref_of(manifest: dict[str, Any]) -> Ref:
 
 
 def version_of(manifest: dict[str, Any]) -> int:
-    """Return the version of an object or list. Kubernetes 1.35 and later guarantee that versions of a kind increase."""
+    """Return the version of an object or list as a number.
+
+    Kubernetes 1.35 and later guarantee that the versions of one kind increase.
+    """
     return int(manifest["metadata"]["resourceVersion"])
 
 
 class ApiCall(NamedTuple):
-    """A request as RBAC describes it. resource: `discovery` for a path without objects."""
+    """A request in the terms of RBAC. resource: `discovery` for a path without objects."""
 
     verb: str
     resource: str
@@ -182,14 +193,20 @@ VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"
 
 
 def namespace_of(path: str) -> str | None:
-    """Return the namespace in a request's path; None if the request covers all namespaces, or has no namespace."""
+    """Return the namespace in the path of a request.
+
+    Return None if the request covers all namespaces or no namespace.
+    """
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     return unquote(rest[1]) if rest[:1] == ["namespaces"] and len(rest) > 1 else None
 
 
 def parse_call(method: str, path: str, is_watch: bool) -> ApiCall:
-    """Return the RBAC call of a request: `/api/v1/namespaces/n/pods/p/status` becomes a call of `pods/status`."""
+    """Return the call of a request in the terms of RBAC.
+
+    `/api/v1/namespaces/n/pods/p/status` is a call of `pods/status`.
+    """
     parts = path.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     if rest[:1] == ["namespaces"]:

@@ -1,8 +1,8 @@
-"""The offset of the API server's clock, measured by the `Date` of its answers, and the time for certificates.
+"""The offset of the API server's clock, and the time for certificates. The `Date` of its answers shows the offset.
 
 A certificate whose validity begins in the future is refused, and the failed handshake does not mention the clock. The
-operator cannot know which clock is wrong. Therefore certificates begin at the earlier of the two times, which both
-clocks accept.
+operator cannot know which clock is wrong. So the validity of certificates begins at the earlier of the two times, which
+both clocks accept.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from email.utils import parsedate_to_datetime
 from tinsmith_operator.logs import get_logger
 
 TOLERATED = timedelta(seconds=60)
-"""The tolerated offset, below the five minutes by which certificates are backdated."""
+"""The offset that is tolerated. It is below the five minutes by which certificates are backdated."""
 DATE_STEP = timedelta(seconds=1)
-"""The resolution of the header."""
+"""The resolution of the header `Date`."""
 
 log = get_logger(__name__)
 
 
 def least_offset(date: datetime, sent: datetime, received: datetime, known: timedelta = timedelta()) -> timedelta:
-    """Return the smallest offset of the other clock that an answer proves. Negative: the other clock is behind.
+    """Return the smallest offset of the other clock that an answer proves.
 
-    The other side wrote the answer between `sent` and `received`. A slow answer proves less. If it agrees with the
-    known offset, the known offset stays.
+    A negative offset means that the other clock is behind.
+
+    The other side wrote the answer at a time between `sent` and `received`. A slow answer therefore proves less. If the
+    answer is consistent with the known offset, the known offset is kept.
     """
     earliest, latest = date - received, date + DATE_STEP - sent
     return min(max(known, earliest), latest)
@@ -40,12 +42,12 @@ class ServerClock:
 
     @property
     def offset_seconds(self) -> float:
-        """The seconds by which the API server's clock is provably ahead; zero before the first answer."""
+        """The seconds by which the API server's clock is certainly ahead. It is zero before the first answer."""
         return self._offset.total_seconds()
 
     @property
     def problem(self) -> str | None:
-        """A sentence about the clocks if they differ by more than certificates tolerate; else None."""
+        """A sentence about the clocks if they differ by more than certificates tolerate, otherwise None."""
         if abs(self._offset) <= TOLERATED:
             return None
         seconds, way = round(abs(self._offset).total_seconds()), "behind" if self._offset > timedelta() else "ahead of"
@@ -55,11 +57,14 @@ class ServerClock:
         )
 
     def now(self) -> datetime:
-        """Return the local time, or the API server's if that is earlier by more than is tolerated."""
+        """Return the local time.
+
+        If the API server's time is earlier by more than is tolerated, return the server's time.
+        """
         return self.local() + min(self._offset, timedelta()) if self.problem is not None else self.local()
 
     def note(self, date: str | None, sent: datetime) -> None:
-        """Read the `Date` of an answer to a request that was sent at this local time."""
+        """Read the `Date` in the answer to a request that was sent at this local time."""
         try:
             server_time = parsedate_to_datetime(date or "").astimezone(UTC)
         except ValueError:

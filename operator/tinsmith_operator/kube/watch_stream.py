@@ -1,8 +1,8 @@
-"""Converts the answers to lists and watches into a form that Kopf can read.
+"""The conversion of answers to lists and watches into a form that Kopf can read.
 
-Kopf stops at the first unexpected answer, and then the operator stops too. Therefore objects are cut to a depth that
-Kopf's parser accepts. If the API server ends a watch with an error, or no longer knows a kind, this module makes Kopf
-list again. By itself Kopf does that only for status 410.
+Kopf stops at the first answer that it does not expect, and then the operator stops, too. Therefore, objects are reduced
+to a depth that Kopf's parser accepts. If the API server ends a watch with an error, or no longer knows a kind, this
+module makes Kopf list again. Kopf itself does this only for status 410.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ListBroken(aiohttp.ClientPayloadError):
 
 
 class WatchedResponse(aiohttp.ClientResponse):
-    """A response for Kopf. Kopf reads a list with `json`, and a watch through the lines of `content`.
+    """A response that Kopf can read. Kopf reads a list by `json`, and a watch by the lines of `content`.
 
-    answered: the status code that the API server sent.
+    answered: the status code from the API server.
     """
 
     answered: int
@@ -69,10 +69,10 @@ class WatchedResponse(aiohttp.ClientResponse):
 
 
 def must_begin_anew(status: int, verb: str, plural: str) -> bool:
-    """Return whether Kopf must list again: the watched version is too old, or a CRD of the operator was deleted.
+    """Return whether Kopf must list again, because the watched version is too old or a CRD of the operator was deleted.
 
-    After the deletion of one CRD, the operator still serves the other kind. All other answers that Kopf does not retry
-    are permanent.
+    After the deletion of one CRD, the operator continues to serve the other kind. Other answers that Kopf does not
+    retry are permanent.
     """
     if verb not in ("list", "watch"):
         return False
@@ -100,7 +100,7 @@ class _ReadableLines:
         return self._stream.__aiter__()
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield whole lines. At the end, yield the remaining bytes."""
+        """Yield whole lines. At the end, yield the bytes that remain."""
         parts: list[bytes] = []
         async for chunk in self._stream.iter_chunked(size):
             head, newline, rest = chunk.rpartition(b"\n")

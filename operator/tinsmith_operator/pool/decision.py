@@ -1,4 +1,4 @@
-"""The decision about a SamplerPool: from its observed state to the actions that reconcile it."""
+"""The decision about a SamplerPool. It turns the observed state into actions that reconcile the pool."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from tinsmith_operator.pool.situation import PoolSituation, assess_pool
 from tinsmith_operator.pool.status import pool_conditions, write_pool_status
 
 MOST_FAILED_PODS = 3
-"""The number of failed pods that are kept."""
+"""The number of failed pods that are not deleted."""
 
 
 def decide_pool(observed: ObservedPool, installation: Installation, now: datetime) -> Decision:
-    """Return what to do about one pool now, as a pure function. Kubernetes deletes a pool's children with the pool."""
+    """Return what to do about one pool now. The function is pure.
+
+    Kubernetes deletes the children of a pool together with the pool.
+    """
     if observed.pool.is_being_deleted:
         return Decision(())
     situation = assess_pool(observed, installation, now)
@@ -39,7 +42,10 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
 
 
 def _ensure_children(situation: PoolSituation, installation: Installation) -> tuple[Action, ...]:
-    """Return the actions on the children, in the order of their dependencies: pods mount the certificate."""
+    """Return the actions on the children.
+
+    They are in the order of dependencies: for example, pods mount the certificate.
+    """
     pool, observed = situation.pool, situation.observed
     deployment = build_deployment(pool, situation.replicas, situation.template)
     if situation.blocking_reason is not None:
@@ -57,9 +63,9 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
 
 
 def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
-    """Retry refused pods.
+    """Make the controller create refused pods again.
 
-    The Deployment copies its annotations to its ReplicaSet, whose controller creates the pods.
+    The Deployment copies its annotations to its ReplicaSet, and the controller of the ReplicaSet creates the pods.
     """
     live = owned_workload(situation.observed)
     if live is None or situation.rollout.refused is None:
@@ -68,7 +74,7 @@ def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
 
 
 def _remove_failed_pods(situation: PoolSituation) -> tuple[Delete, ...]:
-    """Delete all failed pods except the latest few, which show why. A node can reject one pod every second."""
+    """Delete all failed pods except the latest, which show why they failed. A node can reject a pod every second."""
     why = "it has failed, and later pods show why"
     return tuple(Delete("Pod", pod.name, pod.uid, why) for pod in situation.failed_pods[MOST_FAILED_PODS:])
 

@@ -1,4 +1,4 @@
-"""The facts that the decisions and conditions of a pool need, computed once from its observed state."""
+"""The facts for the decisions and conditions of a pool. They are computed once from its observed state."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from tinsmith_operator.installation import Installation
 class Rollout:
     """The progress of a Deployment.
 
-    replicas, ready, updated: numbers of pods that are not terminating.
-    is_known: whether the controller has seen this version of the Deployment.
-    refused: the API server's message when it refused to create a pod.
+    replicas, ready, updated: the numbers of pods that are not terminating. is_known: whether the controller has seen
+    this version of the Deployment. refused: the API server's message when it refused to create a pod.
     """
 
     replicas: int = 0
@@ -58,14 +57,12 @@ def read_rollout(deployment: Workload) -> Rollout:
 
 @dataclass(frozen=True)
 class PoolSituation:
-    """The situation of a pool at one moment: the observed state, the desired state, and the differences.
+    """The situation of a pool at one moment: the observed state, the desired state, and their differences.
 
-    foreign: a foreign object that has the name of one of the pool's children.
-    next_template: the template that a restart of the pods would use.
-    template: the present template of the Deployment.
-    blocking_reason: why the pool must have no pods.
-    staying_pods: the pods that count. Terminating and evicted pods do not count, because they have been replaced.
-    failed_pods: the latest first. Their ReplicaSet keeps them and creates others.
+    foreign: a foreign object that has the name of one of the pool's children. next_template: the template that pods
+    would have after a restart. template: the present template of the Deployment. blocking_reason: why the pool must
+    have no pods. staying_pods: the pods that count. Terminating and evicted pods do not count, because they have been
+    replaced. failed_pods: the latest first. Their ReplicaSet keeps failed pods and creates other pods.
     """
 
     observed: ObservedPool
@@ -86,7 +83,7 @@ class PoolSituation:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas that the spec wants and the policy allows."""
+        """The number of replicas that the spec requests and the policy allows."""
         return self.pool.spec.replicas if self.blocking_reason is None else 0
 
 
@@ -126,12 +123,12 @@ def image_of(template: Manifest) -> str:
 
 
 def restart_of(template: Manifest) -> str | None:
-    """Return the restart request that the template's pods carry out."""
+    """Return the restart request that pods with this template carry out."""
     return _annotations(template).get(RESTART_REQUEST_ANNOTATION)
 
 
 def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str], pods: tuple[Pod, ...]) -> bool:
-    """Return whether the live template must be replaced.
+    """Return whether the template in the Deployment must be replaced.
 
     The pods are not replaced for a newer operator, a new default image, or another way to pull the same image. The
     template is replaced if other managers have written into it, or if its configuration annotation is missing.

@@ -1,4 +1,7 @@
-"""Carries out actions by sending requests. This module makes no decisions. The first failed action ends the round."""
+"""The component that carries out actions by sending requests. This module makes no decisions.
+
+The first failed action ends the round.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ log = get_logger(__name__)
 
 
 class Actor:
-    """Carries out the actions of a decision, and stores each answer in the cache."""
+    """A component that carries out the actions of a decision, and stores each answer in the cache."""
 
     def __init__(self, cluster: Cluster, cache: Cache, issuer: Issuer, events: Events) -> None:
         self._cluster = cluster
@@ -48,7 +51,10 @@ class Actor:
         self._stored: dict[Key, dict[str, Stored]] = {}
 
     def refusals(self, key: Key) -> dict[str, str]:
-        """Return the refusals of the latest create or apply of each kind. A later success removes the refusal."""
+        """Return the refusals: for each kind, the message about the latest create or apply, if it was refused.
+
+        A success removes an earlier refusal.
+        """
         return dict(self._refusals.get(key, {}))
 
     def stored(self, key: Key) -> dict[str, Stored]:
@@ -62,8 +68,8 @@ class Actor:
     async def act(self, owner: Owner, actions: Sequence[Action]) -> None:
         """Carry out the actions in order. Raises ClusterError and NotLeading.
 
-        After a refusal, only the status and Events are still written, so that users see the reason. If the API server
-        refuses the status itself, for example because the CRD is older than this operator, the children are still
+        After a refusal, only the status and Events are written, so that users see the reason. The API server may refuse
+        the status itself, for example because the CRD is older than this operator. In that case the children are still
         written.
         """
         round_ = _Round(owner)
@@ -134,7 +140,10 @@ class Actor:
         log.info("applied", object=f"{ref.kind}/{ref.name}")
 
     async def _own_created_fields(self, ref: Ref, guard: Manifest) -> str:
-        """Claim the fields that the apply must be able to remove. Return the version to which the apply is sent."""
+        """Claim the fields that the apply must be able to remove.
+
+        Return the version of the object to which the apply is sent.
+        """
         version: str = guard["resourceVersion"]
         live = self._cache.peek(ref)
         if live is None or live["metadata"]["resourceVersion"] != version:
@@ -210,7 +219,7 @@ class Actor:
         self._cache.note(written)
 
     async def _look(self, ref: Ref) -> None:
-        """Read the object into the cache, because the action was based on an outdated state."""
+        """Read the object into the cache, because the action was based on an old state."""
         resource = BY_KIND[ref.kind]
         # Read the version before the request. During the request, a watch may report another, living object of this
         # name.
@@ -236,7 +245,7 @@ class Actor:
 
 
 class _Round:
-    """The owner during the actions of one decision. Each write of the owner changes its version."""
+    """The owner while the actions of one decision are carried out. Each write changes the version of the owner."""
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -253,7 +262,7 @@ class _Round:
 
 
 def _is_leaving(answer: Manifest) -> bool:
-    """Return whether a deleted object stays for its grace period or finalizers, according to the delete's answer."""
+    """Return whether a deleted object remains for its grace period or finalizers, by the answer to the delete."""
     metadata = answer["metadata"]
     waits = metadata.get("deletionGracePeriodSeconds") or metadata.get("finalizers")
     return "deletionTimestamp" in metadata and bool(waits)

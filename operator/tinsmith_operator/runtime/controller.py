@@ -1,4 +1,7 @@
-"""Reconciles keys of the work queue, several at a time. It requeues a key at once, later, or with a backoff."""
+"""The controller, which reconciles keys of the work queue, several at a time.
+
+After a reconcile, it requeues the key immediately, later, or with a backoff.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,27 @@ NOT_LEADING_SECONDS = 1.0
 Reconcile = Callable[[Key], Awaitable[ReconcileResult]]
 
 RequestedState = Callable[[Key], object]
-"""Returns what the user wants of a session or pool, to be compared with an earlier value."""
+"""A function that returns what the user requests of a session or pool.
+
+The result is compared with an earlier result.
+"""
 
 Identify = Callable[[Key], dict[str, object]]
-"""Returns further fields that the log names for a session or pool."""
+"""A function that returns further fields that log lines contain for a session or pool."""
 
 log = get_logger(__name__)
 
 
 @dataclass
 class Rounds:
-    """The number of consecutive rounds in which the operator acted on a key for the same requested state."""
+    """The number of consecutive rounds in which the operator acted on a key while the user's request was the same."""
 
     requested_state: object
     count: int = 0
 
 
 class Controller:
-    """Reconciles keys while `acts` is set."""
+    """A controller that reconciles keys while `acts` is set."""
 
     def __init__(
         self,
@@ -61,8 +67,8 @@ class Controller:
     def enqueue(self, key: Key) -> None:
         """Reconcile the key as soon as possible.
 
-        A key that does not converge keeps its backoff until its user requests a change. Most of its events come from
-        the operator's own writes.
+        If a key does not converge, it keeps its backoff until its user requests a change. The reason is that most of
+        its events come from the operator's own writes.
         """
         rounds = self._rounds.get(key)
         if rounds is not None and rounds.requested_state != self._requested_state(key):
@@ -94,7 +100,7 @@ class Controller:
         self._metrics.note_reconcile(result, asyncio.get_running_loop().time() - began)
 
     async def _attempt(self, key: Key) -> str:
-        """Reconcile the key. Return the name of the result in the metrics."""
+        """Reconcile the key. Return the name that the result has in the metrics."""
         try:
             return self._settle(key, await self._reconcile(key))
         except NotLeading:
@@ -132,14 +138,17 @@ class Controller:
         return "acted" if outcome.acted else "settled"
 
     def _count(self, key: Key) -> int:
-        """Count one more round, and return the number of consecutive rounds."""
+        """Count one more round for the key, and return the number of consecutive rounds."""
         rounds = self._rounds.setdefault(key, Rounds(self._requested_state(key)))
         rounds.count += 1
         return rounds.count
 
 
 def result_of(error: OperatorError) -> str:
-    """Return the error's name in metrics. A conflict is not a failure, because another writer was faster."""
+    """Return the name of the error in the metrics.
+
+    A conflict does not count as a failure, because it only means that another writer was faster.
+    """
     match error:
         case Conflict() | AlreadyExists() | NotFound():
             return "conflict"

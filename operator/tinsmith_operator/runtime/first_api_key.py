@@ -1,7 +1,7 @@
 """The first API key of an installation, in a Secret that the API server's pod reads.
 
 A chart cannot create the key, because each rendering would give a new key. The operator creates the Secret by a POST,
-which succeeds for only one operator, and never replaces the Secret.
+which succeeds for only one operator. The Secret is never replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def new_key() -> str:
 
 
 class FirstApiKey:
-    """Creates the Secret with the first key. secret: its name; None: the installation has a key of its own."""
+    """A task that creates the Secret with the first key. secret: its name; None: the installation has its own key."""
 
     def __init__(
         self,

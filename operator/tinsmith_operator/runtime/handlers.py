@@ -1,7 +1,9 @@
-"""The Kopf event handlers. Kopf watches the cluster, and the handlers pass each event to the operator's event loop.
+"""The Kopf event handlers.
 
-Only `on.event` handlers are registered, so Kopf reconnects watches but writes to no object. Kopf runs in a thread with
-its own event loop. When Kopf ends, it waits for all tasks of its event loop that it did not start, and then cancels
+Kopf watches the cluster, and the handlers pass each event to the event loop of the operator.
+
+Only `on.event` handlers are registered. So Kopf reconnects watches, but writes to no object. Kopf runs in a thread with
+its own event loop. When Kopf ends, it waits for all tasks in its event loop that it did not start, and then cancels
 them.
 """
 
@@ -23,7 +25,7 @@ from tinsmith_operator.kube.connection import ListAnswered, Observe, Turn, Watch
 from tinsmith_operator.kube.resources import WATCHED, Resource
 
 Deliver = Callable[[Resource, str | None, Manifest], None]
-"""Takes an event: the resource, the type of the event (None in the first list), and the object."""
+"""A function that takes an event: the resource, the type of the event (None in the first list), and the object."""
 
 # Kopf removes its finalizer from objects. No object has this name, whereas the default name would match the finalizer
 # of any other operator that is built on Kopf.
@@ -36,9 +38,9 @@ STOP_SECONDS = 5.0
 
 
 class EndlessBackoff:
-    """Endless delays between retries.
+    """An endless sequence of delays between retries.
 
-    With a finite list, an API server that is down for an hour would end the operator.
+    With a finite list, the operator would end if the API server were down for an hour.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -49,10 +51,12 @@ class EndlessBackoff:
 
 
 class Watch:
-    """Watches these kinds in a scope from `run` to `stop`. Its callbacks run in the event loop that called `run`.
+    """A watch on these kinds in a scope. It runs from `run` to `stop`.
 
-    on_list: called for each page of the list that starts a watch. No event reports objects that vanished before. A
-        namespace that forbids lists is tried again and again.
+    It calls its callbacks in the event loop that called `run`.
+
+    on_list: called for each page of the list that starts a watch, because no event reports objects that vanished
+        before.  If a namespace forbids lists, the watch tries again repeatedly.
     turn: awaited before each page.
     """
 
@@ -89,7 +93,10 @@ class Watch:
             raise OperatorError(f"The watch of the cluster failed: {error!r}. Restart the operator.") from error
 
     async def stop(self) -> None:
-        """Stop the thread and wait for its end, but not too long: the process can end without it."""
+        """Stop the thread and wait until it ends.
+
+        The wait is limited, because the process can end without the thread.
+        """
         self._stop.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
@@ -109,8 +116,8 @@ class Watch:
     async def _watch(self) -> None:
         """Run `kopf.operator` in two steps.
 
-        After an error, Kopf may wait forever for its own tasks. The process would then seem alive but watch nothing. So
-        this function reports the first task that ends before it stops the other tasks.
+        After an error, Kopf may wait without end for its own tasks. The process would then seem healthy, but watch
+        nothing. So this function reports the first task that ends, and then stops the other tasks.
         """
         before = asyncio.all_tasks()
         parts = await kopf.spawn_tasks(
@@ -129,7 +136,7 @@ class Watch:
             await self._close_sessions()
 
     async def _close_sessions(self) -> None:
-        """Close all sessions. Kopf does not close a session that it was opening when it was stopped."""
+        """Close all sessions. If Kopf is stopped while it opens a session, it does not close this session."""
         for session in self._sessions:
             await session.http.close()
 
@@ -157,12 +164,15 @@ class Watch:
         self._call_in_loop(self._deliver, param, event["type"], dict(event["object"]))
 
     async def _take_turn(self) -> None:
-        """Wait in the operator's own rate limit, which belongs to the event loop that called `run`."""
+        """Wait in the operator's own rate limit. It belongs to the event loop that called `run`."""
         assert self._home is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._turn(), self._home))
 
     def _call_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call back in the operator's event loop, unless the operator has ended without waiting for this thread."""
+        """Call back in the operator's event loop.
+
+        If the operator has ended without waiting for this thread, do nothing.
+        """
         assert self._home is not None
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._home.call_soon_threadsafe(callback, *arguments)
@@ -177,7 +187,7 @@ class Watch:
 
 
 def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSettings:
-    """Return settings with which Kopf neither writes nor listens, and needs rights only in its namespaces."""
+    """Return settings with which Kopf neither writes nor listens on a port, and needs rights only in its namespaces."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False

@@ -1,4 +1,4 @@
-"""Health and metrics over HTTP, for the kubelet and for Prometheus, on the leader and on standby operators."""
+"""Health and metrics over HTTP, for the kubelet and Prometheus. The leader and standby operators serve them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from aiohttp import web
 from tinsmith_operator.metrics import CONTENT_TYPE
 
 Check = Callable[[], str | None]
-"""Returns what is missing; None if all is well."""
+"""A function that returns what is missing, or None if nothing is missing."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HealthServer:
-    """A server that runs inside `async with`. For port 0, it chooses a free port."""
+    """An HTTP server that runs inside `async with`. For port 0, it chooses a free port."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class HealthServer:
 
 
 def _listen(port: int) -> socket.socket:
-    """Return one socket for IPv4 and IPv6. For port 0, asyncio would open two sockets with different ports."""
+    """Return one socket for both IPv4 and IPv6. For port 0, asyncio would open two sockets with different ports."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

@@ -1,14 +1,15 @@
-"""Keeps the cache complete across gaps in a watch, and knows which parts of the scope are complete.
+"""The informer. It keeps the cache complete across gaps in a watch, and knows which parts of the scope are complete.
 
 A watch that was interrupted for too long starts again with a list (410 Gone). Kopf reports the objects in the list, but
 does not report objects that have vanished. This module reads the same list and removes the objects that are missing
 from it.
 
-The parts of the scope are independent. The API server forbids the watch in a part if the namespace does not exist or
-the operator has no rights in it. The operator does nothing in such a part, and the other parts do not wait.
+The parts of the scope are independent. The API server forbids the watch in a part if the namespace does not exist, or
+if the operator has no rights in it. The operator then does nothing in this part, and the other parts do not wait for
+it.
 
-The CRD of either kind may be missing or deleted. In that case the cluster has no objects of that kind, and the operator
-serves the other kind.
+The CRD of either kind may be missing, or may be deleted. Then the cluster has no objects of that kind, and the operator
+serves only the other kind.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LOOK_FOR_KIND_SECONDS = 10.0
 _CURE = "Install the CRD: `kubectl apply -f crds/`, or the chart with `crds.install: true`."
 
 Part = str | None
-"""A namespace, or None for all namespaces at once."""
+"""A namespace, or None for all namespaces together."""
 
 Place = tuple[Part, str]
 """A part of the scope, and the plural of a kind."""
@@ -49,7 +50,7 @@ class State(Enum):
 
 
 class Informer:
-    """The state of each kind in each part. `complete` is set once every part is listed or forbidden.
+    """The state of each kind in each part. `complete` is set when every part is listed or forbidden.
 
     entered: called for each part whose state has become known. resources: the kinds that one watch covers.
     """
@@ -75,13 +76,13 @@ class Informer:
 
     @property
     def missing(self) -> list[str]:
-        """The kinds that no watch has listed yet, with their namespaces."""
+        """The kinds that no watch has listed yet, and their namespaces."""
         waiting = [place for place, state in self._states.items() if state is State.WAITS]
         return sorted(f"{plural} in {words_for(part)}" for part, plural in waiting)
 
     @property
     def refused(self) -> list[str]:
-        """A sentence for each part that the operator may not list."""
+        """One sentence for each part that the operator may not list."""
         by_part: dict[Part, list[str]] = {}
         for (part, plural), state in self._states.items():
             if state is State.REFUSED:
@@ -94,22 +95,22 @@ class Informer:
 
     @property
     def unknown(self) -> list[str]:
-        """A sentence for each kind whose CRD is missing."""
+        """One sentence for each kind whose CRD is missing."""
         plurals = sorted({plural for (_, plural), state in self._states.items() if state is State.UNKNOWN})
         return [f"{_unknown_words(self._resources[plural])} {_CURE} The operator then serves it." for plural in plurals]
 
     def knows(self, namespace: str) -> bool:
-        """Return whether the cache has all objects of this namespace."""
+        """Return whether the cache has all objects in this namespace."""
         return self._is_known(self._scope.part_of(namespace))
 
     def is_refused(self, part: Part) -> bool:
-        """Return whether the operator may not list a kind in this part."""
+        """Return whether the operator is forbidden to list a kind in this part."""
         return any(self._states.get((part, plural)) is State.REFUSED for plural in self._resources)
 
     async def check_kinds(self) -> tuple[Resource, ...]:
-        """Return the kinds to watch. Kopf looks for kinds only once, so a kind that appears later needs its own watch.
+        """Return the kinds to watch. Kopf looks for kinds only once, so a kind that is added later needs its own watch.
 
-        Waits while no part of the scope can be read. Raises OperatorError if the CRDs of both kinds are missing.
+        This waits while no part of the scope can be read. Raises OperatorError if the CRDs of both kinds are missing.
         """
         while True:
             unknown: set[Resource] = set()
@@ -141,7 +142,7 @@ class Informer:
             self._take_page(place, answer, is_first=is_first)
 
     def _take_page(self, place: Place, answer: Manifest, *, is_first: bool) -> None:
-        """Note the objects of a page. After the last page, remove objects that were on no page."""
+        """Store the objects of a page. After the last page, remove the objects that were on no page."""
         resource = self._resources[place[1]]
         items, version = read_list(resource, answer)
         listed = set() if is_first else self._listed.get(place, set())
@@ -152,7 +153,10 @@ class Informer:
             self._accept(place)
 
     async def _can_read(self, part: Part, unknown: set[Resource]) -> bool:
-        """Return whether the operator can list sessions and pools in a part. Add kinds without a CRD to `unknown`."""
+        """Return whether the operator can list sessions and pools in a part.
+
+        If a kind has no CRD, add it to `unknown`.
+        """
         for resource in OWNERS:
             try:
                 await self._cluster.try_list(resource, part)
@@ -167,7 +171,7 @@ class Informer:
         return True
 
     async def _is_installed(self, resource: Resource) -> bool:
-        """Return whether the kind exists. The API server answers "forbidden" only for a kind that it knows."""
+        """Return whether the kind exists. The API server answers "forbidden" only for kinds that it knows."""
         try:
             await self._cluster.try_list(resource, self._scope.parts[0])
         except Refused:
@@ -177,9 +181,9 @@ class Informer:
         return True
 
     async def _are_discovered(self, resources: Sequence[Resource]) -> bool:
-        """Return whether discovery has the kinds.
+        """Return whether the discovery document has these kinds.
 
-        Kopf uses discovery, and a new kind can be listed slightly earlier.
+        Kopf uses this document, but a new kind can be listed slightly before it is in the document.
         """
         try:
             plurals = await self._cluster.kinds_of(API_VERSION)
@@ -193,7 +197,7 @@ class Informer:
             self._lose_in((part, resource.plural))
 
     def _lose_in(self, place: Place) -> None:
-        """Note that the kind is unknown, and drop its objects."""
+        """Record that the kind is unknown in this place, and drop its objects."""
         part, plural = place
         resource, was_known = self._resources[plural], self._is_known(part)
         if self._states[place] is not State.UNKNOWN:
@@ -220,7 +224,7 @@ class Informer:
         self._settle()
 
     def _settle(self) -> None:
-        """Set `complete` if every part is known or forbidden, and at least one part is known."""
+        """Set `complete` if every part is known or forbidden, and at least one of them is known."""
         settled = all(self._is_known(part) or self.is_refused(part) for part in self._scope.parts)
         if settled and any(self._is_known(part) for part in self._scope.parts):
             self.complete.set()

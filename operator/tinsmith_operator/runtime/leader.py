@@ -1,11 +1,11 @@
-"""Leader election by a Lease: one operator acts while the others wait.
+"""Leader election by a Lease. One operator acts while the others wait.
 
-A leader that cannot renew the Lease stops acting before another operator may start. The leader counts from the time
-when it *sent* its last successful renewal, and stops after two thirds of the Lease's duration. The other operators
+If a leader cannot renew the Lease, it stops acting before another operator may start. The leader counts from the time
+when it *sent* its last successful renewal, and stops after two thirds of the duration of the Lease. The other operators
 count the whole duration from the time when they *saw* that renewal, which is later. Each operator uses its own
-monotonic clock. The times inside the Lease are only information for people.
+monotonic clock. The times in the Lease itself are only information for people.
 
-The Lease does not stop a process that was frozen between its check and its write. Such a write does no harm, because it
+The Lease cannot stop a process that was frozen between its check and its write. A late write does no harm, because it
 names the version of the object (`kube/client.py`).
 """
 
@@ -33,9 +33,9 @@ log = get_logger(__name__)
 
 
 class Leader:
-    """Takes part in one election. `changed` is called when this operator starts or stops leading.
+    """A participant in one election. `changed` is called when this operator starts or stops to lead.
 
-    renew_seconds: the time between two renewals; None: a fifth of the Lease's duration.
+    renew_seconds: the time between two renewals; None: a fifth of the duration of the Lease.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Leader:
         return self._renewed_at + self._lease_seconds - _now()
 
     async def run(self) -> None:
-        """Acquire the Lease when it is free, and keep it, until cancelled."""
+        """Acquire the Lease when it is free, and keep it. Run until cancelled."""
         while True:
             try:
                 await self._step()
@@ -116,7 +116,7 @@ class Leader:
             await self._hold(self._taken(lease))
 
     def _seconds_to_next_step(self) -> float:
-        """Return the seconds to the next step. A waiting operator reads the Lease at the moment when it expires."""
+        """Return the seconds to the next step. An operator that waits reads the Lease at the moment when it expires."""
         if self._held is not None:
             return self._renew_seconds
         look = self._lease_seconds * LOOK_SHARE

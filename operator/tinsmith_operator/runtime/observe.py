@@ -1,4 +1,4 @@
-"""Reads the observed state of sessions and pools from the cache, without a request."""
+"""The observed state of sessions and pools. It is read from the cache, without a request."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from tinsmith_operator.logs import get_logger
 log = get_logger(__name__)
 
 RAY_LABEL = "ray.io/cluster"
-"""The label with the name of the RayCluster, on each pod that KubeRay creates."""
+"""The label with the name of the RayCluster. KubeRay sets it on each pod that it creates."""
 
 
 class _Reading:
-    """Records what one owner reads. A later change of any object that was read enqueues the owner."""
+    """A record of the objects that one owner reads. If one of these objects changes later, the owner is enqueued."""
 
     def __init__(self, cache: Cache, reader: Key, owner: Owner) -> None:
         self._cache = cache
@@ -73,7 +73,7 @@ class _Reading:
         return self._cache.read_group(Group(resource.kind, owner.namespace, owner.LABEL, owner.name), self._reader)
 
     def with_journal_on(self, claim: str, resource: Resource) -> list[Manifest]:
-        """Return the sessions that name the claim for their journal, or the pods that have a journal on it."""
+        """Return the sessions that name the claim for their journal, or the pods whose journal is on the claim."""
         return self._cache.read_group(Group(resource.kind, self._owner.namespace, JOURNAL_CLAIM, claim), self._reader)
 
     def with_model_on(self, claim: str) -> list[Manifest]:
@@ -82,7 +82,7 @@ class _Reading:
         return [each for group in groups for each in self._cache.read_group(group, self._reader)]
 
     def journal_for_a_model(self) -> ReadJournal | None:
-        """Return the first of the owner's model claims that holds another session's journal."""
+        """Return the first of the owner's claims for a model that holds the journal of another session."""
         for field, claim in self._owner.spec.model_claims.items():
             users = self.with_journal_on(claim, SESSIONS)
             holder = journal_of_another(self._owner, self.one(CLAIMS, claim), users)
@@ -92,7 +92,7 @@ class _Reading:
 
 
 def observe_session(cache: Cache, reader: Key, session: TrainingSession, authority_fingerprint: str | None) -> Observed:
-    """Return the objects that have the names of the session's children."""
+    """Return the objects that have the names of the session's children, including foreign objects."""
     reading, name = _Reading(cache, reader, session), session.workload_name
     secret = reading.one(SECRETS, certificate_secret_name(name))
     claim = reading.one(CLAIMS, session.claim_name)
@@ -125,7 +125,7 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
 
 
 def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerprint: str | None) -> ObservedPool:
-    """Return the objects that have the names of the pool's children, and the pods of its Deployment."""
+    """Return the objects that have the names of the pool's children, and the pods of the Deployment."""
     reading, name = _Reading(cache, reader, pool), pool.workload_name
     secret = reading.one(SECRETS, certificate_secret_name(name))
     return ObservedPool(
@@ -143,12 +143,15 @@ def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerp
 
 
 def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
-    """Return the facts about a certificate. Each version of the Secret is parsed once, not at every scrape."""
+    """Return the facts about a certificate.
+
+    Each version of the Secret is parsed once, not at each scrape of the metrics.
+    """
     return cache.derive(secret, _facts_of)
 
 
 def _facts_of(secret: Manifest) -> CertificateFacts | None:
-    """Return the facts; None if the certificate cannot be read. This is logged once."""
+    """Return the facts, or None if the certificate cannot be read. This is logged once."""
     try:
         return parse_facts(secret)
     except CertificateUnreadable as error:
@@ -157,14 +160,16 @@ def _facts_of(secret: Manifest) -> CertificateFacts | None:
 
 
 def _pods_of_a_group(session: TrainingSession, labelled: list[Manifest]) -> list[Manifest]:
-    """Return the pods of a RayCluster with the session's name, even if the RayCluster is gone."""
+    """Return the pods of a RayCluster with the session's name. The RayCluster itself may be gone."""
     return [pod for pod in labelled if RAY_LABEL in labels_of(pod) and not has_foreign_owner(session, pod)]
 
 
 def _worker_pod(session: TrainingSession, numbered: Manifest | None, group: list[Manifest]) -> Manifest | None:
-    """Return the worker's pod, even if it has an earlier kind of workload. It may still write to the volume.
+    """Return the pod of the worker, even if it belongs to an earlier kind of workload.
 
-    numbered: the pod that has a StatefulSet's pod name.
+    Such a pod may still write to the volume.
+
+    numbered: the pod with the name that a StatefulSet gives to its pod.
     """
     heads = [pod for pod in group if not _is_member(pod)]
     if not session.spec.is_group:
@@ -178,12 +183,18 @@ def _is_member(pod: Manifest) -> bool:
 
 
 def _pods_of_a_job(labelled: list[Manifest], job_name: str, application: str) -> tuple[Manifest, ...]:
-    """Return the pods of the session's Job of that name, including those of an earlier Job that was just deleted."""
+    """Return the pods of the session's Job with this name.
+
+    They include pods of an earlier Job that was just deleted.
+    """
     made_for = [pod for pod in labelled if labels_of(pod).get("app.kubernetes.io/name") == application]
     return tuple(pod for pod in made_for if (controller_of(pod) or {}).get("name") == job_name)
 
 
 def _is_made_for(deployment_name: str, pod: Manifest) -> bool:
-    """Return whether the pod belongs to the Deployment, by its ReplicaSet's name. ReplicaSets are not watched."""
+    """Return whether the pod belongs to the Deployment, judging by the name of its ReplicaSet.
+
+    ReplicaSets are not watched.
+    """
     controller = controller_of(pod)
     return controller is not None and controller["name"].rpartition("-")[0] == deployment_name

@@ -1,6 +1,8 @@
-"""The watch of RayClusters, an optional kind. It starts when a session needs a RayCluster and KubeRay is installed.
+"""The watch on RayClusters. This kind is optional.
 
-The watch sends no request before that. Installations without sessions of several nodes need neither KubeRay nor rights
+It starts when a session needs a RayCluster and KubeRay is installed.
+
+Before that, the watch sends no request. Installations without sessions of several nodes need neither KubeRay nor rights
 on its kind.
 """
 
@@ -36,10 +38,10 @@ class Watching(Protocol):
 
 
 class RayClusterInformer:
-    """The state of the watch of RayClusters.
+    """The state of the watch on RayClusters.
 
-    changed: called when a namespace may have become known or forbidden.
-    open_watch: opens a watch of only RayClusters. Its argument is called for each page of the watch's lists.
+    changed: called when a namespace may have become known or forbidden. open_watch: opens a watch on RayClusters only.
+    Its argument is called for each page of the watch's lists.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class RayClusterInformer:
         return self._informer.knows(namespace)
 
     def problem(self, namespace: str) -> str | None:
-        """Return a sentence that says why this namespace can have no RayCluster; None if that is not known yet."""
+        """Return a sentence that says why this namespace can have no RayClusters, or None if this is not known yet."""
         if self._problem is not None:
             return self._problem
         part = self._scope.part_of(namespace)
@@ -88,7 +90,10 @@ class RayClusterInformer:
             await asyncio.sleep(self._look_again_seconds)
 
     async def _look(self) -> str | None:
-        """Return why no watch can start. Without this check, a watch of a missing kind would wait without an error."""
+        """Return why a watch cannot start.
+
+        Without this check, the watch of a missing kind would wait and raise no error.
+        """
         while True:
             try:
                 return await self._look_once()
@@ -112,7 +117,7 @@ class RayClusterInformer:
     async def _watch(self) -> None:
         """Watch until the watch ends.
 
-        End a watch that gets no list after a while, because it looked for the kind too early.
+        If a watch gets no list for some time, end it, because it looked for the kind too early.
         """
         self._informer, self._listed = self._new_informer(), asyncio.Event()
         watch = self._open_watch(self._on_page)

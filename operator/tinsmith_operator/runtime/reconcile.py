@@ -37,7 +37,7 @@ from tinsmith_operator.session.decision import decide
 
 
 class Kind(Protocol):
-    """The functions in which reconciles of sessions and pools differ."""
+    """The functions that differ between sessions and pools in a reconcile."""
 
     async def decide(self, key: Key, body: Manifest) -> tuple[Owner, Decision]:
         """Return the owner, and the decision about what to do now. Raises Unreadable and ClusterError."""
@@ -66,14 +66,14 @@ class ReconcileResult:
 
 @dataclass(frozen=True)
 class Reconciler:
-    """Reconciles one key at a time. kinds: the functions for each kind of key."""
+    """A reconciler of one key at a time. kinds: the functions for each kind of key."""
 
     cache: Cache
     actor: Actor
     kinds: Mapping[str, Kind]
 
     def requested_state(self, key: Key) -> object:
-        """Return the state that the user requests, for a comparison with an earlier value; None if the owner is gone.
+        """Return the state that the user requests, or None if the owner is gone. It is compared with an earlier value.
 
         A change of the spec changes the generation.
         """
@@ -86,7 +86,7 @@ class Reconciler:
         return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), requests
 
     def identify(self, key: Key) -> dict[str, object]:
-        """Return the UID and generation of the present object, for the log."""
+        """Return the UID and the generation of the object, for the log."""
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
         metadata = body["metadata"] if body is not None else {}
         return {name: metadata[name] for name in ("uid", "generation") if name in metadata}
@@ -133,9 +133,9 @@ class SessionKind:
             self.turns.note(key, wants=decision.wants_turn)
 
     def _is_seen(self, session: TrainingSession) -> bool:
-        """Return whether RayClusters are listed or cannot be listed.
+        """Return whether RayClusters are listed, or are known to be unlistable.
 
-        The session is reconciled again once that is known.
+        When that becomes known, the session is reconciled again.
         """
         if not session.spec.is_group:
             return True
@@ -166,7 +166,7 @@ class SessionKind:
         )
 
     async def _warnings(self, observed: Observed) -> tuple[KubernetesWarning, ...]:
-        """Return the warnings if they could explain a problem. A session without a problem costs no request."""
+        """Return the warnings if they could explain a problem. For a session without a problem, no request is sent."""
         ready = observed.session.status.condition("Ready")
         is_ready = ready is not None and ready.status == "True" and observed.image_pull is None
         at_rest = observed.session.spec.suspend or is_ready
@@ -175,7 +175,7 @@ class SessionKind:
 
 
 def worker_of(observed: Observed) -> Target | None:
-    """Return the worker of the session's pod if the pod's container has started."""
+    """Return the worker in the session's pod, if the pod's container has started."""
     session, pod, claim = observed.session, observed.pod, observed.claim
     if pod is None or claim is None or not _has_started(pod):
         return None
@@ -184,7 +184,7 @@ def worker_of(observed: Observed) -> Target | None:
 
 
 def _has_started(pod: Manifest) -> bool:
-    """Return whether the container has started. A hung worker is not ready, but the operator still calls it."""
+    """Return whether the container has started. A worker that hangs is not ready, but the operator still calls it."""
     containers = (pod.get("status") or {}).get("containerStatuses") or []
     return any(container["name"] == WORKER_CONTAINER and container.get("started") for container in containers)
 
@@ -211,13 +211,13 @@ class PoolKind:
         return pool, decide_pool(observed, self.installation, self.clock())
 
     def carried_out(self, key: Key, decision: Decision) -> None:
-        """Do nothing: the operator keeps no state of pools."""
+        """Do nothing, because the operator keeps no state for pools."""
 
     def forget(self, key: Key) -> None:
-        """Do nothing: the operator keeps no state of pools."""
+        """Do nothing, because the operator keeps no state for pools."""
 
     async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
-        """Return the warnings if they could explain a problem. A pool without a problem costs no request."""
+        """Return the warnings if they could explain a problem. For a pool without a problem, no request is sent."""
         replicas, deployment = observed.pool.spec.replicas, observed.workload
         at_rest = deployment is None or replicas == 0 or read_rollout(Workload(deployment)).is_done(replicas)
         return () if at_rest else await self.events.warnings(observed.pool)

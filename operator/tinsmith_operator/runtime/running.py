@@ -66,8 +66,8 @@ log = get_logger(__name__)
 class Operator:
     """The whole operator. Call `run` once.
 
-    around_permit: wraps the permit of each write, so that a test can act between two writes.
-    describe, snapshot: functions that call workers; by default over gRPC.
+    around_permit: wraps the permit of each write, so that a test can act between two writes. describe, snapshot: the
+    functions that call workers; by default, they use gRPC.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Operator:
         return self._server.metrics_port
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set. If an error ends the operator earlier, raise that error."""
+        """Run until `stop` is set. If an error ends the operator before that, raise this error."""
         async with self._server:
             tasks = [asyncio.create_task(job) for job in self._jobs()]
             try:
@@ -150,7 +150,7 @@ class Operator:
                 raise OperatorError("A task of the operator ended unexpectedly.")
 
     async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Accept no more keys, finish the running reconciles, and only then free the Lease."""
+        """Take no more keys, finish the reconciles that run, and only then free the Lease."""
         log.info("stopping", running=self._queue.running)
         self._acts.clear()
         try:
@@ -261,10 +261,12 @@ class Operator:
         )
 
     async def _ensure_certificates(self) -> None:
-        """Keep the certificates valid while leading: before the first reconcile, after a Secret changes, and when due.
+        """Keep the certificates valid while leading.
 
-        A problem with the certificates stops no session. Each session reports the problem, and keeps the certificate
-        that it has.
+        They are checked before the first reconcile, after a change of a Secret, and when due.
+
+        A problem with the certificates does not stop any session. Each session reports the problem, and keeps the
+        certificate that it has.
         """
         while True:
             await self._leading.wait()
@@ -285,15 +287,18 @@ class Operator:
                 pass
 
     def _longest_pause_seconds(self) -> float:
-        """Return the longest pause between reads of the installation's Secrets.
+        """Return the longest pause between two reads of the installation's Secrets.
 
-        The watches may not cover their namespace.
+        The Secrets are read because the watches may not cover their namespace.
         """
         is_watched = self._informer.knows(self._settings.namespace)
         return LOOK_AGAIN_SECONDS if is_watched else UNWATCHED_LOOK_SECONDS
 
     async def _ensure_first_key(self) -> float:
-        """Create the first key, and return the seconds to the next try. Only the API server waits for the key."""
+        """Create the first key, and return the seconds until the next attempt.
+
+        Only the API server waits for this key.
+        """
         try:
             await self._first_api_key.ensure()
         except OperatorError as error:
@@ -317,9 +322,9 @@ class Operator:
             self._enqueue_all()
 
     def _enqueue(self, key: Key) -> None:
-        """Enqueue a key, unless its namespace is not known yet.
+        """Enqueue a key, unless the state of its namespace is not known yet.
 
-        Once the namespace is known, all its keys are enqueued.
+        When it becomes known, all keys in the namespace are enqueued.
         """
         if self._informer.knows(key.namespace):
             self._controller.enqueue(key)
@@ -366,9 +371,10 @@ class Operator:
         return [*self._informer.unknown, *self._informer.refused, *([clock] if clock is not None else [])]
 
     def _leaves(self) -> list[tuple[str, str]] | None:
-        """Return the owner of each certificate, and the authority that the owner trusts.
+        """Return the owner of each certificate, and the authority that this owner trusts.
 
-        Return None while not all owners are known: before the first lists, and while a namespace may not be listed.
+        Return None while not all owners are known: before the first lists, and while the operator may not list a
+        namespace.
         """
         if not self._informer.complete.is_set() or self._informer.refused:
             return None
@@ -379,7 +385,7 @@ class Operator:
     def _certificates(self) -> Iterable[tuple[str, str, datetime]]:
         """Yield the namespace, name and expiry of each certificate.
 
-        Include the installation's own only while leading.
+        The installation's own certificates are included only while this operator leads.
         """
         if self._leader.is_leading:
             for name, end in self._issuer.ends.items():

@@ -1,8 +1,8 @@
 """The turns of automatic restarts. The policy limits how many sessions restart at the same time.
 
-A session has its turn until it serves again with the new image or settings. A session that does not serve again keeps
-its turn, so that a change that broke one worker does not break the others. The status of a session also records its
-turn, so that the next leader knows it.
+A session has its turn until it serves again with the new image or settings. If a session does not serve again, it keeps
+its turn. So a change that broke one worker does not break the others. The turn is also recorded in the session's
+status, so that the next leader knows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 class Turns:
-    """The sessions that have a turn or wait for one. enqueue: called for each session that gets a turn."""
+    """The sessions that have a turn or wait for a turn. enqueue: called for each session that gets a turn."""
 
     def __init__(
         self, policy: RestartPolicy, cache: Cache, enqueue: Callable[[Key], None], clock: Callable[[], datetime]
@@ -48,11 +48,11 @@ class Turns:
         self._pass_on()
 
     def forget(self, key: Key) -> None:
-        """Free the turn of a session that is gone."""
+        """Free the turn of a session that does not exist any more."""
         self.note(key, wants=False)
 
     def end(self) -> None:
-        """Forget all turns, because another operator leads now."""
+        """Forget all turns, because another operator is leading now."""
         self._taken = None
         self._waiting.clear()
 
@@ -70,7 +70,7 @@ class Turns:
     def _holders(self) -> set[Key]:
         """Return the sessions that have a turn.
 
-        At first, these are the sessions to which the earlier leader gave turns.
+        At first, these are the sessions to which the previous leader gave turns.
         """
         if self._taken is None:
             self._taken = {_key(session) for session in self._cache.of_kind(SESSIONS.kind) if _has_turn(session)}

@@ -1,4 +1,4 @@
-"""Calls to workers over mutual TLS: one report a minute from each worker, and snapshots that users requested."""
+"""Calls to workers over mutual TLS: one report a minute from each worker, and the snapshots that users request."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ class Target:
 
 
 class Silent(Exception):
-    """A worker did not answer."""
+    """An error for a worker that did not answer."""
 
 
 class CannotSnapshot(Exception):
-    """The worker cannot take a snapshot on request. The message says why, and what to do."""
+    """An error for a worker that cannot take a snapshot on request. The message says why, and what to do."""
 
 
 Describe = Callable[[Target], Awaitable[WorkerReport]]
-"""Returns the worker's report. Raises Silent."""
+"""A function that returns the report of a worker. Raises Silent."""
 
 TakeSnapshot = Callable[[Target], Awaitable[datetime]]
-"""Returns when everything was on disk. Raises Silent and CannotSnapshot."""
+"""A function that returns the time at which all data was on disk. Raises Silent and CannotSnapshot."""
 
 
 class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
-    """Calls to one worker for each session, while this operator leads, and the worker's latest answer.
+    """Calls to one worker for each session while this operator leads, and the worker's latest answer.
 
-    Answers exist only in memory. `on_answer` is called with the session that has a new answer.
+    Answers are kept only in memory. `on_answer` is called with the session that has a new answer.
     """
 
     def __init__(self, on_answer: Callable[[Key], None], leads: Callable[[], bool]) -> None:
@@ -78,10 +78,10 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
 
     @abstractmethod
     def _pause_seconds(self, detail: DetailT, *, answered: bool) -> float | None:
-        """Return the seconds until the next call; None if no further call is needed."""
+        """Return the seconds until the next call, or None if no further call is needed."""
 
     def answer(self, key: Key) -> AnswerT | None:
-        """Return the latest answer of the session's worker."""
+        """Return the latest answer of the worker of the session."""
         return self._answers.get(key)
 
     def forget(self, key: Key) -> None:
@@ -89,7 +89,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
         self._answers.pop(key, None)
 
     def end(self) -> None:
-        """Stop all calls, because another operator leads and the answers become outdated."""
+        """Stop all calls, because another operator leads and these answers become outdated."""
         for key in list(self._followed):
             self._stop(key)
         self._answers.clear()
@@ -100,7 +100,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, key: Key, call: tuple[Target, DetailT] | None) -> bool:
-        """Call this worker from now on, and no other worker. Return whether that changes anything."""
+        """Call this worker, and no other worker of the session, from now on. Return whether this changes anything."""
         # This operator may have lost the lead after a reconcile began. Such a reconcile must not start calls.
         call = call if self._leads() else None
         if self._followed.get(key) == call:
@@ -143,7 +143,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
 
 
 class Reports(WorkerCalls[float, WorkerReport]):
-    """The report of each worker, once a period. If a worker does not answer, its latest report stays."""
+    """The reports of all workers, one in each period. If a worker does not answer, its latest report is kept."""
 
     def __init__(
         self,
@@ -157,9 +157,10 @@ class Reports(WorkerCalls[float, WorkerReport]):
         self._period_seconds = period_seconds
 
     def follow(self, key: Key, target: Target | None, *, closely: bool = False) -> None:
-        """Call this worker from now on; None ends the calls. A call with the same worker changes nothing.
+        """Call this worker from now on. None ends the calls. If it is the same worker as before, nothing changes.
 
-        closely: a deletion waits for the next report. Earlier reports are forgotten, and calls are frequent.
+        closely: a deletion waits for the next report. In this case, earlier reports are forgotten, and calls are
+        frequent.
         """
         period_seconds = min(CLOSE_PERIOD_SECONDS, self._period_seconds) if closely else self._period_seconds
         changed = self._begin(key, (target, period_seconds) if target is not None else None)
@@ -177,10 +178,12 @@ class Reports(WorkerCalls[float, WorkerReport]):
 
 
 class Snapshots(WorkerCalls[str, SnapshotAnswer]):
-    """Snapshots that users requested. Each request is sent to its session's worker until the worker answers.
+    """The snapshots that users have requested.
 
-    An operator that takes over before the status records the request sends it once more. That costs little, because a
-    worker writes only what has changed.
+    Each request is sent to the worker of its session until the worker answers.
+
+    If an operator takes over before the status records the request, it sends the request once more. This costs little,
+    because a worker writes only data that has changed.
     """
 
     def __init__(
@@ -190,9 +193,9 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
         self._take = take
 
     def request(self, key: Key, target: Target | None, request: str | None) -> None:
-        """Request a snapshot from this worker from now on; None ends the calls.
+        """Request a snapshot from this worker. None ends the calls.
 
-        The same request again changes nothing.
+        If the request is the same as before, nothing changes.
         """
         self._begin(key, (target, request) if target is not None and request is not None else None)
 
@@ -211,7 +214,7 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
 
 
 def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:
-    """Open a channel to this worker only, with the operator's certificate."""
+    """Open a channel to only this worker, with the operator's certificate."""
     credentials = grpc.ssl_channel_credentials(leaf.authority, leaf.key, leaf.certificate)
     options = [
         ("grpc.ssl_target_name_override", worker_dns_name(target.worker_id)),
@@ -221,7 +224,7 @@ def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:
 
 
 class GrpcDescriber:
-    """Calls Describe over gRPC with the operator's certificate."""
+    """A caller of Describe over gRPC, with the operator's certificate."""
 
     def __init__(self, leaf: Callable[[], Leaf]) -> None:
         self._leaf = leaf
@@ -237,7 +240,7 @@ class GrpcDescriber:
 
 
 class GrpcSnapshots:
-    """Calls Snapshot over gRPC with the operator's certificate."""
+    """A caller of Snapshot over gRPC, with the operator's certificate."""
 
     def __init__(self, leaf: Callable[[], Leaf], clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._leaf = leaf
@@ -246,7 +249,7 @@ class GrpcSnapshots:
     async def __call__(self, target: Target) -> datetime:
         """Request a snapshot.
 
-        Return the time at which all data that the worker had accepted before the call was on disk.
+        Return the time at which all data was on disk that the worker had accepted before the call.
         """
         requested_at = self._clock()
         async with open_channel(self._leaf(), target) as channel:

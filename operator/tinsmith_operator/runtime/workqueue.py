@@ -1,4 +1,7 @@
-"""A queue of keys to reconcile. Each key is in the queue at most once, and never runs twice at the same time."""
+"""A queue of keys that must be reconciled.
+
+Each key is in the queue at most once, and is never reconciled twice at the same time.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ JITTER = 0.25
 
 
 class WorkQueue(Generic[KeyT]):
-    """A key is waiting, running, both (it was added again while it ran), or due later.
+    """A work queue. A key is waiting, running, both (it was added again while it ran), or due later.
 
-    A held key never runs before it is due. Use the queue from one event loop, because it uses that loop's clock.
+    A held key never runs before it is due. Use the queue from only one event loop, because it uses the clock of this
+    loop.
     """
 
     def __init__(self, chance: random.Random | None = None) -> None:
@@ -40,7 +44,7 @@ class WorkQueue(Generic[KeyT]):
         return len(self._running)
 
     def add(self, key: KeyT) -> None:
-        """Add a key that is due now. A running key runs once more after it ends."""
+        """Add a key that is due now. If the key is running, it runs once more afterwards."""
         if key in self._held:
             return
         self._cancel_timer(key)
@@ -48,7 +52,7 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     def add_after(self, key: KeyT, seconds: float) -> None:
-        """Add a key that is due after this many seconds, unless it is already due earlier."""
+        """Add a key that is due after this number of seconds, unless it is already due earlier."""
         if key in self._waiting or key in self._held:
             return
         loop = asyncio.get_running_loop()
@@ -59,15 +63,15 @@ class WorkQueue(Generic[KeyT]):
         self._timers[key] = loop.call_later(seconds, self.add, key)
 
     def retry(self, key: KeyT, at_least_seconds: float = 0.0) -> float:
-        """Add a failed key with a growing delay and jitter. Return the delay in seconds."""
+        """Add a failed key with jitter and with a delay that grows at each failure. Return the delay in seconds."""
         seconds = max(self._next_pause(key), at_least_seconds)
         self.add_after(key, seconds)
         return seconds
 
     def hold(self, key: KeyT) -> float:
-        """Add a key with the delay of a failed one.
+        """Add a key with the delay of a failed key.
 
-        It is not due earlier, even if it is added again, until `release`.
+        Until `release`, it is not due earlier, even if it is added again.
         """
         seconds = self._next_pause(key)
         self._waiting.pop(key, None)
@@ -83,15 +87,18 @@ class WorkQueue(Generic[KeyT]):
             self.add(key)
 
     def settle(self, key: KeyT) -> None:
-        """Reset the failure count of a key after a success."""
+        """Reset the number of failures of a key after a success."""
         self._failures.pop(key, None)
 
     def failures(self, key: KeyT) -> int:
-        """Return the number of consecutive failures."""
+        """Return the number of consecutive failures of a key."""
         return self._failures.get(key, 0)
 
     async def take(self) -> KeyT:
-        """Return the key that has waited longest and is not running. It counts as running until `done`."""
+        """Return the key that has waited longest among the keys that are not running.
+
+        It counts as running until `done` is called.
+        """
         while (key := self._next()) is None:
             await self._change()
         del self._waiting[key]
@@ -103,7 +110,7 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     async def join(self) -> None:
-        """Wait until no key runs."""
+        """Wait until no key is running."""
         while self._running:
             await self._change()
 

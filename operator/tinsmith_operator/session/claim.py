@@ -15,18 +15,17 @@ from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.session.upgrade import PIN_ANNOTATIONS
 
 FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
-"""Fields of a claim's spec that cannot be changed."""
+"""The fields of a claim's spec that cannot be changed."""
 
 
 @dataclass(frozen=True)
 class ClaimPlan:
     """The present claim and the desired claim.
 
-    usable: the existing claim, if the session may use it.
-    desired: the claim as it should be. For a claim that a user made, it contains only the fields that the operator
-        writes.
-    unused: the session's claim, if it never had a volume and differs from the spec. The operator must create it again.
-    mismatch: the field in which the session's claim differs from the spec, if the field cannot be changed.
+    usable: the existing claim, if the session may use it. desired: the claim as it should be. For a claim that a user
+    created, it contains only the fields that the operator writes. unused: the session's claim, if it never had a volume
+    and differs from the spec. The operator must create this claim again. mismatch: a field in which the session's claim
+    differs from the spec, and which cannot be changed.
     """
 
     usable: Manifest | None
@@ -36,12 +35,12 @@ class ClaimPlan:
 
     @property
     def is_terminating(self) -> bool:
-        """True if the claim was deleted. It vanishes when no pod uses it."""
+        """True if the claim was deleted. It vanishes when no pod uses it any more."""
         return self.usable is not None and "deletionTimestamp" in self.usable["metadata"]
 
     @property
     def volume_size(self) -> str | None:
-        """The size of the claim's volume; None if the claim has no volume."""
+        """The size of the claim's volume, or None if the claim has no volume."""
         size = (((self.usable or {}).get("status") or {}).get("capacity") or {}).get("storage")
         return str(size) if size is not None else None
 
@@ -56,7 +55,7 @@ def plan_claim(observed: Observed, owned: OwnedObjects, annotations: Mapping[str
 
 
 def ensure_claim(observed: Observed, plan: ClaimPlan) -> tuple[Action, ...]:
-    """Create the claim, and write the image that may use it into an annotation."""
+    """Create the claim, and annotate it with the image that may use it."""
     live, desired = plan.usable, plan.desired
     if plan.unused is not None:
         return _delete(plan.unused)
@@ -70,10 +69,10 @@ def ensure_claim(observed: Observed, plan: ClaimPlan) -> tuple[Action, ...]:
 
 
 def grow_claim(observed: Observed, plan: ClaimPlan) -> tuple[Apply, ...]:
-    """Change the claim's size, after all other actions, because a storage class may refuse a change.
+    """Change the size of the claim. This is the last of the actions, because a storage class may refuse it.
 
-    A refused growth can be reverted. Kubernetes lets the requested size shrink, as long as it exceeds the size of the
-    volume.
+    If the growth is refused, it can be reverted. Kubernetes allows a smaller requested size, as long as it is larger
+    than the size of the volume.
     """
     live, desired = plan.usable, plan.desired
     if live is None or plan.is_terminating or _is_made_by_others(observed):
@@ -99,7 +98,7 @@ def size_of(claim: Manifest) -> str:
 
 
 def _delete(claim: Manifest) -> tuple[Delete, ...]:
-    """Delete this version of the claim. If the claim has got a volume in the meantime, it stays."""
+    """Delete this version of the claim. If the claim has a volume by now, it is not deleted."""
     metadata = claim["metadata"]
     if "deletionTimestamp" in metadata:
         return ()
@@ -114,10 +113,10 @@ def with_size(claim: Manifest, size: str) -> Manifest:
 
 
 def _as_it_is(desired: Manifest, live: Manifest) -> Manifest:
-    """Return the desired claim with the live values of the operator's fields that cannot be changed.
+    """Return the desired claim. Fields of the operator that cannot be changed keep their live values.
 
-    An apply removes fields that only an earlier apply named, and the API server refuses to remove a storage class. A
-    storage class that the cluster chose is left out. Otherwise that field would become the operator's.
+    An apply removes fields that only an earlier apply named, but the API server refuses to remove a storage class. If
+    the cluster chose the storage class, the field is left out. Otherwise, the field would become the operator's field.
     """
     named = desired["spec"].keys() | own_spec_fields(live)
     fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"] and name in named}
@@ -133,7 +132,7 @@ def _annotate(observed: Observed, live: Manifest, desired: Manifest) -> tuple[Ap
 def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *, differs: bool) -> Manifest | None:
     """Return the session's claim if it never had a volume and differs from the spec.
 
-    The API server does not allow a change of such a claim.
+    The API server does not allow a change of this claim.
     """
     claim, session, writer = owned.claim, observed.session, owned.writer
     if claim is None or observed.claim_holder is not None or _has_volume(claim):
@@ -149,7 +148,7 @@ def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *,
 
 
 def _mismatch(session: TrainingSession, claim: Manifest) -> str | None:
-    """Return the field in which a claim that an earlier session left differs from the spec."""
+    """Return the field in which a claim of an earlier session differs from the spec."""
     storage, spec = session.spec.storage, claim["spec"]
     if spec.get("accessModes") != [storage.access_mode.value]:
         return f"accessMode {', '.join(spec.get('accessModes') or ())}, not {storage.access_mode.value}"
@@ -160,7 +159,7 @@ def _mismatch(session: TrainingSession, claim: Manifest) -> str | None:
 
 
 def _has_volume(claim: Manifest) -> bool:
-    """Return whether the claim has or had a volume. A claim is bound only once."""
+    """Return whether the claim has or had a volume. A claim is bound only once in its life."""
     return "volumeName" in claim["spec"] or (claim.get("status") or {}).get("phase", "Pending") != "Pending"
 
 

@@ -1,4 +1,4 @@
-"""The decision about a TrainingSession: from its observed state to the actions that reconcile it."""
+"""The decision about a TrainingSession. It turns the observed state into actions that reconcile the session."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tinsmith_operator.session.workload import (
 
 
 def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
-    """Return what to do about one session now. Pure: the same input gives the same decision.
+    """Return what to do about one session now. The function is pure: the same input gives the same decision.
 
-    If the decisions are carried out one after the other, they reach a state in which nothing is left to do.
+    If one decision after another is carried out, they reach a state in which there is nothing to do.
     """
     situation = assess(observed, installation, now)
     if observed.session.is_being_deleted:
@@ -47,10 +47,10 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
 
 
 def ensure_children(situation: Situation) -> tuple[Action, ...]:
-    """Return the actions on the children, in the order of their dependencies.
+    """Return the actions on the children, in the order of dependencies.
 
-    The worker's ID is the claim's UID, the pod mounts the certificate, and the model is converted before the pod
-    starts. A pod is replaced only when its workload has the desired template.
+    The worker's ID is the UID of the claim, the pod mounts the certificate, and the model is converted before the pod
+    starts. A pod is replaced only after its workload has the desired template.
     """
     if situation.blocking_reason is not None:
         return stop_all(situation)

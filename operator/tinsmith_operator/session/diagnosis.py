@@ -1,4 +1,4 @@
-"""The reasons why a session is not ready, each with a sentence that says what to do.
+"""The reasons why a session is not ready. Each has a sentence that says what to do.
 
 Each function checks one thing. The first finding is reported.
 """
@@ -48,9 +48,9 @@ class Diagnosis:
 
 
 def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
-    """Return the findings. refusal: the API server's refusal of an object that is still wanted.
+    """Return the findings. refusal: the refusal of an object that the operator still wants to write.
 
-    A session is ready if its worker serves, and if no foreign object has the name of one of its children.
+    A session is ready if its worker serves and no foreign object has the name of one of its children.
     """
     observed, pod, plan = situation.observed, situation.pod, situation.image_plan
     conflict = common.name_conflict(situation.session, situation.owned.foreign)
@@ -78,9 +78,9 @@ def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
 
 
 def _full_volume(situation: Situation) -> Finding | None:
-    """Return the latest state of the volume.
+    """Return the finding about a full volume, from the latest report.
 
-    A worker that has just started has the same volume as the previous worker.
+    A worker that has just started uses the same volume as the worker before it.
     """
     report, degraded = situation.report, situation.session.status.condition(ConditionType.DEGRADED)
     was_full = degraded is not None and degraded.reason == Reason.VOLUME_FULL and situation.pod is not None
@@ -90,7 +90,7 @@ def _full_volume(situation: Situation) -> Finding | None:
 
 
 def _why_not_ready(situation: Situation, refusal: Finding | None) -> Finding:
-    """Return the first reason why the pod of a session is not ready, or must not be used."""
+    """Return the first reason why the pod of a session is not ready, or why it must not be used."""
     return (
         _claim_trouble(situation, refusal)
         or _suspension(situation)
@@ -107,7 +107,10 @@ def _why_not_ready(situation: Situation, refusal: Finding | None) -> Finding:
 
 
 def _why_pods_are_not_ready(situation: Situation) -> Finding:
-    """Return the worker's own reason first. A worker without a reason of its own waits for the other pods."""
+    """Return why the pods are not ready. The worker's own reason comes first.
+
+    If the worker has no reason of its own, it waits for the other pods.
+    """
     finding = why_pod_is_not_ready(situation.pod, situation.evidence)
     if not situation.session.spec.is_group or finding.reason is not Reason.LOADING_MODEL:
         return finding
@@ -208,7 +211,7 @@ def _replacement(situation: Situation) -> Finding | None:
 
 
 def _replay(situation: Situation, finding: Finding) -> Finding:
-    """Report that the old image replays, instead of the progress of the replay, which says less."""
+    """Report that the old image is replaying. This says more than the progress of the replay."""
     plan = situation.image_plan
     if not plan.replays_on_old_image or finding.reason.progress is not Progress.MOVING:
         return finding
@@ -220,7 +223,7 @@ def _replay(situation: Situation, finding: Finding) -> Finding:
 
 
 def why_not_converted(situation: Situation) -> Finding | None:
-    """Return why the conversion is not complete; None if the worker does not wait for it."""
+    """Return why the conversion is not complete, or None if the worker does not wait for it."""
     if not situation.awaits_conversion:
         return None
     job = situation.owned.conversion
@@ -281,7 +284,7 @@ def _name(job: Job) -> str:
 
 
 def why_not_pulled(situation: Situation) -> Finding | None:
-    """Return why the image is not pulled; None if the worker waits for no image."""
+    """Return why the image is not pulled, or None if the worker does not wait for an image."""
     plan, job = situation.image_plan, situation.owned.image_pull
     if plan.pulls_on is None:
         return None
@@ -300,7 +303,7 @@ def why_not_pulled(situation: Situation) -> Finding | None:
 
 
 def _why_pull_failed(job: Job) -> str:
-    """Return the node's message if the node ended the pod, for example because its disk is full."""
+    """Return the message of the node if the node ended the pod, for example because its disk is full."""
     latest = next((each for each in reversed(job.tries) if each.has_failed), None)
     if latest is None or not latest.status_reason:
         return "the image was pulled, but it does not run Python"

@@ -1,8 +1,9 @@
-"""The pods of a session with several nodes, treated as one group. They start together and end together.
+"""The pods of a session with several nodes. They are treated as one group. They start together and end together.
 
-When a rank is lost, the worker ends itself, and its container restarts in place. That begins a new run of the group.
-The members of the earlier run have lost their head and their results, so the operator replaces them. The head's pod and
-the restart count of its container identify a run, and the status names its members. The operator compares no clocks.
+When a rank is lost, the worker ends its own process, and its container restarts in the same pod. This begins a new run
+of the group. The members of the earlier run have lost their head and their results, so the operator replaces them. A
+run is identified by the head's pod and the restart count of its container, and the status names its members. So the
+operator does not compare clocks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.session.situation import Situation
 
 LEFT_BEHIND_GRACE_SECONDS = 5
-"""Short, since nothing waits for a member whose run has ended."""
+"""The grace period for members of an earlier run. It is short, because nothing waits for them."""
 
 
 def stop_left_behind(situation: Situation) -> tuple[Delete, ...]:
@@ -42,7 +43,7 @@ def left_behind(situation: Situation) -> tuple[Pod, ...]:
 
 
 def group_run(situation: Situation) -> GroupRun | None:
-    """Return the run to record in the status. It is a new run only if no member of the earlier run is left."""
+    """Return the run to record in the status. A new run is recorded only when no member of the earlier run is left."""
     before, head = situation.session.status.group, situation.pod
     if not situation.session.spec.is_group or head is None or left_behind(situation):
         return before
@@ -51,7 +52,7 @@ def group_run(situation: Situation) -> GroupRun | None:
 
 
 def waiting_for_members(situation: Situation) -> Finding | None:
-    """Return which pods the head waits for, and why; None if all of them run."""
+    """Return the pods for which the head waits, and why. Return None if all of them run."""
     nodes = situation.session.spec.divided.nodes
     running = [member for member in situation.members if member.is_ready]
     if len(running) == nodes - 1:
@@ -72,7 +73,7 @@ def _trouble_of_a_member(situation: Situation) -> Finding | None:
 
 
 def _is_more_specific(reason: Reason) -> bool:
-    """Return whether the reason says more than that a pod is starting."""
+    """Return whether the reason tells more than that a pod is starting."""
     return reason.progress is Progress.STUCK or reason is Reason.UNSCHEDULABLE
 
 

@@ -1,4 +1,4 @@
-"""The Jobs of a session, which convert its model and pull a new image before the worker stops for it."""
+"""The Jobs of a session. One converts its model, the other pulls a new image before the worker is stopped for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
 
 
 def end_conversion(situation: Situation, why: str) -> tuple[Delete, ...]:
-    """Delete the conversion Job if its session is being deleted, or must have no pods."""
+    """Delete the conversion Job if its session is being deleted or must have no pods."""
     job = situation.owned.conversion
     return _delete(job, why) if job is not None else ()
 
@@ -52,7 +52,10 @@ def _delete(job: Job, why: str) -> tuple[Delete, ...]:
 
 
 def ensure_image_pull(situation: Situation) -> tuple[Action, ...]:
-    """Create the Job while the image is wanted. Delete the Job when the worker stops or wants another image."""
+    """Create the Job while its image is wanted.
+
+    Delete the Job when the worker stops, or when the worker wants another image.
+    """
     plan, job = situation.image_plan, situation.owned.image_pull
     if plan.pulls_on is None:
         return end_image_pull(situation, "nothing waits for its image now")

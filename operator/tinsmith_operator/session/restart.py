@@ -1,8 +1,8 @@
 """The differences between the running and the desired pods, and whether they require a restart.
 
-A change of the session's own spec restarts the worker at once. A change of the installation's settings for pods waits
-for the session's turn, like a new default image (`upgrade.py`). Another way to pull the same image requires no restart,
-except for a pod that cannot pull its image.
+A change of the session's own spec restarts the worker immediately. A change of the installation's settings for pods
+waits for the session's turn, and so does a new default image (`upgrade.py`). Another way to pull the same image
+requires no restart, except for a pod that cannot pull its image.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tinsmith_operator.installation import Installation
 
 
 class Change(Enum):
-    """The part of a pod's inputs that has changed since the pod started."""
+    """The part of a pod's inputs that has changed since its start."""
 
     NONE = auto()
     PULL_ONLY = auto()
-    """The same runs; only the way to pull its image has changed."""
+    """Only the way to pull the image has changed; the same containers run."""
     SETTINGS = auto()
-    """The installation's settings."""
+    """The installation's settings have changed."""
     SPEC = auto()
-    """The session's spec, or an unknown part."""
+    """The session's spec has changed, or a part that is unknown."""
 
 
 def change_of(live: Manifest, session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Change:
@@ -46,7 +46,7 @@ def change_of(live: Manifest, session: TrainingSession, installation: Installati
 
 
 def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) -> bool:
-    """Return whether to restart these pods for the change. has_turn: the session may restart automatically."""
+    """Return whether the change requires to restart these pods. has_turn: the session may restart automatically now."""
     match change:
         case Change.NONE:
             return False
@@ -62,9 +62,9 @@ def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) ->
 class RestartPlan:
     """The restarts that a session needs.
 
-    must_restart: the pod's inputs have changed, and the change requires a restart now.
-    must_requeue: the same, for the template of a workload that belongs to a queue.
-    settings_differ: only the installation's settings have changed since the pod started.
+    must_restart: the pod's inputs have changed, and the change requires a restart now. must_requeue: the same is true
+    for the template of a workload that belongs to a queue. settings_differ: only the installation's settings have
+    changed since the pod started.
     """
 
     must_restart: bool
@@ -77,7 +77,7 @@ def plan_restart(
 ) -> RestartPlan:
     """Return the plan.
 
-    pulls: a new image is being pulled, so other restarts wait and happen together with the upgrade.
+    pulls: a new image is being pulled. Other restarts then wait, and happen together with the upgrade.
     """
 
     def change(live: Manifest | None) -> Change:

@@ -1,4 +1,4 @@
-"""The facts that the decisions and conditions of a session need, computed once from its observed state."""
+"""The facts for the decisions and conditions of a session. They are computed once from its observed state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tinsmith_operator.session.upgrade import ImagePlan, Pins, plan_image, read_
 
 @dataclass(frozen=True)
 class Situation:
-    """The situation of a session at one moment: the observed state, the desired state, and the differences.
+    """The situation of a session at one moment: the observed state, the desired state, and their differences.
 
     pins: the images that the volume records.
     image_plan: the images that the volume should record, and the image to run.
@@ -119,7 +119,7 @@ def _desired(observed: Observed, installation: Installation, worker: WorkerPlan 
 
 
 def _awaited_pods(owned: OwnedObjects, *, awaits_conversion: bool) -> tuple[Pod, ...]:
-    """Return the pods that the session waits for. The session does not wait for the pods of an earlier Job."""
+    """Return the pods for which the session waits. The session does not wait for the pods of an earlier Job."""
     if owned.conversion is None or not awaits_conversion:
         return owned.pods
     return (*owned.pods, *(pod for pod in owned.conversion.tries if not pod.has_ended))
@@ -128,7 +128,7 @@ def _awaited_pods(owned: OwnedObjects, *, awaits_conversion: bool) -> tuple[Pod,
 def _plan_worker(
     observed: Observed, owned: OwnedObjects, image_plan: ImagePlan, claim: Manifest | None, restart: str | None
 ) -> tuple[WorkerPlan | None, bool]:
-    """Return the plan of the worker, and whether the worker waits for the conversion of its model."""
+    """Return the plan for the worker, and whether the worker waits for the conversion of its model."""
     if claim is None:
         return None, False
     runs = not observed.session.spec.suspend and not image_plan.stop_first
@@ -140,7 +140,7 @@ def _plan_worker(
 def _awaits_conversion(observed: Observed, owned: OwnedObjects, plan: WorkerPlan) -> bool:
     """Return whether the model must be converted before the session has pods.
 
-    A running worker is not stopped for the conversion, because it converts the model itself if needed.
+    A running worker is not stopped for this, because it converts the model itself if necessary.
     """
     if not observed.session.spec.is_converted_once or plan.replicas == 0 or _has_pod(observed):
         return False
@@ -151,14 +151,14 @@ def _awaits_conversion(observed: Observed, owned: OwnedObjects, plan: WorkerPlan
 
 
 def converts_now(job: Job, session: TrainingSession, plan: WorkerPlan) -> bool:
-    """Return whether the Job produces the conversion that the session needs."""
+    """Return whether this Job makes the conversion that the session needs."""
     return job.annotation(CONVERSION_ANNOTATION) == conversion_digest(session, plan)
 
 
 def _has_pod(observed: Observed) -> bool:
     """Return whether a pod exists that is not terminating.
 
-    A terminating pod may belong to an earlier session of that name, while the new session has not started yet.
+    A terminating pod may belong to an earlier session with that name, while the new session has not started yet.
     """
     return observed.pod is not None and "deletionTimestamp" not in observed.pod["metadata"]
 
@@ -168,7 +168,7 @@ def _report_of(pod: Pod | None, report: WorkerReport | None) -> WorkerReport | N
 
 
 def _adapters(session: TrainingSession, report: WorkerReport | None) -> AdapterUsage | None:
-    """Return the latest numbers. Adapters stay on the volume while no worker runs."""
+    """Return the latest numbers of adapters. While no worker runs, the adapters are kept on the volume."""
     if report is None:
         return session.status.adapters
     used, capacity = report.adapters_used, report.model_places

@@ -32,7 +32,10 @@ SNAPSHOT_TIME_MAY_LAG = timedelta(minutes=10)
 
 
 def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
-    """Return no action if the status is up to date, or if only a snapshot's time is new and its write can wait."""
+    """Return the write of the status.
+
+    Return none if it is up to date, or if only a snapshot's time is new and can wait.
+    """
     after = build_status(situation, conditions)
     if _only_the_snapshot_is_new(situation.session.status, after):
         return ()
@@ -45,7 +48,10 @@ def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 def _replaced_journal(
     situation: Situation, before: TrainingSessionStatus, after: TrainingSessionStatus
 ) -> tuple[Emit, ...]:
-    """Return the Event about a claim that replaced another claim. Conditions soon report the new worker as ready."""
+    """Return the Event for a claim that has replaced another claim.
+
+    An Event is used because the conditions soon report the new worker as ready.
+    """
     if before.worker_id in (None, after.worker_id) or before.first_ready_time is None:
         return ()
     message = (
@@ -90,7 +96,10 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 
 
 def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -> datetime | None:
-    """Return when the session was first ready. No worker of the session accepted a call before that time."""
+    """Return the time at which the session was first ready.
+
+    Before that time, no worker of the session accepted a call.
+    """
     before, pod = situation.session.status.first_ready_time, situation.pod
     if before is not None or pod is None or not pod.is_ready:
         return before
@@ -99,10 +108,10 @@ def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -
 
 
 def _snapshot_time(situation: Situation) -> datetime | None:
-    """Return the time of the latest snapshot, to the minute.
+    """Return the time of the latest snapshot, in whole minutes.
 
-    The time of a requested snapshot has seconds and is rounded up, because the client waits for a time after its
-    request.
+    The time of a snapshot that a user requested has seconds, and is rounded up, because the client waits for a time
+    after its request.
     """
     before, report, answer = situation.session.status.last_snapshot_time, situation.report, situation.snapshot
     if answer is not None and answer.at is not None and answer.request == snapshot_request(situation.session):
@@ -120,9 +129,9 @@ def _up_to_the_second(moment: datetime) -> datetime:
 
 
 def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
-    """Return the measured seconds.
+    """Return the measured seconds in a form that changes rarely.
 
-    They rise at once and fall only by half, because each change changes the StatefulSet.
+    They rise immediately but fall only by half, because each change also changes the StatefulSet.
     """
     if report is None or report.snapshot_seconds <= 0:
         return before
@@ -131,7 +140,10 @@ def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
 
 
 def _image_digest(situation: Situation) -> str | None:
-    """Return the pinned digest. If the image came from no registry, return the node's ID of the image."""
+    """Return the digest that is pinned.
+
+    If the image came from no registry, return the ID that the node gives to the image.
+    """
     image, pod, before = situation.image_plan.pins.image, situation.pod, situation.session.status
     if image.digest is not None:
         return image.digest
@@ -141,9 +153,9 @@ def _image_digest(situation: Situation) -> str | None:
 
 
 def count_restarts(before: Restarts, pod: Pod | None, *, is_hung: bool) -> Restarts:
-    """Return the counts, with the pod's restarts since the last count.
+    """Return the counts, including the pod's restarts since the last count.
 
-    Counting the same restarts twice adds nothing.
+    If the same restarts are counted twice, the second count adds nothing.
     """
     if pod is None:
         return before
@@ -188,7 +200,7 @@ def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
 
 
 def upgrade_state(situation: Situation, image_pull: Finding | None) -> ConditionState:
-    """Return the condition. image_pull: the state of an image that is pulled before the worker stops for it."""
+    """Return the condition UpgradeAvailable. image_pull: the state of an image that is pulled before a restart."""
     plan = situation.image_plan
     if image_pull is not None:
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, image_pull)
@@ -202,7 +214,10 @@ def upgrade_state(situation: Situation, image_pull: Finding | None) -> Condition
 
 
 def taking_turn() -> ConditionState:
-    """Return the condition of a session that has its turn. A new leader reads the turns from this condition."""
+    """Return the condition of a session that has its turn.
+
+    A new leader learns from this condition which sessions have a turn.
+    """
     turn = found(
         Reason.TAKING_ITS_TURN, "It is this session's turn to restart. The next session waits until it serves again."
     )
@@ -210,7 +225,7 @@ def taking_turn() -> ConditionState:
 
 
 def _progress_of_a_ready_session(diagnosis: Diagnosis, *, acts: bool) -> Finding:
-    """Return what is in progress. A ready session can still differ from its spec."""
+    """Return what is in progress in a session that is ready. Such a session can still differ from its spec."""
     trouble = diagnosis.refusal or diagnosis.refused_image or diagnosis.image_pull or diagnosis.trouble
     return trouble or (BRINGING if acts else AS_WANTED)
 

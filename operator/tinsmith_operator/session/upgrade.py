@@ -1,13 +1,13 @@
 """The image of a worker, and its upgrades.
 
-Only the image that wrote a journal replays it. Therefore annotations of the claim pin the image: as it was requested,
-and by digest once the digest is known. A new image is first pulled onto the worker's node, while the old image runs.
-The new image gets the volume only after the old image has stopped with a snapshot. Without a snapshot, the new image
-refuses the volume. In that case the old image runs until it has replayed the journal, and the upgrade is tried once
-more.
+Only the image that wrote a journal can replay it. So annotations of the claim pin the image: as it was requested, and
+by its digest when the digest is known. A new image is first pulled onto the worker's node, while the old image still
+runs. The new image gets the volume only after the old image has stopped with a snapshot. Without a snapshot, the new
+image refuses the volume. Then the old image runs until it has replayed the journal, and the upgrade is tried once more.
 
-A new default image of the installation stops no worker. The worker keeps its image until it is stopped for another
-reason, or until its turn of an automatic restart. If the spec names an image, the worker changes to it at once.
+A new default image of the installation does not stop any worker. The worker keeps its image until it is stopped for
+another reason, or until its turn of an automatic restart. If the spec names an image, the worker changes to it
+immediately.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ from tinsmith_operator.policy import Policy, repository_of
 from tinsmith_operator.session.restart import calls_for_restart, change_of
 
 MOST_REFUSALS = 2
-"""After the second refusal, the old image was ready and still stopped without a snapshot: more tries change nothing."""
+"""The number of refusals after which the upgrade ends.
+
+After the second refusal, the old image was ready and still stopped without a snapshot, so more attempts change nothing.
+"""
 
 
 @dataclass(frozen=True)
 class ImagePlan:
     """The image to run now, and the image to run in the end.
 
-    requested: the image to run in the end.
-    pulls_on: the node that pulls the requested image while the old image runs.
-    stop_first: no worker may run until the present pod is gone.
-    available: the installation's default, if the worker keeps another image until its next restart.
+    requested: the image to run in the end. pulls_on: the node that pulls the requested image while the old image runs.
+    stop_first: no worker may run until the present pod is gone. available: the installation's default, if the worker
+    keeps another image until its next restart.
     """
 
     pins: Pins
@@ -87,7 +89,10 @@ def plan_image(
 
 
 def _first_plan(named: str | None, installation: Installation, pod: Pod | None) -> ImagePlan:
-    """Return the plan for a claim without pins. A running worker keeps its image: a user removed the annotations."""
+    """Return the plan for a claim without pins.
+
+    A running worker keeps its image, because missing pins mean that a user has removed the annotations.
+    """
     running = pod.journal_image if pod is not None else None
     image = named or running or installation.trainer_image
     return ImagePlan(Pins(PinnedImage(image, None), named is not None), image)
@@ -117,11 +122,11 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
 
 
 def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: OwnedObjects) -> str | None:
-    """Return the worker's node while the worker must run until the image is pulled.
+    """Return the worker's node if the worker must run until the image is pulled there.
 
-    A worker that does not serve stops at once. An image that refused the volume has been pulled already. If the Job's
-    pod finds no room on the node or in the quota, the worker stops without waiting, because that says nothing about the
-    image.
+    If the worker does not serve, it is stopped immediately. If the image has refused the volume before, it was already
+    pulled. If the pod of the Job finds no room on the node or in the quota, the worker is stopped without waiting,
+    because this says nothing about the image.
     """
     if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
         return None
@@ -139,7 +144,7 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
 
 
 def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
-    """Return the node that failed to pull this image.
+    """Return the node that could not pull this image.
 
     If the worker crashes or is evicted in the meantime, it starts again with the old image.
     """
@@ -149,7 +154,10 @@ def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
 
 
 def _has_run(puller: Pod) -> bool:
-    """Return whether the pod's own container has succeeded. A pod with a service mesh's sidecar never ends."""
+    """Return whether the pod's own container has succeeded.
+
+    The pod itself never ends if it has the sidecar of a service mesh.
+    """
     return puller.latest_ending is not None and puller.latest_ending.exit_code == 0
 
 
@@ -165,7 +173,7 @@ def _stays_on_image(
 ) -> bool:
     """Return whether only the installation's default has changed, and nothing else stops the worker.
 
-    An upgrade that was refused once continues.
+    An upgrade that was refused once is continued.
     """
     if pins.by_session or installation.trainer_image in (pins.image.reference, pins.refused) or observed.has_turn:
         return False
@@ -175,7 +183,7 @@ def _stays_on_image(
 
 
 def _is_new(observed: Observed, pins: Pins) -> bool:
-    """Return whether the session has not run yet and has the volume of an earlier session."""
+    """Return whether the session has not run yet but has the volume of an earlier session."""
     return observed.workload is None and observed.pod is None and observed.session.status.image != pins.image.reference
 
 
@@ -186,10 +194,10 @@ def _is_being_stopped(workload: Workload | None) -> bool:
 def _restarts_anyway(
     pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> bool:
-    """Return whether the worker restarts because of a change of its spec or a request of its user.
+    """Return whether the worker restarts anyway, because its spec has changed or because its user requested it.
 
-    Without a pod, compare the template of the next pod. Without a template, compare the request that the status records
-    as completed.
+    If there is no pod, the template of the next pod is compared. If there is no template, the request that the status
+    records as completed is compared.
     """
     template = owned.workload.template if owned.workload is not None else None
     live = owned.pod.manifest if owned.pod is not None else template
@@ -202,12 +210,12 @@ def _restarts_anyway(
 
 
 def has_stopped(observed: Observed, owned: OwnedObjects) -> bool:
-    """Return whether no pod exists, and the controller of the workload knows that none may exist."""
+    """Return whether no pod exists and the workload's controller knows that none may exist."""
     return observed.pod is None and (owned.workload is None or owned.workload.has_stopped)
 
 
 def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> Pins | None:
-    """Return the pins with the image that the journal needs, if the pinned image has just refused the journal."""
+    """Return the pins with the image that the journal needs, if the pinned image has just refused this journal."""
     ending = pod.latest_ending if pod is not None else None
     record = ending.record if ending is not None else None
     if pod is None or pod.is_ready or record is None or record.reason != "ImageChanged" or record.image is None:
@@ -227,33 +235,42 @@ def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> P
 
 
 def _is_believed(image: str, pins: Pins, pod: Pod, policy: Policy) -> bool:
-    """Return whether to trust an image that the pod reports. A trusted image is pulled, and shown in the status."""
+    """Return whether an image that the pod reports can be trusted.
+
+    A trusted image is pulled, and its name is shown in the status.
+    """
     is_known = pins.previous is not None and pins.previous.reference == image
     return is_known or policy.vouches_for(image) or (pod.is_vouched_for and policy.allows_image(image))
 
 
 def runs(pod: Pod, image: PinnedImage) -> bool:
-    """Return whether the pod runs this image, by the worker's arguments.
+    """Return whether the pod runs this image, judging by the worker's arguments.
 
-    The pod's spec may name a digest or a mirror.
+    The image in the pod's spec may be a digest or a mirror.
     """
     return pod.journal_image == image.reference
 
 
 def _must_run_on(pins: Pins, pod: Pod | None, workload: Workload | None) -> bool:
-    """Return whether the old image must still replay, or is kept. A stopping worker has completed its replay."""
+    """Return whether the worker must stay on the old image, because it must still replay or because the image is kept.
+
+    A worker that is stopping has completed its replay.
+    """
     if pins.refusals >= MOST_REFUSALS:
         return True
     return not _is_being_stopped(workload) and not (pod is not None and runs(pod, pins.image) and pod.is_ready)
 
 
 def _arrived(pins: Pins, pod: Pod | None) -> Pins:
-    """Return the pins without earlier images if the pinned image is ready, because it has taken over the journal."""
+    """Return the pins. If the pinned image is ready, it has taken over the journal, and earlier images are left out."""
     return Pins(pins.image, pins.by_session) if pod is not None and pod.is_ready and runs(pod, pins.image) else pins
 
 
 def _with_digest(pins: Pins, pod: Pod | None) -> Pins:
-    """Return the pins with the digest of the image at its first run. Other registries do not have a mirror's digest."""
+    """Return the pins with the digest that the image had at its first run.
+
+    A mirror's digest is not recorded, because other registries do not have it.
+    """
     if pins.image.digest is not None or pod is None or pod.image != pins.image.reference or pod.image_id is None:
         return pins
     repository, _, digest = pod.image_id.partition("@")
@@ -269,7 +286,7 @@ CHOSEN_BY_SESSION = "session"
 class Pins:
     """The images that a volume records, in the annotations of its claim.
 
-    by_session: the spec named the image. Otherwise it was the installation's default.
+    by_session: the spec named the image. Otherwise, it was the installation's default.
     """
 
     image: PinnedImage
@@ -305,7 +322,7 @@ PIN_ANNOTATIONS = frozenset(
 
 
 def read_pins(claim: Manifest | None) -> Pins | None:
-    """Return the pins; None if no worker has run on this volume."""
+    """Return the pins, or None if no worker has run on this volume."""
     annotations = (claim["metadata"].get("annotations") or {}) if claim is not None else {}
     if IMAGE_ANNOTATION not in annotations:
         return None

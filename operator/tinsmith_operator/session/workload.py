@@ -20,7 +20,7 @@ from tinsmith_operator.session.situation import Situation
 def ensure_workload(situation: Situation) -> tuple[Action, ...]:
     """Create or update the workload.
 
-    The claim, whose UID is the worker's ID, must exist, and the model be converted.
+    Before that, the claim must exist, because its UID is the worker's ID, and the model must be converted.
     """
     observed, owned, desired = situation.observed, situation.owned, situation.desired
     if observed.claim_holder is not None:
@@ -45,7 +45,10 @@ def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
 
 
 def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tuple[Action, ...]:
-    """Delete a queue's workload that must change. The operator creates it again, and it queues again."""
+    """Delete a queue's workload if it must change.
+
+    The operator then creates it again, and it waits in the queue again.
+    """
     if situation.worker is None or situation.worker.replicas == 0:
         return delete_workload(
             live, f"the session must stay stopped, and {holder_name(live.manifest)} controls spec.suspend"
@@ -75,7 +78,7 @@ def retry_refused_pods(situation: Situation) -> tuple[Annotate, ...]:
 
 
 def stop_all(situation: Situation) -> tuple[Delete, ...]:
-    """Stop all pods of a session that must have no pods. The worker saves a snapshot."""
+    """Stop all pods of a session that must have no pods. The worker saves a snapshot before it stops."""
     why = "the session must have no pods"
     return (
         *end_conversion(situation, why),
@@ -92,9 +95,9 @@ def delete_workload(workload: Workload | None, why: str) -> tuple[Delete, ...]:
 
 
 def replace_pod(situation: Situation) -> tuple[Delete, ...]:
-    """Stop the pod once the workload has the desired template for the next pod. The pod saves a snapshot first.
+    """Stop the pod when the workload has the desired template for the next pod. The pod saves a snapshot first.
 
-    Members are stopped with the pod, and stay until it is gone.
+    Members are stopped together with the pod, and remain until the pod is gone.
     """
     pod, live = situation.pod, situation.owned.workload
     if pod is None or pod.is_terminating or live is None:
@@ -112,7 +115,10 @@ def replace_pod(situation: Situation) -> tuple[Delete, ...]:
 
 
 def stop_unadopted(situation: Situation) -> tuple[Delete, ...]:
-    """Stop the pods that no workload will adopt. A new StatefulSet adopts the running pod of its name."""
+    """Stop the pods that will not be adopted by a workload.
+
+    The running pod is not stopped if a new StatefulSet with its name adopts it.
+    """
     session = situation.session
     adopted = None if session.spec.is_group else pod_name(session.name)
     return tuple(stop for stop in stop_orphans(situation) if stop.name != adopted)
