@@ -1,4 +1,4 @@
-"""`python -m tinsmith`, for programs that must run the installation they belong to."""
+"""`python -m tinsmith`, for programs that must run the installation to which they belong."""
 
 from tinsmith.cli import main
 

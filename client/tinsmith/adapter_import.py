@@ -1,4 +1,4 @@
-"""`tinsmith import`: upload an adapter made elsewhere as a checkpoint."""
+"""`tinsmith import`: upload an adapter that was trained elsewhere, as a checkpoint."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _files(adapter: Path, unpacked: Path) -> dict[str, Path]:
 
 
 def _from_archive(archive: Path, unpacked: Path) -> dict[str, Path]:
-    """Copy only the two known files, whatever else the archive contains."""
+    """Copy only the two known files, and ignore the rest of the archive."""
     found: dict[str, Path] = {}
     try:
         with tarfile.open(archive) as opened:

@@ -1,4 +1,4 @@
-"""The few HTTP calls that the `tinsmith` command makes to a server, and mistakes in the server's address."""
+"""The few HTTP calls that the `tinsmith` command makes to a server, and the detection of a wrong server address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinsmith.credentials import API_KEY_VARIABLE, UnusableKey, check_key
 
 API_PATH = "/api/v1"
 NO_SUCH_CALL = "Not Found"
-"""The `detail` that a server of this kind returns for an unknown path."""
+"""The `detail` with which a server of Tinsmith answers an unknown path."""
 BASE_PATHS = {
     "/oai/api/v1": "the base URL for clients of OpenAI",
     "/anthropic/api/v1": "which is for clients of Anthropic",
@@ -25,15 +25,18 @@ BASE_PATHS = {
     API_PATH: "which the SDK adds",
     "/v1": "the base URL for clients of OpenAI",
 }
-"""Path endings that users append to a server's address by mistake, longest first."""
+"""Path endings that users append to a server's address by mistake. The longest are first."""
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
 RETRY_SECONDS = 1.0
 REFUSALS = (408, 413, 422, 429, 503, 507)
-"""Statuses whose answer has a `detail` for people. An answer without a `detail` comes from another kind of server."""
+"""The statuses for which the answer has a `detail` for people.
+
+If the answer has no `detail`, it comes from another kind of server.
+"""
 
 FROM_PROXIES = (502, 504)
-"""Statuses of a proxy that has stopped waiting. The server continues with the request."""
+"""The statuses with which a proxy answers when it stops waiting. The server continues with the request."""
 
 Returned = TypeVar("Returned")
 
@@ -43,11 +46,11 @@ class ApiError(Exception):
 
 
 class Unreachable(ApiError):
-    """An error when nothing answers at the address."""
+    """An error for an address at which nothing answers."""
 
 
 class SpeaksHttp(ApiError):
-    """An error for an https URL whose server speaks http."""
+    """An error for an https URL at which the server speaks http."""
 
 
 class CertificateRefused(ApiError):
@@ -63,7 +66,7 @@ class RequestRefused(ApiError):
 
 
 class NotYet(RequestRefused):
-    """An error for a request that the server may accept later, for example when the base model is loaded."""
+    """An error for a request that the server may accept later, for example after the base model is loaded."""
 
 
 class KeyRefused(ApiError):
@@ -72,7 +75,7 @@ class KeyRefused(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A base model by its name for clients, and its longest sequence in tokens if the server reports it."""
+    """A base model: the name that clients use, and its longest sequence in tokens if the server reports it."""
 
     name: str
     max_context_length: int | None
@@ -102,7 +105,10 @@ class Mistake:
 
 
 class ServerClient:
-    """An HTTP client of the calls below `path`. Raises ApiError for an address or a key that no server can have."""
+    """An HTTP client of the calls below `path`.
+
+    Raises ApiError for an address or a key that cannot be valid for any server.
+    """
 
     def __init__(self, base_url: str, api_key: str | None, path: str, timeout: float | httpx.Timeout) -> None:
         if (mistake := find_mistake(base_url)) is not None:
@@ -137,7 +143,7 @@ class Api(ServerClient):
             raise ApiError(f"{self.base_url} reports that it is not healthy: {answer}")
 
     def send_client_config(self, sdk_version: str) -> None:
-        """Send the first request of every SDK client, which is also the first that needs the key."""
+        """Send the first request that every SDK client sends. It is also the first request that needs the key."""
         self._call("POST", "/client/config", {"sdk_version": sdk_version})
 
     def served_models(self) -> list[ServedModel]:
@@ -145,7 +151,7 @@ class Api(ServerClient):
         return [ServedModel(model["model_name"], model.get("max_context_length")) for model in models]
 
     def loading_models(self) -> list[str]:
-        """Return the base models that no worker has described yet, because they are being loaded or were never used."""
+        """Return the base models that no worker has described yet. They are being loaded, or were never used."""
         models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
         return [model["model_name"] for model in models if model.get("images") is None]
 
@@ -160,7 +166,7 @@ class Api(ServerClient):
         return _until_loaded(lambda: self._answer("GET", path, timeout=UPLOAD_SECONDS)).content
 
     def start_upload(self, base_model: str, rank: int) -> StartedUpload:
-        """Start the upload of an adapter for this base model; it may adapt any of its modules."""
+        """Start the upload of an adapter for this base model. The adapter may change any of its modules."""
         body = {"base_model": base_model, "lora_config": {"rank": rank}}
         started = self._call("POST", "/external_weights_upload_start", body)
         return StartedUpload(started["upload_id"], started["urls"])
@@ -170,7 +176,10 @@ class Api(ServerClient):
             self._call("PUT", url, content=file, timeout=UPLOAD_SECONDS)
 
     def finish_upload(self, upload_id: str) -> str:
-        """Return the path of the checkpoint made of the files. Wait while the base model is loaded."""
+        """Return the path of the checkpoint that the server makes from the files.
+
+        Wait while the base model is loaded.
+        """
         path, body = "/external_weights_upload_finish", {"upload_id": upload_id}
         answer = _until_loaded(lambda: self._call("POST", path, body, timeout=UPLOAD_SECONDS))
         return str(answer["tinker_path"])
@@ -224,7 +233,7 @@ class Api(ServerClient):
 
 
 def _until_loaded(call: Callable[[], Returned]) -> Returned:
-    """Repeat the call while the server loads the base model. Raises NotYet after UPLOAD_SECONDS."""
+    """Repeat the call while the server loads the base model. Raises NotYet if this takes longer than UPLOAD_SECONDS."""
     deadline = time.monotonic() + UPLOAD_SECONDS
     while True:
         try:
@@ -252,7 +261,7 @@ def key_refusal(base_url: str, reason: str, *, has_key: bool) -> str:
 
 
 def is_here(base_url: str) -> bool:
-    """Return whether the address belongs to this machine only."""
+    """Return whether the address belongs to this machine."""
     host = httpx.URL(base_url).host
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -261,7 +270,7 @@ def is_here(base_url: str) -> bool:
 
 
 def find_mistake(url: str) -> Mistake | None:
-    """Return what is wrong with the URL, or None if a request can be sent to it."""
+    """Return what is wrong with the URL, or None if requests can be sent to it."""
     if "://" not in url:
         return Mistake(f"{url} has no http:// or https://", f"put http:// in front: http://{url}")
     try:
@@ -278,7 +287,7 @@ def find_mistake(url: str) -> Mistake | None:
 
 
 def _sentence(response: httpx.Response) -> str:
-    """Return the server's `detail`, or a summary of an answer without one."""
+    """Return the server's `detail`, or a summary of an answer that has no `detail`."""
     return _detail(response) or _summary(response)
 
 

@@ -1,7 +1,7 @@
 """`tinsmith models` and `tinsmith tokenizer`: the base models of a server, and their tokenizers.
 
-The SDK looks for a tokenizer by the model's name: in a directory of that name, then on the public hub. The commands
-never ask the hub, because it must not learn the names of private models, and because it may have another repository of
+The SDK looks for a tokenizer by the name of the model: first in a directory with this name, then on the public hub.
+These commands never ask the hub. It must not learn the names of private models, and it may have another repository with
 the same name.
 """
 
@@ -27,7 +27,10 @@ from tinsmith.console import AsJson, BaseUrl, fail, make_console
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
-"""Names of vocabulary files. A tokenizer has one; without any, transformers silently makes an empty tokenizer."""
+"""The names of vocabulary files. Every tokenizer has one of them.
+
+Without any, transformers makes an empty tokenizer and reports no error.
+"""
 LLAMA_3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
 
 FILES = frozenset(
@@ -42,13 +45,13 @@ FILES = frozenset(
         "config.json",
     }
 )
-"""The files that a server may send. Other files are refused."""
+"""The files that a server may send. If it sends another file, the archive is refused."""
 MOST_BYTES = 64 * 2**20
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 class TokenizerError(Exception):
-    """An error about a tokenizer. `str(error)` says which one, why, and what to do."""
+    """An error about a tokenizer. `str(error)` names the tokenizer, and says why it failed and what to do."""
 
 
 def tokenizer(
@@ -57,7 +60,7 @@ def tokenizer(
     base_url: BaseUrl = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite files that differ.")] = False,
 ) -> None:
-    """Download a base model's tokenizer from the server to ./MODEL, where the SDK looks first."""
+    """Download a base model's tokenizer from the server to ./MODEL, where the SDK looks for it first."""
     try:
         folder = folder_of(model)
         with Api(base_url or base_url_from_environment(), api_key_from_environment()) as api:
@@ -72,7 +75,7 @@ def tokenizer(
 def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None:
     """Return the model's tokenizer from this machine or from the server, or None if neither has one.
 
-    Never asks the hub. Raises TokenizerError if the server's files are not a tokenizer, and ApiError.
+    It never asks the hub. Raises TokenizerError if the server's files are not a tokenizer, and ApiError.
     """
     from transformers import AutoTokenizer
 
@@ -111,7 +114,7 @@ def folder_of(model: str) -> Path:
 
 
 def unpacked(archive: bytes) -> dict[str, bytes]:
-    """Return the files of an archive by name. Raises TokenizerError for an unexpected archive."""
+    """Return the files of an archive by name. Raises TokenizerError if the archive contains something else."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
             listed = packed.infolist()
@@ -132,7 +135,10 @@ def unpacked(archive: bytes) -> dict[str, bytes]:
 
 
 def put(files: Mapping[str, bytes], folder: Path, *, replace: bool) -> int:
-    """Write the missing files and return their number. Raises TokenizerError if other content has these names."""
+    """Write the files that are missing, and return their number.
+
+    Raises TokenizerError if files with these names have other content.
+    """
     there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
     differing = sorted(name for name, content in there.items() if content != files[name])
     if differing and not replace:
@@ -147,7 +153,10 @@ def put(files: Mapping[str, bytes], folder: Path, *, replace: bool) -> int:
 
 
 def kept(archive: bytes) -> Path:
-    """Return the directory in the user's cache that holds the archive's files. Its name is their digest."""
+    """Return the directory in the user's cache that holds the archive's files.
+
+    The name of the directory is the digest of the files.
+    """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinsmith" / "tokenizers"
     folder = root / hashlib.sha256(archive).hexdigest()
     if not folder.is_dir():
@@ -177,7 +186,7 @@ def models(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the base models of a server, by the names that programs use."""
+    """List the base models of a server by the names that programs use for them."""
     try:
         with Api(base_url or base_url_from_environment(), api_key_from_environment()) as api:
             served = api.served_models()
@@ -197,7 +206,7 @@ def _table(served: list[ServedModel]) -> Table:
 
 
 def tokenizer_id(model_name: str) -> str:
-    """Return the directory or hub repository in which SDK 0.38 looks for this base model's tokenizer."""
+    """Return the directory or hub repository in which SDK 0.38 looks for the tokenizer of this base model."""
     name = model_name.partition(":")[0]
     if name.startswith("meta-llama/Llama-3"):
         return LLAMA_3_TOKENIZER
@@ -207,7 +216,7 @@ def tokenizer_id(model_name: str) -> str:
 
 
 def find_tokenizer(identifier: str) -> Path | None:
-    """Return the folder from which transformers loads the tokenizer without a download, or None."""
+    """Return the folder from which transformers can load the tokenizer without a download, or None."""
     directory = Path(identifier)
     if directory.is_dir():
         return directory if any((directory / name).is_file() for name in VOCABULARY_FILES) else None

@@ -28,7 +28,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """Parameters of an answer. None uses the server's default."""
+    """The parameters of an answer. If a parameter is None, the server uses its default."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -54,7 +54,7 @@ class Completions(ServerClient):
         super().__init__(base_url, api_key, OPENAI_PATH, timeout)
 
     def require_model(self, name: str) -> None:
-        """Raise RequestRefused unless the server has a base model, promoted name or sampler path of this name."""
+        """Raise RequestRefused if the server has no base model, promoted name or sampler path with this name."""
         try:
             self._require_success(self._http.get(f"/models/{quote(name)}"))
         except httpx.HTTPError as error:
@@ -105,7 +105,7 @@ class Completions(ServerClient):
 
 
 def _message_of(response: httpx.Response) -> str:
-    """Return the message of an error in OpenAI's format, or the status and the first line of any other answer."""
+    """Return the message of an error in OpenAI's format. For any other answer, return the status and its first line."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, TypeError, KeyError):
@@ -118,7 +118,10 @@ def _message_of(response: httpx.Response) -> str:
 INTERRUPTED = 130
 PROMPT = "> "
 LAYOUT = "\n\t"
-"""Control characters that an answer may send to a terminal. Others could overwrite what is on the screen."""
+"""Control characters that an answer may send to a terminal.
+
+Other control characters could overwrite text on the screen.
+"""
 
 
 def chat(
@@ -139,7 +142,10 @@ def chat(
     ] = None,
     base_url: BaseUrl = None,
 ) -> None:
-    """Chat with a base model, a promoted adapter or a saved sampler. Ctrl-C stops an answer, Ctrl-D ends the chat."""
+    """Chat with a base model, a promoted adapter or a saved sampler.
+
+    Ctrl-C stops an answer, and Ctrl-D ends the chat.
+    """
     if message is None and not sys.stdin.isatty():
         message = sys.stdin.read()
     if message is not None and not message.strip():
@@ -168,7 +174,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
 
     def answer(self, message: str) -> Generator[AnswerPart, None, None]:
-        """Yield the answer in parts and add it to the conversation. A message without an answer is removed."""
+        """Yield the answer in parts, and add it to the conversation. If there is no answer, the message is removed."""
         self.messages.append({"role": "user", "content": message})
         content = ""
         try:
@@ -208,7 +214,7 @@ def _converse(talk: Conversation) -> None:
 
 
 def _take_turn(talk: Conversation, message: str) -> None:
-    """Print one answer. An error ends only this turn."""
+    """Print one answer. After an error, only this turn ends."""
     try:
         _print_answer(talk, message)
     except KeyboardInterrupt:
@@ -230,7 +236,7 @@ def _print_answer(talk: Conversation, message: str) -> None:
 
 
 def shown(text: str, *, on_terminal: bool) -> str:
-    """Return the text, without control characters if it goes to a terminal."""
+    """Return the text. If it is printed on a terminal, remove its control characters."""
     if not on_terminal:
         return text
     return "".join(character for character in text if character.isprintable() or character in LAYOUT)

@@ -1,8 +1,8 @@
-"""The `tinsmith` command: finds the installed commands and runs the one that is requested.
+"""The `tinsmith` command. It finds the installed commands, and runs the requested one.
 
-A command is an entry point of the group `tinsmith.commands`: a function, or a `typer.Typer` with subcommands. The
-brackets after the function's name contain the extras of the distribution that the command needs:
-`serve = "tinsmith_server.cli.serving:serve [server,trainer]"`.
+A command is an entry point in the group `tinsmith.commands`. It is a function, or a `typer.Typer` with subcommands. In
+brackets after the name of the function are the extras of the distribution that the command needs: `serve =
+"tinsmith_server.cli.serving:serve [server,trainer]"`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ GROUP = "tinsmith.commands"
 
 
 class MissingExtra(Exception):
-    """An error for a command without its packages. `str(error)` ends with the command that installs them."""
+    """An error for a command whose packages are not installed.
+
+    `str(error)` ends with the command that installs them.
+    """
 
     def __init__(self, command: EntryPoint, module: str) -> None:
         super().__init__(
@@ -38,7 +41,7 @@ class MissingExtra(Exception):
 
 
 def install_line(extras: Sequence[str]) -> str:
-    """Return the command that installs these extras from a checkout. Tinsmith is on no package index."""
+    """Return the command that installs these extras from a checkout. Tinsmith is not on any package index."""
     return f"uv pip install --constraints dev/requirements/dev.txt '.[{','.join(extras)}]'"
 
 
@@ -59,9 +62,9 @@ def find_commands() -> dict[str, EntryPoint]:
 
 
 def summary_of(command: EntryPoint) -> str:
-    """Return the first line of the function's docstring, or the `help` of a `typer.Typer`, read from the source.
+    """Return the first line of the function's docstring, or the `help` of a `typer.Typer`. It is read from the source.
 
-    Returns "" if there is no source.
+    If there is no source, return "".
     """
     source = _source_of(command.module)
     for node in ast.parse(source).body:
@@ -74,7 +77,7 @@ def summary_of(command: EntryPoint) -> str:
 
 
 def _source_of(module: str) -> str:
-    """Return the module's source without importing its parents, as `importlib.util.find_spec` would do."""
+    """Return the source of the module, without importing its parents as `importlib.util.find_spec` would."""
     folders: Sequence[str] | None = None
     name, spec = "", None
     for part in module.split("."):
@@ -112,7 +115,10 @@ def print_version(
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Return package versions by name, None for a package that is not installed. Imports none of them."""
+    """Return the versions of packages by name. The version is None if a package is not installed.
+
+    No package is imported.
+    """
     here = {"tinsmith": _version_of("tinsmith"), "python": platform.python_version()}
     return here | {name: _version_of(name) for name in REPORTED_PACKAGES}
 
@@ -126,13 +132,13 @@ def _version_of(package: str) -> str | None:
 
 HELP = "Train and sample LoRA adapters with the tinker SDK, on your own machines."
 COMPLETION = "_TINSMITH_COMPLETE"
-"""The variable by which a shell asks for completions."""
+"""The variable that a shell sets to request completions."""
 COMPLETED_LINE = {"bash": "COMP_WORDS"}
-"""The variable that holds the line to complete; in all other shells, `_TYPER_COMPLETE_ARGS`."""
+"""The variable that holds the line to complete. Shells that are not listed use `_TYPER_COMPLETE_ARGS`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 failed, 2 misused."""
+    """Run one command and exit. The status is 0 for success, 1 for failure, and 2 for misuse."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         run(find_commands(), arguments)
@@ -147,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(commands: Mapping[str, EntryPoint], arguments: Sequence[str]) -> None:
-    """Run the requested command. Raises MissingExtra when it, or a module that it imports, is not installed."""
+    """Run the requested command. Raises MissingExtra if the command, or a module that it imports, is not installed."""
     words = _words_to_complete() if COMPLETION in os.environ else arguments
     requested = next((word for word in words if not word.startswith("-")), None)
     command = commands.get(requested or "")
@@ -158,13 +164,13 @@ def run(commands: Mapping[str, EntryPoint], arguments: Sequence[str]) -> None:
 
 
 def _words_to_complete() -> list[str]:
-    """Return the words after the program's name."""
+    """Return the words of the line to complete, without the name of the program."""
     shell = os.environ[COMPLETION].rpartition("_")[2]
     return os.environ.get(COMPLETED_LINE.get(shell, "_TYPER_COMPLETE_ARGS"), "").split()[1:]
 
 
 def hide_types_of_flags(command: Any) -> None:
-    """Remove the `<bool>` that help pages print after flags without a value, also in subcommands."""
+    """Remove the `<bool>` that help pages print after flags without a value. Subcommands are included."""
     for parameter in command.get_params(typer.Context(command)):
         if getattr(parameter, "is_bool_flag", False):
             parameter.metavar = ""
@@ -175,7 +181,7 @@ def hide_types_of_flags(command: Any) -> None:
 def build_app(commands: Mapping[str, EntryPoint], requested: EntryPoint | None) -> typer.Typer:
     """Return an app with only the requested command, or with the names and summaries of all commands.
 
-    Importing torch and the web framework to print a help page would take seconds.
+    All commands are not imported for a help page, because importing torch and the web framework takes seconds.
     """
     app = typer.Typer(name="tinsmith", help=HELP, no_args_is_help=True, rich_markup_mode="rich")
     app.callback()(_root)
@@ -205,7 +211,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Keep `tinsmith` a group of commands, even with a single one installed."""
+    """Keep `tinsmith` a group of commands, even if only one command is installed."""
 
 
 def _not_requested() -> None:

@@ -1,4 +1,4 @@
-"""Terminal output and options that the commands share."""
+"""Terminal output and options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rich.text import Text
 
 BaseUrl = Annotated[str | None, typer.Option(help="Server URL; default: TINKER_BASE_URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-"""Options that commands share."""
+"""The options that several commands share."""
 
 
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console that prints text as it is, and lets the terminal break long lines.
+    """Return a console that prints text unchanged, and lets the terminal break long lines.
 
-    Rich would print `:train:` in the id of a run as an emoji, and take brackets in a path for a style. Styles
-    are given as `style`, or in a `rich.text.Text`.
+    Rich would print `:train:` in the ID of a run as an emoji, and would read brackets in a path as a style. A style is
+    given as the argument `style`, or in a `rich.text.Text`.
     """
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def print_error(message: str) -> None:
-    """Print a line on standard error."""
+    """Print one line on standard error."""
     make_console(stderr=True).print(message)
 
 
 def fail(command: str, message: str) -> NoReturn:
-    """Print each line of the message on standard error, after the command's name, and exit with status 1."""
+    """Print each line of the message on standard error, each after the command's name. Exit with status 1."""
     for line in message.splitlines() or [""]:
         print_error(f"tinsmith {command}: {line}")
     raise typer.Exit(1)
@@ -38,7 +38,7 @@ def fail(command: str, message: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A line of a tree. `style` is a rich style, used on terminals only."""
+    """A line in a tree, and the lines below it. `style` is a style of rich, which is used only on terminals."""
 
     text: str
     branches: tuple[Branch, ...] = ()

@@ -1,4 +1,4 @@
-"""The server's address and the user's key, as the environment gives them."""
+"""The server's address and the user's key, which are read from the environment."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ PRINTABLE = range(0x21, LAST_ASCII)
 
 
 class UnusableKey(ValueError):
-    """An error for a key that no request can carry. `str(error)` says what is wrong, where, and how to fix it."""
+    """An error for a key that cannot be sent in a request.
+
+    `str(error)` says what is wrong, where it is, and how to fix it.
+    """
 
 
 def api_key_from_environment() -> str | None:
-    """Return the key, or None without one. Raises UnusableKey."""
+    """Return the key, or None if there is no key. Raises UnusableKey."""
     api_key = os.environ.get(API_KEY_VARIABLE) or None
     check_key(api_key)
     return api_key
 
 
 def check_key(api_key: str | None) -> None:
-    """Raise UnusableKey for a key that no request can carry."""
+    """Raise UnusableKey if the key cannot be sent in a request."""
     if (mistake := find_key_mistake(api_key)) is not None:
         raise UnusableKey(f"{mistake}; {cure_of(api_key)}")
 
 
 def find_key_mistake(api_key: str | None) -> str | None:
-    """Return why the key cannot be sent in a header, without the key itself. None if it can."""
+    """Return why the key cannot be sent in a header, or None if it can. The text does not contain the key."""
     for place, character in enumerate(api_key or "", start=1):
         if ord(character) not in PRINTABLE:
             return f"{API_KEY_VARIABLE} has {_named(character)} as character {place} of {len(api_key or '')}"
@@ -40,14 +43,14 @@ def find_key_mistake(api_key: str | None) -> str | None:
 
 
 def _named(character: str) -> str:
-    """Return a name that is safe to print."""
+    """Return a name for the character that is safe to print."""
     if ord(character) > LAST_ASCII:
         return "a character that is not ASCII"
     return NAMES.get(character, "a control character")
 
 
 def cure_of(api_key: str | None) -> str:
-    """Return how to fix an unusable key."""
+    """Return how to fix a key that cannot be used."""
     if find_key_mistake((api_key or "").strip(string.whitespace)) is None:
         # `echo` keeps a carriage return, and zsh keeps spaces.
         bare = f"""$(printf %s "${API_KEY_VARIABLE}" | tr -d '[:space:]')"""
@@ -56,5 +59,5 @@ def cure_of(api_key: str | None) -> str:
 
 
 def base_url_from_environment() -> str:
-    """Return the server of TINKER_BASE_URL, or the default of a local server."""
+    """Return the address in TINKER_BASE_URL, or the default address of a local server."""
     return os.environ.get(BASE_URL_VARIABLE) or LOCAL_SERVER

@@ -1,4 +1,4 @@
-"""`tinsmith doctor`: checks of what an SDK program needs to reach a server, with a fix for each failure."""
+"""`tinsmith doctor`: checks of what an SDK program needs to reach a server. Each failure has a remedy."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from tinsmith.credentials import (
 )
 
 OLDEST_SDK = (0, 38)
-"""The oldest supported version. Older SDKs send requests that the server does not read."""
+"""The oldest version of the SDK that is supported. Older versions send requests that the server cannot read."""
 
 KEY_PREFIXES = ("tml-", "eyJ")
-"""Key prefixes that the SDK accepts. It refuses other keys before it sends a request."""
+"""The prefixes of keys that the SDK accepts. It refuses other keys before it sends any request."""
 
 MAKE_A_KEY = (
     "make one where the server runs, with `tinsmith keys create NAME --data DIR`; DIR is the server's data directory, "
@@ -51,7 +51,7 @@ MAKE_A_KEY = (
 DATA_VARIABLE = "TINSMITH_DATA"
 STORE_FILE = "tinsmith.db"
 OFFER_A_MODEL = "apply a TrainingSession, or give the chart an entry of `models`"
-"""The fix for a server without a model. Outside Kubernetes a server does not start without one."""
+"""The remedy for a server without a model. Outside Kubernetes a server does not start without one."""
 
 RETRY_SECONDS = 0.2
 
@@ -64,7 +64,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """A line of the report. A failed check has a cure: what to type or change."""
+    """A line of the report. A failed check has a remedy: what to type or change."""
 
     check: str
     status: Status
@@ -74,7 +74,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class ClientEnvironment:
-    """The settings that a program would use.
+    """The settings that a program would use in this environment.
 
     `environment_url` is TINKER_BASE_URL if it is set. Otherwise `base_url` is the default address of a server.
     """
@@ -85,9 +85,9 @@ class ClientEnvironment:
 
 
 def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
-    """Yield the result of every check, in the order in which a program needs them.
+    """Yield the result of each check, in the order in which a program needs them.
 
-    Retries a server that does not answer, or that loads its models, for `wait_seconds`.
+    For `wait_seconds`, retry if a server does not answer or is loading its models.
     """
     yield _check_address(environment)
     yield _check_sdk()
@@ -150,7 +150,7 @@ def _wait_for_server(api: Api, deadline: float) -> CheckResult:
 
 
 def _as_hint(server: CheckResult, api: Api) -> CheckResult:
-    """Return a skipped check for the default address without a server, which is not a failure."""
+    """Return a skipped check if no server answers at the default address, because this is not a failure."""
     if server.status is Status.OK:
         return server
     return CheckResult(
@@ -180,13 +180,13 @@ def _check_server(api: Api) -> CheckResult:
 
 
 def _cure_for_a_key(base_url: str) -> str:
-    """Return how to make a key. Include the data directory if it is known and the server is on this machine."""
+    """Return how to make a key. Include the data directory, if it is known and the server runs on this machine."""
     data = data_directory_here() if is_here(base_url) else None
     return MAKE_A_KEY if data is None else f"make one with `tinsmith keys create NAME --data {shlex.quote(str(data))}`"
 
 
 def data_directory_here() -> Path | None:
-    """Return the directory of TINSMITH_DATA, or the only one in this folder that has a server's store."""
+    """Return the directory in TINSMITH_DATA, or the only directory in this folder with a server's store."""
     if named := os.environ.get(DATA_VARIABLE):
         return Path(named)
     found = list(Path().glob(f"*/{STORE_FILE}"))
@@ -240,9 +240,9 @@ def _check_tokenizer(model_name: str) -> CheckResult:
 
 
 def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
-    """Wait for models that no worker has loaded, and list those that remain.
+    """Wait for models that no worker has loaded yet, and list the models that are still not loaded.
 
-    This is not a failure, because requests wait until a model is loaded.
+    They are not failures, because requests wait until a model is loaded.
     """
     try:
         while (loading := api.loading_models()) and time.monotonic() < deadline:
@@ -256,7 +256,7 @@ def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
 def _list_waiting(api: Api) -> Iterator[CheckResult]:
     """List the models that wait for a worker. They are not failures.
 
-    The reason of each says whether the user must do something.
+    The reason of each model says whether the user must do something.
     """
     try:
         waiting = api.waiting_models()
@@ -282,9 +282,9 @@ def doctor(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Check address, SDK, server, key and tokenizers, show how to fix failures, and list waiting models.
+    """Check the address, SDK, server, key and tokenizers; show remedies, and list waiting models.
 
-    Exits with status 1 when a check fails.
+    Exits with status 1 if a check fails.
     """
     environment = ClientEnvironment(
         base_url=base_url or base_url_from_environment(),
@@ -297,7 +297,7 @@ def doctor(
 
 
 def _print_lines(results: Iterable[CheckResult]) -> bool:
-    """Print each result as soon as it is found, because an unreachable server takes time."""
+    """Print each result as soon as it is known, because checks take time if the server cannot be reached."""
     console = make_console()
     healthy = True
     for result in results:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TINKER = "tinker://"
 FROM_FILES = "tinsmith.exports_from_files"
-"""The group of the entry point that reads a checkpoint's files. The trainer provides it."""
+"""The group of the entry point that reads the files of a checkpoint. The trainer provides it."""
 
 
 class Layout(StrEnum):
@@ -40,8 +40,8 @@ def export(
 ) -> None:
     """Export a saved checkpoint as a PEFT adapter or as a merged Hugging Face model.
 
-    A tinker:// path is fetched from its server over HTTP. The files of a checkpoint (the directory with manifest.json,
-    or its URL, such as s3://…) are read in place.
+    A tinker:// path is downloaded from its server over HTTP. The files of a checkpoint (the directory with
+    manifest.json, or its URL, such as s3://…) are read where they are.
     """
     if checkpoint.startswith(TINKER):
         _from_server(checkpoint, to, layout, base_model, base_url)

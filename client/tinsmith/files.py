@@ -1,4 +1,4 @@
-"""Files that commands and the library write and read."""
+"""Files that the commands and the library read and write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import typer
 
 
 def make_output_folder(folder: Path, option: str) -> None:
-    """Create the folder if it does not exist. Raise typer.BadParameter for the option if it is not writable."""
+    """Create the folder if it does not exist.
+
+    Raise typer.BadParameter for the option if the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -23,7 +26,7 @@ def make_output_folder(folder: Path, option: str) -> None:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Replace the file's content in one step. Raises OSError, and then leaves no other file."""
+    """Replace the content of the file in one step. If this raises OSError, it leaves no other file."""
     written = file.with_name(f".{file.name}.new")
     try:
         written.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -34,21 +37,21 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 class NoJson(ValueError):
-    """An error for a line that is not a usable JSON value. `str(error)` says why."""
+    """An error for a line that contains no usable JSON value. `str(error)` says why."""
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the non-empty lines with their numbers. Raises OSError and UnicodeDecodeError.
 
-    Only line feeds end a line, as in editors and in `wc`. `str.splitlines` also splits at U+2028, U+0085 and others,
-    which JSON allows inside strings. A byte order mark at the start is skipped.
+    Only line feeds end a line, as in an editor or in `wc`. `str.splitlines` would also split at U+2028, U+0085 and
+    other characters that JSON allows in strings. A byte order mark at the start is skipped.
     """
     text = file.read_bytes().decode("utf-8-sig")
     return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
 def parse_line(line: str) -> Any:
-    """Return the line's JSON value. Raises NoJson, also for strings that cannot be encoded as UTF-8."""
+    """Return the JSON value in the line. Raises NoJson. It is also raised for strings that UTF-8 cannot encode."""
     try:
         value = json.loads(line)
         json.dumps(value, ensure_ascii=False).encode()
@@ -63,5 +66,5 @@ def parse_line(line: str) -> Any:
 
 
 def without_empty(record: dict[str, Any], *kept: str) -> dict[str, Any]:
-    """Return the record without empty values, such as the `"tools": []` that exporters write in every record."""
+    """Return the record without empty values. For example, exporters write `"tools": []` in every record."""
     return {name: value for name, value in record.items() if name in kept or value not in (None, [], {}, "")}

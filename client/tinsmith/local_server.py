@@ -1,4 +1,4 @@
-"""A local `tinsmith serve` process: start it, wait for it, and stop it."""
+"""A local process of `tinsmith serve`: its start, the wait until it answers, and its stop."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ LOG_LINES_SHOWN = 5
 
 
 class ServerFailed(Exception):
-    """An error for a server that does not start or stop cleanly. `str(error)` ends with the end of its log."""
+    """An error for a server that does not start, or does not stop cleanly.
+
+    `str(error)` ends with the end of its log.
+    """
 
 
 def free_port(preferred: int) -> int:
-    """Return the preferred port, or another free one if it is in use."""
+    """Return the preferred port. If it is in use, return another free port."""
     try:
         return _bind(preferred)
     except OSError:
@@ -30,7 +33,7 @@ def free_port(preferred: int) -> int:
 
 
 def tinsmith_command() -> list[str]:
-    """Return the command of this installation, whatever is on the PATH."""
+    """Return the command that runs this installation, whatever is on the PATH."""
     return [sys.executable, "-m", "tinsmith"]
 
 
@@ -38,9 +41,11 @@ def tinsmith_command() -> list[str]:
 def running_server(
     arguments: Sequence[str], api_key: str, directory: Path, *, start_seconds: float = START_SECONDS
 ) -> Iterator[str]:
-    """Start a server, yield its URL once it answers, and stop it at the end. Its log is `directory/server.log`.
+    """Start a server, yield its URL when it answers, and stop it at the end of the context.
 
-    Raises ServerFailed if it does not start, or ends with a status other than 0.
+    Its log is `directory/server.log`.
+
+    Raises ServerFailed if it does not start, or if it ends with a status other than 0.
     """
     log = directory / "server.log"
     command = [*tinsmith_command(), "serve", "--port=0", *arguments]
@@ -74,7 +79,10 @@ def _start(command: Sequence[str], api_key: str, stderr: IO[str]) -> subprocess.
 
 
 def _wait_for_url(process: subprocess.Popen[str], log: Path, start_seconds: float) -> str:
-    """Return the line that the server prints on standard output. A server that does not print it in time is killed."""
+    """Return the URL, which the server prints on standard output.
+
+    If a server does not print it in time, it is killed.
+    """
     assert process.stdout is not None
     deadline = threading.Timer(start_seconds, process.kill)
     deadline.start()

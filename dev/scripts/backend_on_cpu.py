@@ -1,4 +1,4 @@
-"""Runs the tests of a GPU backend from its own sources on this machine's CPU, for `nemo_rl_on_cpu` and `miles_on_cpu`.
+"""The tests of a GPU backend, run from the backend's own sources on the CPU of this machine.
 
 The sources are checkouts at the commits in trainer_image/versions.toml, because package indexes do not have them.
 package_environment.py installs the packages that the sources import.
@@ -25,7 +25,7 @@ SHARED_SHIMS = ROOT / "tests" / "support" / "on_cpu"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A backend's repository: its dotted section in versions.toml, and the folder from which Python imports it."""
+    """The repository of a backend: its dotted section in versions.toml, and the folder from which Python imports it."""
 
     section: str
     variable: str
@@ -40,7 +40,8 @@ class Source:
 class Backend:
     """A backend.
 
-    `shims`: the folder whose sitecustomize adapts the sources to a CPU. `marker`: of the tests in `tests`.
+    `shims`: the folder whose sitecustomize makes the sources run on a CPU. `marker`: the marker of those tests in
+    `tests`.
     """
 
     title: str
@@ -52,7 +53,10 @@ class Backend:
 
 
 class SourceMissing(Exception):
-    """A missing or wrong source. The message says what is missing, and what is needed."""
+    """An error for a source that is missing or has another commit.
+
+    The message says what is missing, and what is needed.
+    """
 
 
 def pinned(source: Source) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def pinned(source: Source) -> dict[str, Any]:
 
 
 def check_source(source: Source, path: str, pin: Mapping[str, str]) -> Path:
-    """Return the checkout, whose commit must be `wanted`. Raises SourceMissing."""
+    """Return the checkout. Its commit must be the one in `pin`. Raises SourceMissing."""
     clone = f"git clone {pin['repository']} && git checkout {pin['commit']}"
     if not path:
         raise SourceMissing(f"{source.variable} is not given: the path of a checkout made by `{clone}`.")
@@ -80,7 +84,10 @@ def check_source(source: Source, path: str, pin: Mapping[str, str]) -> Path:
 
 
 def environment_of_tests(backend: Backend, checkouts: Sequence[Path]) -> dict[str, str]:
-    """Return the environment with the shims first, because Python imports only the first sitecustomize."""
+    """Return the environment for the tests.
+
+    The shims are first, because Python imports only the first sitecustomize.
+    """
     imports = [backend.shims, SHARED_SHIMS, *checkouts, ROOT / "trainer_image", ROOT / "rpc"]
     return {
         **os.environ,
@@ -95,7 +102,10 @@ def environment_of_tests(backend: Backend, checkouts: Sequence[Path]) -> dict[st
 
 
 def run_tests(backend: Backend, arguments: Sequence[str]) -> int:
-    """Run pytest with the arguments that do not name a source. Return its exit status, or 2 if a source is missing."""
+    """Run pytest with those arguments that do not name a source.
+
+    Return its exit status, or 2 if a source is missing.
+    """
     parser = argparse.ArgumentParser(description=f"Runs the tests of {backend.title} itself on this machine's CPU.")
     for source in backend.sources:
         parser.add_argument(source.flag, dest=source.variable, default="", help=f"a checkout of {source.section}")

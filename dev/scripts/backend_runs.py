@@ -1,4 +1,7 @@
-"""The CPU runs of a backend, with their difference from the PEFT engine. Each run writes docs/*-runs.toml."""
+"""The runs of a backend on a CPU, with the backend's difference from the PEFT engine.
+
+Each run writes docs/*-runs.toml.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Run = dict[str, str]
 class BackendRuns:
     """The runs of one backend in `file`, for the table in `page`.
 
-    `name`: the key of the backend's commit in the file.
+    `name`: the key in the file for the backend's commit.
     """
 
     name: str
@@ -29,7 +32,7 @@ class BackendRuns:
     target: str
 
     def runs(self) -> list[Run]:
-        """Return the recorded runs. Raises ValueError for an entry that lacks its subject, place or time."""
+        """Return the recorded runs. Raises ValueError for an entry without its subject, place or time."""
         found: list[dict[str, Any]] = self._read()["run"]
         for entry in found:
             if set(entry) != set(KEYS):
@@ -45,7 +48,7 @@ class BackendRuns:
             yield run["what"], run["deviation"], run["commit"], run["date"]
 
     def note(self, run: Run, pin: str) -> None:
-        """Record this run in place of the test's last run. Delete runs of another commit of the backend."""
+        """Record this run in place of the last run of the test. Delete runs of another commit of the backend."""
         before = self.runs() if self.file.exists() and self.pin() == pin else []
         self._write([*(other for other in before if other["test"] != run["test"]), run], pin)
 

@@ -1,4 +1,4 @@
-"""Writes the chart's derived files: values.yaml and values.schema.json from values.schema.yaml, and a copy of the CRDs.
+"""The derived files of the chart: values.yaml and values.schema.json from values.schema.yaml, and a copy of the CRDs.
 
 `reference.py` calls this module, and writes the table of values into docs/reference/chart.md.
 """
@@ -35,7 +35,7 @@ Schema = dict[str, Any]
 
 
 class Value(NamedTuple):
-    """One value of the chart, with its dotted path. NONE as its default means that the value has no default."""
+    """One value of the chart, with its dotted path. NONE means that the value has no default."""
 
     path: str
     default: Any
@@ -46,7 +46,7 @@ NONE = object()
 
 
 def refresh(*, check: bool) -> list[str]:
-    """Return the files that differ from their sources. Without `check`, write them."""
+    """Return the files that differ from their sources. Without `check`, write these files."""
     stale = [path for path, content in generated_files().items() if not path.exists() or path.read_text() != content]
     if not check:
         for path in stale:
@@ -67,21 +67,21 @@ def generated_files() -> dict[Path, str]:
 
 
 def chart_schema() -> Schema:
-    """Return the chart's schema: every object is closed, and sessions of the catalogue have the CRD's spec."""
+    """Return the schema of the chart. Every object is closed, and sessions in the catalogue have the CRD's spec."""
     schema = yaml.safe_load(SOURCE.read_text())
     schema["properties"]["models"]["items"]["properties"]["spec"].update(session_spec())
     return required(closed(schema), yaml.safe_load(values_file()))
 
 
 def session_spec() -> Schema:
-    """Return the CRD's schema of `spec` as JSON Schema, without CEL rules. The API server applies those."""
+    """Return the CRD's schema of `spec` as JSON Schema, without CEL rules. The API server checks the CEL rules."""
     crd = yaml.safe_load(SESSION_CRD.read_text())
     spec: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     return plain(spec)
 
 
 def plain(schema: Schema) -> Schema:
-    """Return the schema without Kubernetes' extensions and without defaults, which the API server sets."""
+    """Return the schema without Kubernetes' extensions, and without the defaults that the API server sets."""
     kept = {
         key: value for key, value in schema.items() if not key.startswith("x-") and key not in ("default", "format")
     }
@@ -92,7 +92,7 @@ def plain(schema: Schema) -> Schema:
 
 
 def closed(schema: Schema) -> Schema:
-    """Return the schema in which objects with named properties allow no other properties."""
+    """Return the schema. Objects with named properties allow no other properties in it."""
     schema = _descend(schema, closed)
     if "properties" in schema and "additionalProperties" not in schema:
         schema["additionalProperties"] = False
@@ -100,7 +100,7 @@ def closed(schema: Schema) -> Schema:
 
 
 def required(schema: Schema, defaults: Any) -> Schema:
-    """Require each value that has a default. Only `null` removes such a value, and templates rely on it."""
+    """Require each value that has a default. Templates rely on these values, and only `null` removes one of them."""
     if not defaults or "properties" not in schema:
         return schema
     properties = {name: required(each, defaults.get(name)) for name, each in schema["properties"].items()}
@@ -170,7 +170,8 @@ Row = tuple[str, str, str]
 def values_rows(sections: Collection[str]) -> list[Row]:
     """Return the Markdown rows with value, default and meaning for the values of these sections.
 
-    Exclude the server's settings, which docs/reference/settings.md lists, and the values of `shared_rows`.
+    The server's settings are left out, because docs/reference/settings.md lists them, and so are the values of
+    `shared_rows`.
     """
     shared = {value.path for pair in _shared_values() for value in pair}
     return [
@@ -181,7 +182,7 @@ def values_rows(sections: Collection[str]) -> list[Row]:
 
 
 def shared_rows() -> list[Row]:
-    """Return the rows of values that the operator and the API server share, with the same default and meaning."""
+    """Return the rows of values that the operator and the API server share: default and meaning are the same."""
     return [
         (f"`*{operator.path.removeprefix('operator')}`", _shown(operator.default), operator.description)
         for operator, _ in _shared_values()
@@ -199,7 +200,7 @@ def _shared_values() -> list[tuple[Value, Value]]:
 
 
 def other_sections() -> set[str]:
-    """Return all sections except the operator's and the API server's, which have their own tables."""
+    """Return all sections except those of the operator and of the API server, which have their own tables."""
     return {_section_of(value) for value in values()} - {"operator", "apiServer"}
 
 
@@ -232,7 +233,7 @@ def _values_of_items(schema: Schema, root: Schema, path: str) -> Iterator[Value]
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """Return the schema with its reference resolved. The schema's own keywords take precedence."""
+    """Return the schema with its reference resolved. Keywords in the schema itself take precedence."""
     if "$ref" not in schema:
         return schema
     target = root["definitions"][schema["$ref"].removeprefix("#/definitions/")]

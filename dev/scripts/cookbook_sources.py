@@ -1,4 +1,4 @@
-"""Downloads tinker-cookbook's own tests once, because its wheel omits them. `make recipes` runs some of them.
+"""The download of tinker-cookbook's own tests. Its wheel omits them. `make recipes` runs some of them.
 
 The tests are in the source distribution of the version in dev/requirements/dev.txt. The download is checked against the
 digest there.
@@ -23,12 +23,12 @@ EXTRACTED = ("tests", "pyproject.toml")
 
 
 def sources_directory(lock: Path = LOCK) -> Path:
-    """Return the folder of these sources, even if it does not exist yet."""
+    """Return the folder of these sources. It may not exist yet."""
     return directory_for(f"{PACKAGE}-sources", lock, locked_version(lock.read_text()))
 
 
 def locked_version(lock: str) -> str:
-    """Return the package's lines in a lock file: its version and its digests."""
+    """Return the lines of the package in a lock file: its version and its digests."""
     found = re.search(rf"(?ms)^{PACKAGE}==.*?(?=^[a-z0-9]|\Z)", lock)
     assert found, f"the lock has no {PACKAGE}"
     return "".join(f"{line}\n" for line in found[0].splitlines() if not line.lstrip().startswith("#"))
@@ -45,7 +45,10 @@ def fetch(directory: Path) -> None:
 
 
 def download_command(uv: str, requirement: Path, into: str) -> list[str]:
-    """Return a pip command, because uv cannot download a source distribution without installing it."""
+    """Return a pip command.
+
+    It is not a uv command, because uv cannot download a source distribution without installing it.
+    """
     pip = [uv, "run", "--quiet", "--no-project", "--with", "pip", "--python", sys.executable, "python", "-m", "pip"]
     options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes", "--dest", into]
     return [*pip, "download", *options, "-r", str(requirement)]

@@ -1,8 +1,10 @@
-"""`make demo-cluster`: a new cluster that trains. It prints the commands of docs/how-to/kubernetes.md and runs them.
+"""`make demo-cluster`: a new cluster on which a model is trained.
 
-The cluster is a test cluster called `demo`. It keeps running afterwards, and a second run uses it again. If KUBECONFIG
-and TINSMITH_TEST_CONTEXT name a cluster of the user, the demo uses that one. `make demo-kind` uses a cluster that kind
-makes.
+It prints the commands of docs/how-to/kubernetes.md and runs them.
+
+The cluster is a test cluster called `demo`. It continues to run afterwards, and a second run uses it again. If
+KUBECONFIG and TINSMITH_TEST_CONTEXT name a cluster of the user, the demo uses this cluster. `make demo-kind` uses a
+cluster that kind makes.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_cluster() -> Cluster:
-    """Return the given cluster, or else create one. Raises ClusterError."""
+    """Return the cluster that the user named. If there is none, create a cluster. Raises ClusterError."""
     cluster = configured_cluster()
     if cluster is None:
         return recorded(bring_up(NAME, "node"))
@@ -96,7 +98,7 @@ def find_cluster() -> Cluster:
 
 
 def with_own_kubeconfig(cluster: Cluster) -> Cluster:
-    """Return the cluster with a copy of its kubeconfig, because the demo sets a namespace in it."""
+    """Return the cluster with a copy of its kubeconfig. The demo sets a namespace in the copy."""
     file = ROOT / OUT / "kubeconfig"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
@@ -105,11 +107,11 @@ def with_own_kubeconfig(cluster: Cluster) -> Cluster:
 
 
 class CommandFailed(Exception):
-    """A command or a quiet query failed, and its error has been printed."""
+    """An error for a command or a quiet query that failed. Its error has been printed."""
 
 
 class Shell:
-    """Runs commands against the cluster and prints each command as a user would type it."""
+    """A shell that runs commands against the cluster, and prints each command as a user would type it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -118,7 +120,7 @@ class Shell:
         self._environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
 
     def run(self, *command: str) -> None:
-        """Run a command, and show its output. Raises CommandFailed."""
+        """Run a command and show its output. Raises CommandFailed."""
         console.print(f"$ {shlex.join(command)}", style="bold")
         self._run(command, output=None)
 
@@ -128,7 +130,7 @@ class Shell:
 
     @contextmanager
     def running(self, *command: str) -> Iterator[None]:
-        """Run a command in the background of the block, and show only its errors."""
+        """Run a command in the background while the context is open. Show only its errors."""
         console.print(f"$ {shlex.join(command)} &", style="bold")
         words = [str(self.programs[command[0]]), *command[1:]]
         with subprocess.Popen(words, env=self._environment, stdout=subprocess.DEVNULL) as process:
@@ -166,9 +168,9 @@ def bring_images(cluster: Cluster, archives: Mapping[str, Path]) -> dict[str, Lo
 
 
 def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]) -> dict[str, Any]:
-    """Return chart values that name the exact images if their digests are known, so that an older release is upgraded.
+    """Return chart values with the digests of the images, if they are known. So an older release is upgraded.
 
-    Otherwise, another build replaces the pods of operator and API server. A session keeps its worker.
+    With another build, the pods of the operator and the API server are replaced. A session keeps its worker.
     """
     values: dict[str, Any] = {}
     for part, image in images.items():
@@ -185,7 +187,7 @@ def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]
 
 
 def written(name: str, content: str) -> str:
-    """Write a file of the demo, and return its path as the printed commands name it."""
+    """Write a file of the demo. Return its path in the form that the printed commands use."""
     (ROOT / OUT).mkdir(parents=True, exist_ok=True)
     (ROOT / OUT / name).write_text(content)
     return str(OUT / name)
@@ -204,7 +206,10 @@ def install(shell: Shell, images: Mapping[str, Any]) -> None:
 
 
 def tiny_model(trainer: str) -> str:
-    """Return the manifest to apply. If the cluster uses another registry, the image has that registry's name."""
+    """Return the manifest of the session with the tiny model.
+
+    If the cluster uses another registry, the name of the image has this registry.
+    """
     file = "examples/tiny-model.yaml"
     content = (ROOT / file).read_text()
     if f"image: {trainer}\n" in content:
@@ -222,7 +227,7 @@ def serve_tiny_model(shell: Shell, trainer: LoadedImage) -> None:
 
 @contextmanager
 def way_in(shell: Shell) -> Iterator[str]:
-    """Yield the server's address: the ingress's address, or a forwarded port if no ingress is known."""
+    """Yield the address of the server: the address of the ingress, or a forwarded port if there is no known ingress."""
     if shell.cluster.ingress_address:
         yield shell.cluster.ingress_url
         return
@@ -232,7 +237,7 @@ def way_in(shell: Shell) -> Iterator[str]:
 
 
 def train(shell: Shell, base_url: str) -> None:
-    """Run `examples/first_steps.py` in the folder with the model's tokenizer. Raises CommandFailed."""
+    """Run `examples/first_steps.py` in the folder that contains the model's tokenizer. Raises CommandFailed."""
     out = ROOT / OUT
     fetch_model(shell, out)
     wait_until_answering(base_url)
@@ -250,7 +255,7 @@ def train(shell: Shell, base_url: str) -> None:
 
 
 def fetch_model(shell: Shell, out: Path) -> None:
-    """Download the tokenizer into the program's folder, into a directory with the model's name.
+    """Download the tokenizer into the folder of the program, to a directory with the name of the model.
 
     The SDK reads it there.
     """
@@ -268,7 +273,7 @@ def api_key(shell: Shell) -> str:
 
 
 def wait_until_answering(base_url: str) -> None:
-    """Wait until the server answers. An ingress controller and kubectl's port forwarding need a moment.
+    """Wait until the server answers. An ingress controller, and the port forwarding of kubectl, need a moment to start.
 
     Raises ClusterError if the server does not answer.
     """

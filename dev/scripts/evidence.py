@@ -1,7 +1,7 @@
-"""Run the tests that show that Tinsmith works with other projects, and record their results.
+"""Run the tests with other projects, and record their results.
 
 Evidence.py [NAME...]  Without names it runs all of them: `make evidence`. `make docs` generates reference/evidence.md
-from the record. The program exits with 1 if a test fails. It records failures as well.
+from the record. The program exits with 1 if a test fails. Failures are recorded, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAILED, NOTHING_RUN = 1, 2
 
 
 def run(subject: Subject) -> tuple[list[Result], int, float]:
-    """Return the results of the subject's tests, the exit status and the seconds. The output is printed."""
+    """Run the tests of the subject. Return their results, the exit status and the seconds. The output is printed."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "outcomes"
         path = os.pathsep.join(str(ROOT / folder) for folder in ("dev/scripts", "dev/testcluster"))
@@ -41,7 +41,7 @@ def run(subject: Subject) -> tuple[list[Result], int, float]:
 
 
 def entry_of(subject: Subject, results: Sequence[Result], status: int, seconds: float, commit: str) -> dict[str, str]:
-    """Return the entry of docs/evidence.toml."""
+    """Return the entry for docs/evidence.toml."""
     counts = Counter(result.outcome for result in results)
     told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped") if counts[outcome])
     verdict = told or ("passed" if status == 0 else "failed")
@@ -57,7 +57,10 @@ def entry_of(subject: Subject, results: Sequence[Result], status: int, seconds: 
 
 
 def versions_of(subject: Subject, results: Sequence[Result]) -> str:
-    """Return the versions of the packages. For tests of several versions, return the versions that passed."""
+    """Return the versions of the subject's packages.
+
+    If the tests run with several versions, return the versions with which they passed.
+    """
     if subject.version_of:
         tested = [version_in(result.test) for result in results if result.outcome == "passed"]
         return f"{subject.version_of} {', '.join(tested)}"
@@ -65,7 +68,7 @@ def versions_of(subject: Subject, results: Sequence[Result]) -> str:
 
 
 def version_in(test: str) -> str:
-    """Return the version in the parameter of a test."""
+    """Return the version that is the parameter of a test."""
     found = re.search(r"\[(.+)\]", test)
     return found.group(1) if found else test
 

@@ -1,4 +1,4 @@
-"""The recorded runs with programs and packages of other projects: docs/evidence.toml, and its rows of a table."""
+"""The recorded runs with programs and packages of other projects, in docs/evidence.toml, and their rows in a table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`command` runs in the project's folder. `packages` are the packages in the lock whose versions matter.
+    """A subject of recorded runs. `command` runs in the folder of the project.
 
-    `version_of` names a package. Each test has one version of that package as its parameter.
+    `packages` are the packages whose versions are recorded.
+
+    `version_of` is the name of a package. Each test then has one version of this package as its parameter.
     """
 
     name: str
@@ -63,7 +65,7 @@ SUBJECTS = (
 
 
 def locked(package: str) -> str:
-    """Return the package's name and version. Raises LookupError if no lock names the package."""
+    """Return the name and the version of the package. Raises LookupError if no lock names the package."""
     for lock in LOCKS:
         if found := re.search(rf"^{re.escape(package)}==(\S+)", lock.read_text(), re.MULTILINE):
             return f"{package} {found.group(1)}"
@@ -71,7 +73,7 @@ def locked(package: str) -> str:
 
 
 def runs() -> dict[str, dict[str, str]]:
-    """Return the runs by subject. Raises ValueError for an incomplete entry or an unknown subject."""
+    """Return the runs by subject. Raises ValueError for an entry that is incomplete or has an unknown subject."""
     found: list[dict[str, str]] = tomllib.loads(RUNS.read_text()).get("run", []) if RUNS.exists() else []
     known = {subject.name for subject in SUBJECTS}
     for entry in found:
@@ -89,7 +91,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def note(run: Mapping[str, str]) -> None:
-    """Record this run in place of the subject's last run."""
+    """Record this run in place of the last run of the subject."""
     found = {**runs(), run["name"]: run}
     order = [subject.name for subject in SUBJECTS]
     tables = [

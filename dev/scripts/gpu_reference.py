@@ -1,4 +1,4 @@
-"""The recorded runs of tests and benchmarks on GPUs: docs/gpu-runs.toml, and its rows of tables."""
+"""The recorded runs of tests and benchmarks on GPUs, in docs/gpu-runs.toml, and their rows in tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = """\
 def entries(table: str = "test") -> list[dict[str, Any]]:
     """Return the entries of tests or of benchmarks.
 
-    Raises ValueError for an unknown key, or for a run that lacks its subject, place or time.
+    Raises ValueError for an unknown key, and for a run without its subject, place or time.
     """
     found: list[dict[str, Any]] = tomllib.loads(RUNS.read_text()).get(table, [])
     for entry in found:
@@ -51,7 +51,10 @@ def _block(table: str, entry: Mapping[str, Any]) -> str:
 
 
 def _value(value: object) -> str:
-    """Return the TOML form of a string, a number or a table of these. JSON strings are valid in TOML."""
+    """Return the TOML form of a string, of a number, or of a table of strings and numbers.
+
+    JSON strings are valid in TOML.
+    """
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

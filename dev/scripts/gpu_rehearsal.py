@@ -1,8 +1,8 @@
 """Rehearse `make gpu-run` on this machine's CPU, with the packages of a PyTorch image for GPUs: `make gpu-rehearsal`.
 
-A borrowed machine is available only for minutes, so its packages are tried here first. The environment has the packages
-of such an image, preceded by the wheels of `make gpu-wheels`. Both are in the project's cache. gpu_rehearsal_steps.py
-runs in this environment.
+A borrowed machine is available only for minutes, so its packages are first tried on this machine. The environment has
+the packages of such an image. The wheels of `make gpu-wheels` precede them. Both are in the project's cache.
+gpu_rehearsal_steps.py runs in this environment.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ WHEELS = "gpu-wheels"
 def environment(inherited: Mapping[str, str], libraries: str) -> dict[str, str]:
     """Return the environment variables of the rehearsal.
 
-    The variables hide the caller's packages and any GPU. `libraries` are the GPU libraries of another PyTorch, which a
-    CPU never calls. On two busy cores, the benchmark in float32 took 120 s with two threads, and 25 s with one.
+    The variables hide the caller's packages and any GPU. `libraries` are the GPU libraries that belong to another
+    PyTorch. A CPU never calls them. On two busy cores, the benchmark in float32 took 120 s with two threads, and 25 s
+    with one.
     """
     return {
         **inherited,
@@ -44,7 +45,7 @@ def environment(inherited: Mapping[str, str], libraries: str) -> dict[str, str]:
 def image_python() -> Path:
     """Return the interpreter of the environment.
 
-    Make the environment if the cache does not have it. Raises CannotRun.
+    If the cache does not have the environment, make it. Raises CannotRun.
     """
     packages = package_environment.GPU_LOOKALIKE
     if package_environment.main([packages.name]):
@@ -53,7 +54,10 @@ def image_python() -> Path:
 
 
 def cached_wheels() -> Path:
-    """Return the folder of the lock's wheels. Download them if the cache does not have them. Raises CannotRun."""
+    """Return the folder with the wheels of the lock. If the cache does not have them, download them.
+
+    Raises CannotRun.
+    """
     folder = package_environment.directory_for(WHEELS, gpu_wheels.LOCK, gpu_wheels.PYTHON_VERSION)
     package_environment.make_environment(folder, gpu_wheels.download)
     package_environment.remove_unused(folder.parent, time.time())
@@ -61,7 +65,10 @@ def cached_wheels() -> Path:
 
 
 def rehearse() -> int:
-    """Return the exit status. Raises CannotRun if the environment or the wheels are not available."""
+    """Run the rehearsal, and return its exit status.
+
+    Raises CannotRun if the environment or the wheels cannot be made.
+    """
     started = time.monotonic()
     python = image_python()
     count = len(list(python.parents[1].glob("lib/*/site-packages/*.dist-info")))

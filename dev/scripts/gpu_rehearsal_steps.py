@@ -1,7 +1,7 @@
-"""The steps of `make gpu-rehearsal`, run by the interpreter of the environment that imitates the image.
+"""The steps of `make gpu-rehearsal`. They run in the environment that has the packages of the image.
 
-The steps install wheels and look for packages in the same way as gpu_run.py on a machine with a GPU. This module
-imports only the standard library, because the rehearsal checks whether the other packages are available.
+The steps install wheels and look for packages in the way in which gpu_run.py does it on a machine with a GPU. This
+module imports only the standard library, because the rehearsal checks whether other packages are available.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import run_results
 from commits import CannotRun
 
 STEP_SECONDS = 600.0
-"""The time limit of a step. A borrowed machine also ends a command after ten minutes."""
+"""The time limit of a step. A borrowed machine ends a command after ten minutes, too."""
 PYTEST = ("-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q")
 CONTRACT = "tests/contract/engine"
 PARITY = ("-m", "tinsmith_trainer.parity.command", "--engine", "peft:device=cpu,dtype=float32", "--engine")
@@ -34,9 +34,10 @@ BENCHMARK = ("dev/benchmarks/gpu_step.py", "--model", "tiny", "--device", "cpu",
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step.
+    """A step of the rehearsal.
 
-    `arguments` follow the interpreter. `count` reads standard output; a result below `least` is a failure.
+    `arguments` are the arguments of the interpreter. `count` reads a number from standard output. If it is below
+    `least`, the step has failed.
     """
 
     title: str
@@ -57,12 +58,12 @@ def passed(output: str) -> int:
 
 
 def agreeing(output: str) -> int:
-    """Count the engines that agree with the first."""
+    """Count the engines that agree with the first engine."""
     return len(re.findall(r"^Within \S+ in every step", output, re.MULTILINE))
 
 
 def tokens_per_second(output: str) -> int:
-    """Return the engine's rate in the report of `make gpu-run`; 0 without a report that has figures."""
+    """Return the rate of the engine in the report of `make gpu-run`. If the report has no figures, return 0."""
     try:
         entries = gpu_run.benchmark_entries([], [json.loads(output)], {})
     except json.JSONDecodeError:
@@ -99,7 +100,7 @@ def line(title: str, seconds: float, result: str) -> str:
 
 
 def run_step(step: Step, packages: Sequence[str]) -> bool:
-    """Print the step's line. If the step fails, print its output. Return whether it passed."""
+    """Run a step and print its line. If the step fails, print its output. Return whether it passed."""
     started = time.monotonic()
     status, output, errors = _run(step, packages)
     counted = step.count(output) if status == 0 else 0
@@ -112,7 +113,10 @@ def run_step(step: Step, packages: Sequence[str]) -> bool:
 
 
 def failure(step: Step, status: int | None, counted: int) -> str:
-    """Return what is wrong with a step, by its exit status. None as a status means that its time ran out."""
+    """Return what is wrong with a step, judging by its exit status.
+
+    A status of None means that the step took too long.
+    """
     if status is None:
         return f"failed: no end within {STEP_SECONDS:g} s"
     if status != 0:

@@ -1,9 +1,9 @@
-"""Runs the tests and the benchmark that this machine's GPUs can run, and records the results: `make gpu-run`.
+"""Run the tests and the benchmark that the GPUs of this machine can run, and record the results: `make gpu-run`.
 
-The project itself need not be installed, only the packages that its worker imports. A machine without a network takes
-missing packages from a folder of wheels. Results are written while tests end, so a run that is killed keeps its results
-so far. The run has a time limit: tests that have not run by then keep the row of their last run. The program exits with
-1 if a test failed, and with 2 if it could not run or could not write its results.
+Only the packages that the worker imports must be installed, not the project itself. On a machine without a network,
+missing packages come from a folder of wheels. Results are written as tests end, so a run that is killed keeps the
+results up to then. The run has a time limit. A test that has not run by then keeps the row of its last run. The exit
+status is 1 if a test failed, and 2 if the program could not run or could not write its results.
 """
 
 from __future__ import annotations
@@ -46,32 +46,38 @@ TESTS = (
     *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares")),
     "tests/gpu",
 )
-"""The most informative tests first. Pytest keeps the order and runs a test once, however often it is named."""
+"""The tests. The most informative are first.
+
+Pytest keeps this order, and runs a test once even if it is named several times.
+"""
 NEEDED = (
     *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
     *("google.protobuf", "orjson", "pyrage", "apsw", "structlog", "typer", "rich", "zstandard", "prometheus_client"),
     *("typing_extensions", "fsspec", "aiohttp"),
     *("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
 )
-"""Modules that the tests and the benchmark import. `make gpu-wheels` brings those that an image of PyTorch lacks."""
+"""The modules that the tests and the benchmark import.
+
+`make gpu-wheels` downloads those that an image of PyTorch lacks.
+"""
 TOLD = ("torch", "transformers", "peft")
 """The packages whose versions a run prints."""
 RUN_SECONDS = 480.0
-"""The time limit of a run. Some machines end a command after ten minutes, and need one or two minutes to start it."""
+"""The time limit of a run. Some machines end a command after ten minutes, and take one or two minutes to start it."""
 BENCHMARK_SECONDS = {"tiny": 60, "0.6B": 100, "8B": 120}
-"""The part of the time that is reserved for the benchmark of each model."""
+"""The part of the time that is kept for the benchmark of each model."""
 END_SECONDS = 20
 NOTE_SECONDS = 5.0
-"""The time between two writes of the results so far."""
+"""The time between two writes of the results."""
 WRITTEN = ("docs/gpu-runs.toml", "docs/how-to/gpu.md")
 FAILED, NOTHING_RUN = 1, 2
 
 
 @contextmanager
 def packages_of(wheels: Path | None) -> Iterator[list[str]]:
-    """Install the folder's wheels during the block. They take precedence over the machine's own versions.
+    """Install the wheels in the folder while the context is open. They take precedence over the machine's own versions.
 
-    Yields the folders to put on the path of child processes. Raises CannotRun.
+    Yields the folders that must be on the path of child processes. Raises CannotRun.
     """
     inherited = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if wheels is None:
@@ -101,7 +107,7 @@ def _install(wheels: Path, site: str) -> None:
 
 
 def require_packages() -> None:
-    """Raise CannotRun, with a one-sentence message, if packages are missing."""
+    """Raise CannotRun if packages are missing. Its message is one sentence."""
     if missing := [name for name in NEEDED if not _is_there(name)]:
         raise CannotRun(
             f"{sys.executable} has no {', '.join(missing)}: install them there, bring them by --wheels, "
@@ -110,7 +116,7 @@ def require_packages() -> None:
 
 
 def device_name() -> str:
-    """Return the name of the GPUs. Raises CannotRun, with a one-sentence message, if packages or GPUs are missing."""
+    """Return the name of the GPUs. Raises CannotRun if packages or GPUs are missing. Its message is one sentence."""
     require_packages()
     import torch  # this import takes seconds, and torch may be missing
 
@@ -129,7 +135,7 @@ def _is_there(module: str) -> bool:
 
 @dataclass
 class Record:
-    """The results so far, in a file that is complete at any moment."""
+    """The results up to now. Their file is complete at any moment."""
 
     run: Mapping[str, str]
     file: Path
@@ -152,7 +158,7 @@ class Record:
 
 
 def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Sequence[str], record: Record) -> None:
-    """Run the tests in order until the time is over. The record has each result shortly after the test ends."""
+    """Run the tests in order until the time limit. The record contains each result shortly after its test ends."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "results"
 
@@ -172,9 +178,9 @@ def path_of_children(packages: Sequence[str]) -> dict[str, str]:
 def _run_for(
     seconds: float, program: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
 ) -> int:
-    """Run the program until it ends or until the time is over, and return its exit status.
+    """Run the program until it ends or its time limit is reached. Return its exit status.
 
-    When the time is over, the program first gets a Ctrl-C, so that the servers that it started also end.
+    At the time limit, the program first gets a Ctrl-C, so that the servers that it has started end, too.
     """
     # A shell starts background programs with SIGINT ignored, and a child inherits that.
     command = ["env", "--default-signal=INT", *program]
@@ -230,7 +236,7 @@ def test_entries(
 ) -> list[dict[str, Any]]:
     """Return the entries, updated with the tests that passed or failed in this run.
 
-    A skipped test keeps its last run.
+    If a test was skipped, its last run is kept.
     """
     counted = run_results.by_row([entry["name"] for entry in known], results)
     return [{**entry, **_run_of(counted.get(entry["name"]), run)} for entry in known]
@@ -245,7 +251,7 @@ def _run_of(result: Result | None, run: Mapping[str, str]) -> dict[str, Any]:
 def benchmark_entries(
     known: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, Any]], run: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the entries, updated with the models in the reports. A side without figures gets no entry."""
+    """Return the entries, updated with the models that have a report. A side that has no figures gets no entry."""
     measured = [benchmark_entry(report, run) for report in reports if not _error_of(report)]
     models = {entry["model"] for entry in measured}
     return sorted(
@@ -261,7 +267,7 @@ def _error_of(report: Mapping[str, Any]) -> str | None:
 def benchmark_entry(report: Mapping[str, Any], run: Mapping[str, str]) -> dict[str, Any]:
     """Return one entry.
 
-    `engine`, `samples`: tokens per second. `ratio`: the engine's rate divided by the bare loop's.
+    `engine`, `samples`: tokens per second. `ratio`: the rate of the engine divided by the rate of the bare loop.
     """
     engine, bare = report["engine"], report["bare"]
     return {
@@ -300,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, packages: Sequence[str], started: float) -> int:
-    """Run tests and benchmark within the time, and return the exit status. Raises CannotRun."""
+    """Run the tests and the benchmark within the time limit. Return the exit status. Raises CannotRun."""
     run = {
         "device": device_name(),
         "commit": options.commit or commit_of(ROOT, *WRITTEN),

@@ -1,8 +1,8 @@
-"""Downloads the packages that GPU tests import and that a PyTorch image lacks: `make gpu-wheels`.
+"""Download the packages that GPU tests import and that a PyTorch image lacks: `make gpu-wheels`.
 
-A machine that is lent for minutes often has no network, and limits the size of transferred files. This script fills a
-folder that git ignores, and checks that the folder and the tree together stay below the limit. Then it prints the
-command to run on the other machine.
+A machine that is borrowed for minutes often has no network, and limits the size of the files that are transferred. This
+script fills a folder that git ignores, and checks that the folder and the tree together stay below the limit. Then it
+prints the command to run on the other machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LOCK = ROOT / "dev" / "requirements" / "gpu-wheels.txt"
 FOLDER = ROOT / ".wheels"
 MIB = 2**20
 MOST_BYTES = 64 * MIB
-"""The size limit of the tree and the wheels together."""
+"""The limit on the size of the tree and the wheels together."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 PYTHON_VERSION = "3.12"
 
 
 def download(folder: Path, lock: Path = LOCK) -> list[Path]:
-    """Fill the folder with exactly the wheels of the lock. Raises CannotRun with the end of pip's output."""
+    """Put exactly the wheels of the lock into the folder. Raises CannotRun with the end of pip's output."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
@@ -50,7 +50,7 @@ def download(folder: Path, lock: Path = LOCK) -> list[Path]:
 
 
 def tree_bytes(tree: Path) -> int:
-    """Return the size of the files that git does not ignore. A copy of the working tree contains all of them."""
+    """Return the size of the files that git does not ignore. A copy of the work tree contains all these files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=tree,
@@ -65,7 +65,7 @@ def tree_bytes(tree: Path) -> int:
 def instructions(wheels: Sequence[Path], tree: int, commit: str) -> str:
     """Return the instructions to print.
 
-    Raises CannotRun if the tree and the wheels exceed the limit of the transfer.
+    Raises CannotRun if the tree and the wheels are larger than the transfer allows.
     """
     brought = sum(wheel.stat().st_size for wheel in wheels)
     if tree + brought > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Makes the image of kind's nodes on a machine that reaches no registry: `make kind-node-image`.
+"""The image of kind's nodes, made on a machine that reaches no registry: `make kind-node-image`.
 
 The image consists of files from kind's Go module, Debian's packages, and programs that are built locally. `make
 demo-kind` uses this image if it exists. Unlike kind's own image, it lacks kindnet, because no Go module contains it.
@@ -27,7 +27,7 @@ from testcluster.programs.builds import KIND, KIND_STORAGE, KUBERNETES, KUBERNET
 
 RECIPE = Path(kind.__file__).parent / "kind_node"
 PODS_TAG = "1"
-"""The tag that the manifests of the node image name."""
+"""The tag of the images in the manifests of the node image."""
 ON_THE_NODE = ("kubeadm", "kubectl", "kubelet")
 IN_PODS = {
     "coredns": "coredns",
@@ -39,7 +39,7 @@ IN_PODS = {
     "kube-scheduler": "kube-scheduler",
     "local-path-provisioner": "local-path-provisioner",
 }
-"""The image name of each program in pods, and the name of its build."""
+"""The name of the image of each program that runs in pods, and the name of its build."""
 LOAD_SECONDS = 600
 
 
@@ -57,7 +57,10 @@ def main() -> int:
 
 
 def make_archive() -> Path:
-    """Build the node image as a docker-archive, and reuse unchanged parts. Raises ClusterError and ImageError."""
+    """Build the node image as a docker-archive. Parts that are unchanged are used again.
+
+    Raises ClusterError and ImageError.
+    """
     programs = find_programs()
     with build_context(RECIPE / "pods.Dockerfile") as context:
         link(context / "pods", {name: programs[built_as] for name, built_as in IN_PODS.items()})
@@ -74,20 +77,26 @@ def make_archive() -> Path:
 
 
 def find_programs() -> Mapping[str, Path]:
-    """Return all programs that the image contains, by name. Build the missing ones."""
+    """Return all programs that the image contains, by name. Programs that are missing are built."""
     folders = [built(program) for program in (KUBERNETES, KIND, KIND_STORAGE, PAUSE)]
     return {file.name: file for folder in folders for file in folder.iterdir()}
 
 
 def kind_files() -> Path:
-    """Return the files that kind's base image adds to Debian, in the version of this kind, verified by its go.sum."""
+    """Return the files that kind's base image adds to Debian.
+
+    They are of this version of kind, and verified by its go.sum.
+    """
     download = run("env", f"--chdir={KIND.source}", "go", "mod", "download", "-json", "sigs.k8s.io/kind", seconds=300)
     return Path(json.loads(download)["Dir"]) / "images" / "base" / "files"
 
 
 @contextmanager
 def build_context(dockerfile: Path) -> Iterator[Path]:
-    """Yield a build context with this Dockerfile, on the cache's disk, so that large files can be hard links."""
+    """Yield a build context with this Dockerfile.
+
+    It is on the disk of the cache, so that large files can be hard links.
+    """
     with TemporaryDirectory(dir=cache_directory(), prefix="kind-node-") as directory:
         context = Path(directory)
         shutil.copyfile(dockerfile, context / "Dockerfile")
@@ -102,7 +111,7 @@ def link(folder: Path, files: Mapping[str, Path]) -> None:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy files without their modes, because Go's module cache is read-only."""
+    """Copy files without their modes, because the module cache of Go is read-only."""
     for file in source.rglob("*"):
         if file.is_file():
             copy = target / file.relative_to(source)

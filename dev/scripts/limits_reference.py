@@ -1,4 +1,4 @@
-"""The rows of docs/reference/limits.md: every limit of the API server, and what happens when it is reached."""
+"""The rows of docs/reference/limits.md. They list every limit of the API server, and what happens at the limit."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def fixed_rows() -> list[tuple[str, ...]]:
 
 
 def _whole(path: str) -> str:
-    """Return the path with the prefix that Tinker's own calls have."""
+    """Return the path with the prefix of Tinker's own calls."""
     return path if path.startswith(("/oai/", "/anthropic/")) else f"/api/v1{path}"
 
 
 def body_rows() -> list[tuple[str, ...]]:
-    """Return each limit of a request body with the calls that have this limit."""
+    """Return each limit on request bodies, with the calls that have this limit."""
     calls: dict[str, list[str]] = {}
     for path, limit in sorted(uploads.BODY_BYTES.items()):
         calls.setdefault(f"`{limit}`" if isinstance(limit, str) else _size(limit), []).append(f"`{_whole(path)}`")

@@ -27,7 +27,7 @@ def condition_rows() -> Iterator[tuple[str, ...]]:
 
 
 def reason_rows(progress: Progress) -> Iterator[tuple[str, ...]]:
-    """Return reason and meaning, and what to do if a person must act. Other advice is only in the messages."""
+    """Return the reason, its meaning, and what to do if a person must act. Other advice is only in messages."""
     for reason in Reason:
         if reason.progress is progress:
             cures = (TRIES_AGAIN.sub("", reason.cure),) if progress is Progress.STUCK else ()
@@ -48,7 +48,7 @@ def alert_rows() -> Iterator[tuple[str, ...]]:
 
 
 def event_rows() -> Iterator[tuple[str, ...]]:
-    """Return the Events that correspond to no condition, each with its type and its message."""
+    """Return the Events for which there is no condition, each with its type and its message."""
     for file in sorted(OPERATOR.rglob("*.py")):
         for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef):
@@ -71,7 +71,7 @@ def _events_in(function: ast.FunctionDef) -> Iterator[tuple[str, ...]]:
 
 
 def _template(text: ast.expr) -> str:
-    """Return the text of a string. For an f-string, each value appears as its name in braces."""
+    """Return the text of a string. In an f-string, each value is replaced by its name in braces."""
     match text:
         case ast.Constant(value=str() as constant):
             return constant
@@ -83,7 +83,7 @@ def _template(text: ast.expr) -> str:
 
 
 def _name_of(value: ast.expr) -> str:
-    """Return the name of a value in words: that of its attribute or variable, without the calls around it."""
+    """Return the name of a value in words. It is the name of its attribute or variable, without the calls around it."""
     match value:
         case ast.Call(args=[argument]):
             return _name_of(argument)

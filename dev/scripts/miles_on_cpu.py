@@ -1,4 +1,4 @@
-"""Runs the tests of the real Miles on this machine's CPU: `make test-miles MILES=… MEGATRON=… BRIDGE=…`."""
+"""Run the tests with the real Miles on the CPU of this machine: `make test-miles MILES=… MEGATRON=… BRIDGE=…`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the tests of the real NeMo RL on this machine's CPU: `make test-nemo-rl NEMO_RL=… BRIDGE=… MEGATRON=…`."""
+"""Run the tests with the real NeMo RL on the CPU of this machine: `make test-nemo-rl NEMO_RL=… BRIDGE=… MEGATRON=…`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of GPUs that a model needs with the nemo-rl engine: a formula, and the table of its page.
+"""The number of GPUs that a model needs with the nemo-rl engine: a formula, and the table for its page.
 
 The figures are computed, not measured. `Layout.gpu_bytes` and docs/how-to/nemo-rl.md list what is counted.
 """
@@ -16,17 +16,17 @@ from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 GIB = 1024**3
 GPU_GIB = 80
 ROOM = 0.9
-"""The usable part of a GPU's memory. The allocator loses the rest in gaps between its blocks."""
+"""The part of a GPU's memory that can be used. The allocator loses the other part in gaps between its blocks."""
 OTHERS_GIB = 5
-"""A generous estimate for CUDA's context, NCCL's buffers and TransformerEngine's workspaces."""
+"""A high estimate for the context of CUDA, the buffers of NCCL and the workspaces of TransformerEngine."""
 GPUS_PER_NODE = 8
 
 BASE_BYTES = 2
-"""The bytes of a base weight: bfloat16, frozen, so without gradients and optimizer state."""
+"""The bytes of a base weight. It is bfloat16 and frozen, so it has no gradient and no optimizer state."""
 ADAPTER_BYTES = 2 + 4 + 4 + 8
 """The bytes of an adapter weight in the model: bfloat16, float32 gradient, float32 master, and Adam's two moments."""
 SLOT_BYTES = 4 + 8 + 4
-"""The bytes in host memory while another adapter is in the model: master, moments, and gradient of an open step."""
+"""The bytes in host memory for a weight while another adapter is in the model: master, moments, and a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Sizes:
     tied: bool = False
 
     def projections(self) -> list[tuple[int, int]]:
-        """Return the input and output sizes of each linear layer in one transformer layer."""
+        """Return the input and output sizes of each linear layer in a transformer layer."""
         query, key_value = self.heads * self.head, self.kv_heads * self.head
         attention = [(self.hidden, query), (self.hidden, key_value), (self.hidden, key_value), (query, self.hidden)]
         return [*attention, (self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden)]
@@ -52,7 +52,7 @@ class Sizes:
     def values(self) -> tuple[int, int]:
         """Return the number of values of a token in the inputs and outputs of a layer's projections.
 
-        The first number is for attention, the second for the feed-forward layers.
+        The first number is for attention, and the second is for the feed-forward layers.
         """
         widths = [inputs + outputs for inputs, outputs in self.projections()]
         return sum(widths[:4]), sum(widths[4:])
@@ -94,7 +94,7 @@ class Layout:
         return whole == (0, 0, 0) and self.tensor <= GPUS_PER_NODE and not (sizes.tied and self.pipeline > 1)
 
     def gpu_bytes(self, sizes: Sizes, rank: int, tokens: int, recompute: RankRecompute = "layers") -> float:
-        """Return the memory use of the fullest GPU. `tokens`: the number of tokens in a microbatch."""
+        """Return the memory that the fullest GPU uses. `tokens`: the number of tokens in a microbatch."""
         base = BASE_BYTES * sizes.parameters / self.gpus
         adapter = ADAPTER_BYTES * sizes.adapter_parameters(rank) / self.gpus
         # The first stage of a pipeline has as many microbatches in progress as the pipeline has stages. For each of
@@ -109,7 +109,9 @@ class Layout:
 
 
 def smallest(sizes: Sizes, rank: int, tokens: int) -> Layout | None:
-    """Return the layout with the fewest GPUs. Of equal layouts, return the one with the fewest pipeline stages.
+    """Return the layout that uses the fewest GPUs.
+
+    Of layouts with the same number, return the one with the fewest pipeline stages.
 
     Pipeline stages wait for each other.
     """
@@ -150,7 +152,7 @@ RECOMPUTE_HEADER = (
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """Return a row for each model and rank, at the larger number of tokens."""
+    """Return a row for each model and rank, for the larger number of tokens."""
     tokens = TOKENS[-1]
     for sizes, rank in product(MODELS, RANKS):
         layout = smallest(sizes, rank, tokens)
@@ -164,7 +166,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def recompute_rows() -> Iterator[tuple[str, ...]]:
-    """Return the GiB on each GPU with recomputed layers, on the fewest GPUs, at the lower rank and number of tokens."""
+    """Return the GiB on each of the fewest GPUs with recomputed layers, for the lower rank and number of tokens."""
     for sizes in MODELS:
         layout = smallest(sizes, RANKS[0], TOKENS[0])
         if layout is not None:

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes each test's outcome at once, so that an interrupted run keeps its results."""
+"""A pytest plugin that writes the outcome of each test immediately. So an interrupted run keeps its results."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from run_results import FILE
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests like the arguments. Pytest merges an argument into a later argument that contains it."""
+    """Put the tests in the order of the arguments. If one argument contains another, pytest merges them."""
     asked = config.args
     items.sort(key=lambda item: next((at for at, name in enumerate(asked) if item.nodeid.startswith(name)), len(asked)))
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Record a module that cannot be imported as a failure of all its tests."""
+    """Record a failure for all tests of a module that cannot be imported."""
     if report.failed:
         _write(report)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record a test as passed with its call, and as failed or skipped with any of its phases."""
+    """Record a test. It has passed if its call passed, and has failed or was skipped if any of its phases did."""
     if report.when == "call" or report.outcome != "passed":
         _write(report)
 

@@ -1,8 +1,8 @@
-"""Make environments for packages with pins of their own, once.
+"""Make environments for packages that need their own versions, once.
 
 Package_environment.py NAME… [--if-possible]  An environment takes gigabytes, so it is stored in the project's cache.
-The script makes it when the lock or the Python changes, and deletes it after two weeks without use. All checkouts with
-the same lock share it.
+The script makes it again when the lock or the Python changes, and deletes it after two weeks without use. All checkouts
+with the same lock share it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ IMAGE_PYTHON = "3.13"
 """The Python version of the trainer image."""
 IF_POSSIBLE = "--if-possible"
 COMPLETE = "complete"
-"""The name of a file that is written last, and touched by each use."""
+"""The name of a file that is written last. Each use changes its time."""
 UNUSED_SECONDS = 14 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """The packages of an environment: `dev/requirements/<name>.txt` on `python`, by default the trainer image's.
+    """The packages of an environment: `dev/requirements/<name>.txt` on `python`.
 
-    `takes_another`: use the running Python if the machine lacks the wanted one. `on_running_python`: use only the
-    running Python, because its programs get these packages in addition to their own. `imported`: statements whose
-    modules are compiled once, for programs that cannot write into the environment.
+    The default is the trainer image's Python.
+
+    `takes_another`: use the running Python if the machine lacks `python`. `on_running_python`: use only the running
+    Python, because its programs get these packages in addition to their own. `imported`: statements. Their modules are
+    compiled once, for programs that cannot write to the environment.
     """
 
     name: str
@@ -75,11 +77,11 @@ KNOWN: Mapping[str, Packages] = {
     for packages in (VLLM, NEMO_RL, MILES, GPU_LOOKALIKE, THIRD_PARTY, COOKBOOK_EXTRAS, *IMAGE_TRANSFORMERS)
 }
 FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
-"""The environments that are made without a name on the command line: the ones that `make test` needs."""
+"""The environments that are made if the command line has no names. `make test` needs them."""
 
 
 def environment_directory(packages: Packages) -> Path:
-    """Return the directory for this lock and Python. Raises CalledProcessError if that Python is missing."""
+    """Return the directory for this lock and Python. Raises CalledProcessError if the machine lacks that Python."""
     return directory_for(packages.name, packages.lock, _version_of(interpreter(packages)))
 
 
@@ -90,7 +92,10 @@ def directory_for(name: str, lock: Path, python: str) -> Path:
 
 @cache
 def interpreter(packages: Packages) -> str:
-    """Return the interpreter of the environment. Raises CalledProcessError if the machine has no suitable one."""
+    """Return the interpreter of the environment.
+
+    Raises CalledProcessError if the machine has no suitable interpreter.
+    """
     if packages.on_running_python:
         return sys.executable
     try:
@@ -111,7 +116,10 @@ def is_complete(environment: Path) -> bool:
 
 
 def make_environment(environment: Path, install: Callable[[Path], None]) -> None:
-    """Make the environment unless it exists. Only one process makes it. An unfinished environment is made again."""
+    """Make the environment if it does not exist. Only one process at a time makes it.
+
+    An unfinished environment is made again.
+    """
     with locked(environment.with_suffix(".lock")):
         if not is_complete(environment):
             shutil.rmtree(environment, ignore_errors=True)
@@ -120,7 +128,7 @@ def make_environment(environment: Path, install: Callable[[Path], None]) -> None
 
 
 def remove_unused(folder: Path, now: float) -> list[Path]:
-    """Remove environments and unfinished parts that are unused for too long, and return them."""
+    """Remove environments and unfinished parts that were not used for a long time, and return them."""
     unused = [found for found in folder.iterdir() if found.is_dir() and now - _last_use(found) > UNUSED_SECONDS]
     for environment in unused:
         shutil.rmtree(environment)
@@ -133,10 +141,10 @@ def _last_use(environment: Path) -> float:
 
 
 def install_into(packages: Packages, environment: Path) -> None:
-    """Install the lock without resolving, because the lock is complete.
+    """Install the lock. Nothing is resolved, because the lock is complete.
 
-    Only the modules that a program imports are compiled, which is a small part. Without that, compiling takes half of a
-    server's start.
+    Only the modules that a program imports are compiled. They are a small part. If they were not, compiling them would
+    take half of the time that a server needs to start.
     """
     started = time.monotonic()
     locked_packages = ["--no-deps", "--require-hashes", "--quiet", "-r", str(packages.lock)]
@@ -150,7 +158,7 @@ def install_into(packages: Packages, environment: Path) -> None:
 
 
 def found_uv() -> str:
-    """Return the path of uv. Install uv if it is missing."""
+    """Return the path of uv. If uv is missing, install it."""
     return _output(str(FIND_UV))
 
 
@@ -174,10 +182,10 @@ def _output(*command: str) -> str:
 
 
 def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = install_into) -> int:
-    """Return the exit status.
+    """Make the environments, and return the exit status.
 
     With `--if-possible`, a failed installation is printed and is not an error. The tests that need the environment are
-    skipped, or fail if every test was requested.
+    then skipped, or fail if every test was requested.
     """
     named = [KNOWN[argument] for argument in arguments if argument != IF_POSSIBLE]
     made = [_make(packages, install) for packages in named or FOR_TESTS]
@@ -185,7 +193,7 @@ def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = i
 
 
 def _make(packages: Packages, install: Callable[[Packages, Path], None]) -> bool:
-    """Return whether the environment exists at the end."""
+    """Make the environment, and return whether it exists."""
     try:
         environment = environment_directory(packages)
         make_environment(environment, lambda directory: install(packages, directory))

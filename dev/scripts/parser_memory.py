@@ -13,7 +13,7 @@ SERVER, WORKER = "API server", "worker"
 
 @dataclass(frozen=True, slots=True)
 class ParserMemory:
-    """The limit of a parser: `times` the number of bytes that it reads, plus `base_mib`."""
+    """The limit of a parser: `times` bytes for each byte that it reads, plus `base_mib`."""
 
     where: str
     what: str

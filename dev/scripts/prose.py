@@ -49,7 +49,7 @@ def fragments_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def pronouns_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of each definition, parameter and variable that has a pronoun in it."""
+    """Yield the line and the name of each definition, parameter and variable whose name contains a pronoun."""
     for node in ast.walk(tree):
         for name in _names_bound_by(node):
             if PRONOUN.search(name):
@@ -71,9 +71,9 @@ def _names_bound_by(node: ast.AST) -> Iterator[str]:
 
 
 def phrases_in(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the phrase for each phrase to avoid in the comments and strings of a Python file.
+    """Yield the line and the phrase for each phrase in comments and strings of a Python file that must be avoided.
 
-    A string of one word is exempt: it is a name, such as a key in a file.
+    A string of one word is exempt, because it is a name, such as a key in a file.
     """
     if not PHRASES.search(text):  # reading the tokens of every file takes seconds
         return

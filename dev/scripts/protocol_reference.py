@@ -1,4 +1,4 @@
-"""Table rows for each call and field of the API, from the OpenAPI document of the server."""
+"""Table rows for the calls and fields of the API. They come from the server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JSON = "application/json"
 
 
 def call_rows() -> Iterator[tuple[str, ...]]:
-    """Return each call and its required fields, in the order in which a server matches them."""
+    """Return each call and its required fields. The order is the one in which a server matches calls."""
     document = _document()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -25,7 +25,7 @@ def call_rows() -> Iterator[tuple[str, ...]]:
 
 
 def flag_rows() -> Iterator[tuple[str, ...]]:
-    """Return the flags of the SDK's two configurations, with their values or the rule for their values."""
+    """Return the flags in the two configurations of the SDK, with their values or the rule for their values."""
     models = {"client/config": ClientConfigResponse, "client/dynamic_config": DynamicConfigResponse}
     for call, model in models.items():
         for name, field in model.model_fields.items():
@@ -45,7 +45,7 @@ def _call(method: str, path: str) -> str:
 
 
 def _taken(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
-    """Return the required fields of the body, the query and the headers."""
+    """Return the required fields in the body, in the query and in the headers."""
     parameters = [one for one in operation.get("parameters", []) if one["in"] != "path" and one["required"]]
     names = [f"{one['name']} ({one['in']})" for one in parameters]
     content = operation.get("requestBody", {}).get("content", {})

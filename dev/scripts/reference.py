@@ -45,13 +45,13 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def settings_table(fields: Mapping[str, FieldInfo]) -> str:
-    """Return the table of settings; the page says how variables are called."""
+    """Return the table of settings. The page says how the variables are named."""
     rows = [(f"`{name}`", _default_of(field), _meaning_of(field)) for name, field in fields.items()]
     return table(("Setting", "Default", "Meaning"), rows)
 
 
 def _meaning_of(field: FieldInfo) -> str:
-    """Return the field's description; a choice explains itself."""
+    """Return the description of the field. A field with choices needs none."""
     return field.description or f"One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
 
 
@@ -92,7 +92,10 @@ def _exposed_name(family: Metric) -> str:
 
 
 def _labels_of(family: Metric) -> str:
-    """Return the labels, without the two of every metric of workers, which the page names once."""
+    """Return the labels of the metric.
+
+    Two labels that all worker metrics have are left out, because the page names them once.
+    """
     labels = {name: None for sample in family.samples for name in sample.labels if name != "le"}
     if labels.keys() >= OF_WORKERS:
         labels = {name: None for name in labels if name not in OF_WORKERS}
@@ -116,7 +119,7 @@ def _when(kind: type[TinsmithError]) -> str:
 
 
 def values_table(*sections: str) -> str:
-    """Return the table of the values in these sections of the chart."""
+    """Return the table of values in these sections of the chart."""
     return table(("Value", "Default", "Meaning"), chart_reference.values_rows(sections))
 
 
@@ -223,7 +226,10 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def with_table(text: str, name: str, content: str) -> str:
-    """Return the page with the content between its markers replaced. Raises ValueError when the markers are missing."""
+    """Return the page with new content between the markers of this name.
+
+    Raises ValueError if the page lacks the markers.
+    """
     begin, end = f"<!-- {name}: written by `make docs` -->", f"<!-- end of {name} -->"
     replaced, count = re.subn(
         f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{content}\n{end}", text, flags=re.DOTALL

@@ -1,6 +1,6 @@
-"""Reads the test outcomes that the plugin `outcomes` writes, and counts them by row.
+"""The outcomes of tests, which the plugin `outcomes` writes, and the count of outcomes by row.
 
-This module does not need pytest, which a machine may lack until its wheels are installed.
+This module does not need pytest. A machine may lack pytest until its wheels are installed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ WORST_FIRST: tuple[Outcome, ...] = ("failed", "passed", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`test`: pytest's name of the test, with its parameters.
+    """The result of a test. `test`: the name that pytest gives to the test, with its parameters.
 
-    `reason`: a failure's first line, or why it was skipped.
+    `reason`: the first line of the failure, or the reason why the test was skipped.
     """
 
     test: str
@@ -35,7 +35,7 @@ def read_results(file: Path) -> list[Result]:
 
 
 def by_row(rows: Iterable[str], results: Iterable[Result]) -> Mapping[str, Result]:
-    """Map each row to the result that counts: a failure of any of its tests, else a test that passed.
+    """Map each row to the result that counts: a failure of one of its tests, otherwise a test that passed.
 
     A row is a test without its parameters, a module of tests, or a folder of modules.
     """

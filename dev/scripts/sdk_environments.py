@@ -1,7 +1,7 @@
 """Make an environment for each generation of the tinker SDK, once: `make sdk-environments`.
 
-Versions on the command line replace the list. An SDK's dependencies have the versions in dev/requirements/dev.txt, so
-that new releases change no test. All environments share one copy of PyTorch, the largest package.
+Versions on the command line replace the list. The dependencies of an SDK have the versions in dev/requirements/dev.txt,
+so that a new release changes no test. All environments share one copy of PyTorch, the largest package.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ OF_THE_SDK = ("tinker==", "tinker-cookbook==")
 
 
 def environment_directory(package: str, lock: Path = LOCK, python: str = sys.version) -> Path:
-    """Return the directory of the environment of an SDK version, or of PyTorch."""
+    """Return the directory of the environment for an SDK version, or for PyTorch."""
     return directory_for(f"{KIND}/{package}", lock, python + OVERRIDES.read_text())
 
 
 def make_sdk_environment(version: str) -> Path:
-    """Make the environment of this SDK version. Raises CalledProcessError when it cannot be installed."""
+    """Make the environment for this version of the SDK. Raises CalledProcessError if it cannot be installed."""
     pytorch = environment_directory(PYTORCH)
     make_environment(pytorch, partial(_install, requirement=PYTORCH, options=()))
     environment = environment_directory(version)

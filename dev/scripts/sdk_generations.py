@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Generation:
-    """Versions with the same requests."""
+    """Versions of the SDK that send the same requests."""
 
     versions: str
     tested: tuple[str, ...]
     otherwise: str
-    """The difference from the next generation."""
+    """The difference between this generation and the next one."""
 
 
 GENERATIONS = (
@@ -53,6 +53,6 @@ TESTED = tuple(version for generation in GENERATIONS for version in generation.t
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """Return the generations, the newest first."""
+    """Return the generations, newest first."""
     for generation in reversed(GENERATIONS):
         yield generation.versions, ", ".join(generation.tested), f"{generation.otherwise}."

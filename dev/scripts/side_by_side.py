@@ -1,6 +1,6 @@
-"""Runs make targets at the same time, and prefixes each output line with its target: side_by_side.py TARGET...
+"""Run make targets at the same time. Each output line begins with the name of its target: side_by_side.py TARGET...
 
-The script repeats failures at the very end, because earlier output has scrolled away.
+At the end, the script repeats the failures, because earlier output has scrolled away.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ INTERRUPTED = 130
 # The texts with which pytest's summary and make report a failure.
 FAILURE = re.compile(r"(FAILED|ERROR) |make(\[\d+\])?: \*\*\*|=+ .*\b(failed|error)")
 LAST_LINES = 10
-"""The number of lines that are shown of a failed target without such a line."""
+"""The number of last lines that are shown of a failed target if no line explains its failure."""
 
 
 def main(targets: list[str]) -> int:
-    """Run the targets to their end. Return 1 if one of them failed."""
+    """Run the targets until all have ended. Return 1 if one of them failed."""
     make = [os.environ.get("MAKE", "make"), "--no-print-directory"]
     running = [
         subprocess.Popen([*make, target], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -44,7 +44,7 @@ def main(targets: list[str]) -> int:
 
 
 class Reader:
-    """Prints a target's output at once, and keeps the lines that explain a failure."""
+    """A reader that prints the output of a target immediately, and keeps the lines that explain a failure."""
 
     def __init__(self, target: str, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

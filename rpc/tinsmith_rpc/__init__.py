@@ -4,13 +4,16 @@ RELEASE_SEQ_ID = 2**62
 """The sequence number of a model's last operation, above every number that a client can send."""
 
 CUSTOM_LOSS = "custom"
-"""The loss name of calls with a custom loss. A worker that supports them lists it among its losses."""
+"""The loss name of calls with a custom loss. A worker that supports custom losses lists this name among its losses."""
 
 TENANT_METADATA = "tinsmith-tenant-bin"
-"""The gRPC metadata of Submit and Sample with the tenant in UTF-8, for fair scheduling.
+"""The gRPC metadata of Submit and Sample with the tenant's name in UTF-8, for fair scheduling.
 
-It is not a field of the request, because it changes only the order of the work.
+The tenant is not a field of the request, because it changes only the order of the work.
 """
 
 SAMPLES_OF_A_CLIENT = 10**9
-"""The range of sample numbers of one client. The n-th client of a sampling session starts at n times this number."""
+"""The size of the range of sample numbers that one client has.
+
+The range of the n-th client of a sampling session starts at n times this number.
+"""

@@ -1,12 +1,12 @@
-"""Custom losses as data: the graph that an SDK traced, parsed from JSON, checked, and encoded in the loss's id.
+"""Custom losses as data: a graph that an SDK traced. It is parsed from JSON, checked, and encoded in the loss's ID.
 
-The graph is torch.fx's, node for node, as `tinker.types.CustomLossGraph` describes it. This module cannot run the
-graph. A node contains the name of an operation, and the name must be in `custom_loss_operations`. Nodes refer only to
-earlier nodes, so there are no cycles, and every number, text and list has a limit.
+Its nodes are torch.fx's nodes, as `tinker.types.CustomLossGraph` describes them. This module cannot run the graph. A
+node contains the name of an operation, and the name must be in `custom_loss_operations`. Nodes refer only to earlier
+nodes, so there are no cycles, and every number, text and list has a limit.
 
-The id of a loss *is* the loss: its checked JSON, compressed and encoded as text. So any server or worker that gets a
-call with the id has the whole loss, whichever server made the id, even after a restart. Anyone can make an id, so its
-content is checked again wherever it is decoded.
+The ID of a loss contains the loss itself: its checked JSON, compressed and encoded as text. So any server or worker
+that receives a call with this ID has the whole loss, whichever server made the ID, and even after a restart. Anyone can
+make such an ID, so its content is checked again wherever it is decoded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MAX_INPUTS = 16
 MAX_NODES = 512
 MAX_METRICS = 64
 MAX_ARGUMENTS = 4096
-"""The values among the arguments of all nodes, including those in lists."""
+"""The limit on the number of values among the arguments of all nodes, including values in lists."""
 MAX_DEPTH = 6
 MAX_TEXT = 128
 MAX_WHOLE_NUMBER = 2**53
 MAX_JSON_BYTES = 256 * 1024
 MAX_ID_CHARACTERS = 32 * 1024
-"""The limit of an id. A poll for the loss contains it, and its body has at most 64 KiB."""
+"""The limit on the length of an ID. A poll for the loss contains the ID, and the body of a poll has at most 64 KiB."""
 
 DTYPES = frozenset({"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool"})
 _KNOWN_NAMES: Mapping[str, frozenset[str]] = {
@@ -59,7 +59,7 @@ class CustomLossInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LossInput:
-    """An input of the loss. `rank` 0 is a scalar, 1 is `[T]`, 2 is `[T, K]`."""
+    """An input of the loss. A `rank` of 0 is a scalar, 1 is `[T]`, and 2 is `[T, K]`."""
 
     name: str
     rank: int
@@ -67,14 +67,14 @@ class LossInput:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value by its number: the inputs in order, then the result of each call."""
+    """A reference to a value by its number. The inputs are numbered first, in order, then the result of each call."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A constant of torch. Devices are accepted and ignored, because the worker chooses the device for a loss."""
+    """A constant of torch. Devices are accepted but ignored, because the worker chooses the device of a loss."""
 
     kind: Literal["dtype", "device", "layout", "memory_format"]
     name: str
@@ -86,7 +86,7 @@ Argument: TypeAlias = Scalar | EllipsisType | Ref | Named | slice | tuple[Any, .
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function by its qualified name, or of a tensor method, whose tensor is the first of `args`."""
+    """A call of a function by its qualified name, or of a tensor's method. The tensor is then the first of `args`."""
 
     name: str
     target: str
@@ -97,7 +97,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CustomLoss:
-    """The loss of one datum from `inputs`, starting with `logprobs`. `loss` and `metrics` refer to the final values."""
+    """The loss of one datum. It is computed from `inputs`, of which `logprobs` is the first.
+
+    `loss` and `metrics` refer to the values that are returned.
+    """
 
     name: str
     inputs: tuple[LossInput, ...]
@@ -107,7 +110,7 @@ class CustomLoss:
 
 
 def loss_id_of(content: Mapping[str, Any]) -> str:
-    """Return the id of an SDK's `name`, `inputs` and `graph`. Raises CustomLossInvalid."""
+    """Return the ID for the `name`, `inputs` and `graph` that an SDK sent. Raises CustomLossInvalid."""
     kept = {key: content.get(key) for key in ("name", "inputs", "graph")}
     text = _dumped(kept)
     read_custom_loss(kept)
@@ -121,7 +124,7 @@ def loss_id_of(content: Mapping[str, Any]) -> str:
 
 
 def is_loss_id(text: str) -> bool:
-    """Return whether the text looks like an id. Only `loss_of` checks its content."""
+    """Return whether the text has the form of an ID. Only `loss_of` checks the content."""
     return len(text) <= MAX_ID_CHARACTERS and _ID.fullmatch(text) is not None
 
 
@@ -152,7 +155,7 @@ def _dumped(content: Mapping[str, Any]) -> bytes:
 
 
 def read_custom_loss(content: Mapping[str, Any]) -> CustomLoss:
-    """Parse and check everything that does not depend on shapes and types. Raises CustomLossInvalid."""
+    """Parse a loss, and check everything that does not depend on shapes and types. Raises CustomLossInvalid."""
     name = _text(content.get("name"), "name")
     inputs = _read_inputs(content.get("inputs"))
     graph = content.get("graph")
@@ -194,7 +197,7 @@ def _text(value: object, what: str) -> str:
 
 
 class _Reader:
-    """A reader of nodes in order. A node may refer only to earlier nodes."""
+    """A reader of nodes, in order. A node may refer only to earlier nodes."""
 
     def __init__(self, inputs: tuple[LossInput, ...]) -> None:
         self._inputs = inputs

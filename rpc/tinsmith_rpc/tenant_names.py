@@ -1,4 +1,6 @@
-"""Names of tenants. Each is a valid folder name on any file system, and distinct from all other names.
+"""Names of tenants.
+
+Each name is a valid folder name on any file system, and differs from all other names on any file system.
 
 The server checks a name when a key is created. The worker checks it again before it opens the tenant's assets.
 """

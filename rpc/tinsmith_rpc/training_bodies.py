@@ -1,7 +1,7 @@
-"""The outline of a training body, read from the protobuf wire format without building objects.
+"""The outline of a training body. It is read from the protobuf wire format without building objects.
 
-A parser takes about 50 bytes of memory for each 2-byte message, before anything can be counted. The walk takes none,
-counts each tag, and stops at the first one beyond its limit.
+A parser takes about 50 bytes of memory for each message of 2 bytes, before anything can be counted. This module takes
+no such memory. It counts each tag, and stops at the first tag beyond its limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_VARINT_BYTES = 10
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 
 Field = tuple[int, int, int, int]
-"""A field: its number, its wire type, and the positions of its value's begin and end."""
+"""A field: its number, its wire type, and the positions at which its value begins and ends."""
 
 
 class NotProtobuf(ValueError):
@@ -26,14 +26,14 @@ class NotProtobuf(ValueError):
 
 
 class TooManyTags(ValueError):
-    """An error for content with more tags than the walk may pass."""
+    """An error for content that has more tags than the walk may pass."""
 
 
 class Walk:
     """A walk over messages that passes at most `allowed_tags` tags in total.
 
-    `allow` raises the limit as content is found, up to `most_tags`. A tag takes about a microsecond, so meaningless
-    bytes could otherwise take seconds.
+    While content is found, `allow` raises the limit, up to `most_tags`. The limit is necessary because a tag takes
+    about a microsecond, so meaningless bytes could take seconds.
     """
 
     def __init__(self, content: bytes, allowed_tags: int, most_tags: int) -> None:
@@ -43,11 +43,11 @@ class Walk:
         self._passed_tags = 0
 
     def allow(self, count: int) -> None:
-        """Raise the limit by so many tags."""
+        """Raise the limit by this number of tags."""
         self.allowed_tags = min(self.allowed_tags + count, self._most_tags)
 
     def fields(self, begin: int, end: int) -> Iterator[Field]:
-        """Yield the fields of the message between two positions. Raises NotProtobuf, TooManyTags."""
+        """Yield the fields of the message between two positions. Raises NotProtobuf and TooManyTags."""
         content, at = self.content, begin
         while at < end:
             self.pass_tags(1)
@@ -66,13 +66,13 @@ class Walk:
         return self._varint(begin, len(self.content))[0]
 
     def pass_tags(self, count: int) -> None:
-        """Count something that takes as much memory as `count` tags. Raises TooManyTags."""
+        """Count an item that takes as much memory as `count` tags. Raises TooManyTags."""
         self._passed_tags += count
         if self._passed_tags > self.allowed_tags:
             raise TooManyTags
 
     def _value(self, number: int, wire_type: int, at: int, end: int) -> tuple[int, int]:
-        """Return the positions at which the value, without its length, begins and ends."""
+        """Return the positions at which the value begins and ends. The value's length is not part of it."""
         if wire_type == LENGTH_DELIMITED:
             length, begin = self._varint(at, end)
             stop = begin + length
@@ -89,7 +89,7 @@ class Walk:
         return begin, stop
 
     def _end_of_group(self, number: int, at: int, end: int) -> int:
-        """Return the position after the group's end tag. Nested groups are skipped without recursion."""
+        """Return the position after the end tag of the group. Nested groups are skipped without recursion."""
         open_groups = [number]
         while open_groups:
             self.pass_tags(1)
@@ -114,26 +114,29 @@ class Walk:
 
 
 MAX_DATUMS = 16_384
-"""The SDK sends at most 1,024. A million empty datums fit in two megabytes, and each costs the engine time."""
+"""The limit on datums. The SDK sends at most 1,024.
+
+Without this limit, a million empty datums would fit in two megabytes, and each costs the engine time.
+"""
 MAX_PARTS = 16 * MAX_DATUMS
-"""The limit of chunks and tensors in all datums, for the same reason."""
+"""The limit on chunks and tensors in all datums together, for the same reason."""
 MAX_TAGS = 8 * MAX_PARTS
-"""The limit of fields in all messages, and of bytes in shapes.
+"""The limit on fields in all messages, and on bytes in shapes.
 
 In the SDK's bodies, a part has three to twelve tags, and few calls have many parts. A parser takes about 50 bytes for
 each tag.
 """
 TAGS_AT_FIRST = 4096
 TAGS_OF_A_DATUM = TAGS_OF_A_PART = 32
-"""The tags that are allowed for each datum and part, with room for fields of later SDKs.
+"""The number of tags that are allowed for each datum and each part. It leaves room for fields of later SDKs.
 
 Without this limit, a body of unknown fields would take seconds of the engine's thread.
 """
 TOKEN_BYTES = 4
 UNCOUNTED_IMAGE_TOKENS = 1024
-"""The tokens counted for an image if the sender does not give their number.
+"""The number of tokens that an image counts if the sender does not give a number.
 
-It is the number for 900 x 900 pixels with Qwen.
+It is the number for an image of 900 x 900 pixels with Qwen.
 """
 
 
@@ -143,9 +146,9 @@ class BodyInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BodyOutline:
-    """The outline of a body. `tokens` counts input tokens.
+    """The outline of a body. `tokens` is the number of input tokens.
 
-    For images it uses the sender's number, which is verified.
+    For an image, it uses the number that the sender gave. This number is verified later.
     """
 
     datums: int
@@ -155,7 +158,7 @@ class BodyOutline:
 
 
 def outline_of(body: bytes) -> BodyOutline:
-    """Return the outline. Raises BodyInvalid as soon as the content is invalid or exceeds a limit."""
+    """Return the outline. Raises BodyInvalid as soon as content is invalid or a limit is exceeded."""
     walk = _BodyWalk(body)
     try:
         walk.request()
@@ -171,14 +174,14 @@ def outline_of(body: bytes) -> BodyOutline:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A message type's nested messages and number lists, by field number."""
+    """The nested messages and the number lists of a message type, by field number."""
 
     messages: Mapping[int, _Kind]
     numbers: frozenset[int]
 
     @classmethod
     def of(cls, descriptor: Descriptor) -> _Kind:
-        """Return the kind of a message type. No message of the schema contains its own type."""
+        """Return the kind for a message type. No message of the schema contains its own type."""
         fields: list[FieldDescriptor] = list(descriptor.fields)
         messages = {each.number: cls.of(each.message_type) for each in fields if each.message_type is not None}
         return cls(messages, frozenset(each.number for each in fields if each.is_packed))
@@ -196,7 +199,7 @@ _EXPECTED_TOKENS = wire_pb2.ImageChunk.EXPECTED_TOKENS_FIELD_NUMBER
 
 
 class _BodyWalk:
-    """A walk over all messages of a body that reads each field once."""
+    """A walk over all messages of a body. It reads each field once."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -254,7 +257,10 @@ class _BodyWalk:
                 self._field(kind, number, wire_type, value, stop)
 
     def _tokens_bytes(self, begin: int, end: int) -> int:
-        """Return the size of the tokens in bytes. If the field is repeated, the last one counts, as in a parser."""
+        """Return the size of the tokens in bytes.
+
+        If the field is repeated, the last value counts, as it does in a parser.
+        """
         found = 0
         for number, wire_type, value, stop in self._walk.fields(begin, end):
             if number == _TOKENS and wire_type == LENGTH_DELIMITED:

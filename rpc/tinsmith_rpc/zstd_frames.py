@@ -1,4 +1,4 @@
-"""Decompression of zstd frames with a limit that is known before memory is allocated."""
+"""Decompression of zstd frames. A limit applies before memory is allocated."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import cast
 
 PIECE_BYTES = 128 * 1024
 MAX_WINDOW_BYTES = 64 * 2**20
-"""The largest window, which a streaming reader keeps in memory. Only compression level 22 needs more."""
+"""The largest window. A streaming reader keeps it in memory. Only compression level 22 needs a larger window."""
 
 
 class FrameInvalid(ValueError):
-    """An error for bytes that are not a zstd frame, or a damaged one."""
+    """An error for bytes that are no zstd frame, or that are a damaged frame."""
 
 
 def declared_bytes(frame: bytes) -> int | None:
-    """Return the size that the frame declares, or None for a frame that was written in pieces.
+    """Return the size that the frame declares. Return None if the frame was written in pieces.
 
     Raises FrameInvalid.
     """
@@ -30,10 +30,10 @@ def declared_bytes(frame: bytes) -> int | None:
 
 
 def unpacked_bytes(frame: bytes, limit: int) -> int:
-    """Return the frame's unpacked size, up to `limit` + 1.
+    """Return the unpacked size of the frame, but at most `limit` + 1.
 
-    A frame that does not declare its size is decompressed and discarded. The content of other frames is not read.
-    Raises FrameInvalid.
+    If a frame does not declare its size, it is decompressed, and the content is discarded. The content of other frames
+    is not read. Raises FrameInvalid.
     """
     import zstandard
 
@@ -50,7 +50,7 @@ def unpacked_bytes(frame: bytes, limit: int) -> int:
 
 
 def unpack(frame: bytes, size: int) -> bytes:
-    """Return the content, of at most `size` bytes as `unpacked_bytes` returned. Raises FrameInvalid."""
+    """Return the content. It has at most `size` bytes, which `unpacked_bytes` returned. Raises FrameInvalid."""
     import zstandard
 
     try:

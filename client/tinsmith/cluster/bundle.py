@@ -1,4 +1,4 @@
-"""The archive of `kubectl tinsmith report`, from which secrets are removed."""
+"""The archive that `kubectl tinsmith report` writes. Secrets are removed from it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from urllib.parse import quote
 from tinsmith.cluster.kubectl import PluginError
 
 REMOVED = "<removed>"
-"""A single word, so that cleaning a clean text changes nothing."""
+"""The replacement for a secret. It is a single word, so that cleaning a clean text changes nothing."""
 
 SHORTEST_LEARNED = 4
-"""The minimum length of a secret. Shorter values also occur in other texts by chance."""
+"""The minimum length of a secret. A shorter value also occurs in other texts by chance."""
 
 _NEVER_LEARNED = frozenset({"true", "false", "none", "null"})
 _USELESS_FIELDS = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
-"""Fields that repeat the object as text."""
+"""Fields that repeat the whole object as text."""
 
 _NAMES = (
     r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key"
@@ -33,12 +33,12 @@ _SECRET_FIELD = re.compile(rf"{_NAMES}$", re.IGNORECASE)
 _SECRET_ARGUMENT = re.compile(rf"--?[\w-]*{_NAMES}$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|PASS|PWD|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
 _NAME_OF_A_SECRET = re.compile(r"TINSMITH_\w+_SECRET")
-"""The variables that contain a Secret's name instead of a secret value."""
+"""Variables whose value is the name of a Secret, not a secret."""
 
 _ADDRESS = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s\"'<>]*)@")
 """The credentials in an address.
 
-The pattern extends to the last @ of the word, because passwords may contain that character.
+The match extends to the last @ in the word, because a password may contain an @.
 """
 
 _PRIVATE_KEY = re.compile(
@@ -47,7 +47,7 @@ _PRIVATE_KEY = re.compile(
 _END_OF_A_PRIVATE_KEY = re.compile(
     r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]+\s*(?:\\r|\\n|\s)+)*-----END [A-Z0-9 ]*PRIVATE KEY-----"
 )
-"""A key whose beginning was cut off with the log."""
+"""The end of a private key whose beginning was cut off together with the log."""
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (_ADDRESS, rf"\g<1>{REMOVED}@"),
@@ -70,20 +70,20 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 class Redactor:
-    """A filter for secrets. Show all objects to `learn` before you clean any text."""
+    """A filter that removes secrets. Pass all objects to `learn` before you clean a text."""
 
     def __init__(self) -> None:
         self._learned: set[str] = set()
 
     def learn(self, value: Any) -> None:
-        """Remember the values of variables, fields and arguments whose names mark them as secret."""
+        """Remember the values of variables, fields and arguments that have the name of a secret."""
         for secret in _secrets_in(value):
             if len(secret) >= SHORTEST_LEARNED and secret.lower() not in _NEVER_LEARNED:
                 # A value is removed in three forms: plain, as part of a JSON string, and as part of an address.
                 self._learned |= {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}
 
     def clean(self, value: Any) -> Any:
-        """Return the same object without secrets. In addresses only the credentials are removed."""
+        """Return the same object without secrets. From an address, only the credentials are removed."""
         if isinstance(value, str):
             return self.clean_text(value)
         if isinstance(value, list):
@@ -126,7 +126,10 @@ def _secrets_in(value: Any) -> Iterator[str]:
 
 
 def _secret_fields(fields: dict[str, Any]) -> Iterator[str]:
-    """Yield the names of the secret fields. The `value` of a variable is secret by the variable's name."""
+    """Yield the names of fields that contain a secret.
+
+    The `value` of a variable is a secret if the variable has the name of a secret.
+    """
     for name, value in fields.items():
         if isinstance(value, str) and _SECRET_FIELD.search(name):
             yield name
@@ -140,7 +143,7 @@ def _is_secret_variable(name: str) -> bool:
 
 
 def _secret_places(items: list[Any]) -> Iterator[int]:
-    """Yield the positions of the arguments that follow an option with a secret's name."""
+    """Yield the positions of arguments that follow an option with the name of a secret."""
     for place in range(1, len(items)):
         option, value = items[place - 1], items[place]
         if isinstance(option, str) and isinstance(value, str) and _SECRET_ARGUMENT.fullmatch(option):
@@ -148,7 +151,7 @@ def _secret_places(items: list[Any]) -> Iterator[int]:
 
 
 def _credentials_in(text: str) -> Iterable[str]:
-    """Yield the passwords in addresses, and the user names with them, because both may be quoted elsewhere."""
+    """Yield the passwords and the user names in addresses, because other texts may contain either of them."""
     for found in _ADDRESS.finditer(text):
         user, colon, password = found[2].partition(":")
         yield found[2]
@@ -170,13 +173,13 @@ recognized: read the files before you send them.
 
 
 class NotWritten(PluginError):
-    """An error for an archive that cannot be written to the requested path."""
+    """An error for a path at which the archive cannot be written."""
 
 
 class Bundle:
     """The files of a report.
 
-    They stay in memory until `write`, because the last file may reveal a secret in the first.
+    The files stay in memory until `write`, because the last file may show that a text in the first file is secret.
     """
 
     def __init__(self, created_at: datetime) -> None:
@@ -196,7 +199,7 @@ class Bundle:
         self._left_out.append((part, why))
 
     def files(self) -> dict[str, str]:
-        """Return the clean content by path, the index first."""
+        """Return the clean content of each path. The index is first."""
         redactor = Redactor()
         for value in self._objects.values():
             redactor.learn(value)
@@ -205,7 +208,7 @@ class Bundle:
         return {INDEX: redactor.clean_text(self._index(contents)), **dict(sorted(contents.items()))}
 
     def write(self, file: Path) -> None:
-        """Write the archive, readable only by its owner. Raises NotWritten."""
+        """Write the archive. Only its owner can read it. Raises NotWritten."""
         folder = file.name.removesuffix(".gz").removesuffix(".tgz").removesuffix(".tar")
         try:
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ALONE)

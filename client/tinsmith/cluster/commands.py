@@ -25,7 +25,7 @@ from tinsmith.cluster.why import NamespaceFacts, explain
 from tinsmith.console import Branch, draw, make_console, print_error
 
 MOST_STREAMS = 64
-"""The limit for kubectl, whose own default is five."""
+"""The limit on concurrent log streams. kubectl's own default is five."""
 
 cluster = typer.Typer(
     help="Inspect and manage TrainingSessions and SamplerPools in a cluster with kubectl.",
@@ -45,7 +45,7 @@ Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long
 
 
 class Output(StrEnum):
-    """The formats of standard output."""
+    """The formats of the output."""
 
     TREE = "tree"
     JSON = "json"
@@ -64,7 +64,10 @@ def status(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show sessions and pools with their conditions, pods and volumes. Those that need attention come first."""
+    """Show sessions and pools with their conditions, pods and volumes.
+
+    Sessions and pools that need attention are first.
+    """
     with errors_as_sentences():
         seen = read_families(Kubectl(Access(context, namespace, kubeconfig), all_namespaces=all_namespaces))
         families = seen.families if name is None else (choose(seen.families, parse_target(name)),)
@@ -101,7 +104,7 @@ def logs(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Print the log of a session's worker or of all replicas of a pool, each line with its pod."""
+    """Print the log of a session's worker, or of all replicas of a pool. Each line begins with the name of its pod."""
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
         family, _ = read_family(kubectl, parse_target(name))
@@ -118,7 +121,7 @@ def suspend(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Stop a session's worker with a snapshot; its volume keeps everything."""
+    """Stop a session's worker after a snapshot; its volume keeps all data."""
     with errors_as_sentences():
         _send(Kubectl(Access(context, namespace, kubeconfig)), name, requests.suspend, timeout if wait else None)
 
@@ -132,7 +135,7 @@ def resume(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Start the worker of a suspended session where it stopped."""
+    """Start the worker of a suspended session again. It continues from its last snapshot."""
     with errors_as_sentences():
         _send(Kubectl(Access(context, namespace, kubeconfig)), name, requests.resume, timeout if wait else None)
 
@@ -146,7 +149,7 @@ def snapshot(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Make a session's worker write its adapters to the volume now."""
+    """Make a session's worker write its adapters to its volume now."""
     at = now()
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
@@ -183,7 +186,7 @@ def report(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Collect resources, events, logs and versions for a support request, without secrets."""
+    """Collect resources, events, logs and versions for a support request. Secrets are removed."""
     began = now()
     file = output or Path(f"tinsmith-report-{began:%Y%m%d-%H%M%S}.tar.gz")
     with errors_as_sentences():
@@ -198,7 +201,7 @@ def report(
 
 
 def log_arguments(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
-    """Return the arguments of `kubectl logs` in the family's namespace. Raises NotFound if there is no pod."""
+    """Return the arguments of `kubectl logs`, for the namespace of the family. Raises NotFound if it has no pod."""
     if not family.pods:
         verdict = judge(family)
         raise NotFound(f"{family.title} has no pod now. It is {verdict.headline}: {verdict.message}")
@@ -209,7 +212,7 @@ def log_arguments(family: Family, *, follow: bool, previous: bool, since: str | 
 
 
 def _pod_selector(family: Family) -> list[str]:
-    """Return the arguments that select pods. For a label selector kubectl shows only ten lines by default."""
+    """Return the arguments that select pods. With a label selector, kubectl shows only ten lines by default."""
     if family.kind is Kind.SESSION:
         return [name_of(family.pods[0])]
     chosen = f"--selector={family.kind.label}={family.name}"
@@ -217,7 +220,7 @@ def _pod_selector(family: Family) -> list[str]:
 
 
 def _send(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:
-    """Change the resource, and wait for the outcome unless timeout_seconds is None."""
+    """Change the resource. Wait for the outcome, unless timeout_seconds is None."""
     target = parse_target(name)
     family, _ = read_family(kubectl, target)
     request = make(family)
@@ -248,7 +251,7 @@ def _namespace_facts(kubectl: Kubectl, unread: tuple[str, ...]) -> NamespaceFact
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Print an error as one line on standard error. Exit with status 1 for failures, 2 for misuse."""
+    """Print an error as one line on standard error. Exit with status 1 for failures, and with 2 for misuse."""
     try:
         yield
     except PluginError as error:
@@ -257,7 +260,10 @@ def errors_as_sentences() -> Iterator[None]:
 
 
 def show(branches: Iterable[Branch]) -> None:
-    """Print the tree, with colours only on a terminal. Lines are never wrapped, so that they can be searched."""
+    """Print the tree. Colours are used only on a terminal.
+
+    Lines are never wrapped, so that users can search in them.
+    """
     console = make_console()
     for line in draw(branches):
         console.print(line)
@@ -268,6 +274,6 @@ def now() -> datetime:
 
 
 def main() -> NoReturn:
-    """Run as `kubectl tinsmith`: kubectl finds `kubectl-tinsmith` on the PATH."""
+    """Run as `kubectl tinsmith`, for which kubectl looks for the program `kubectl-tinsmith` on the PATH."""
     cluster(prog_name="kubectl tinsmith")
     raise AssertionError("a command ends its program")

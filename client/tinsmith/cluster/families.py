@@ -1,4 +1,4 @@
-"""Sessions and pools with the objects that belong to them, and the operator's names for these objects."""
+"""Sessions and pools, together with the objects that belong to them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OPERATOR = "tinsmith-operator"
 
 MEMBER_APPLICATION = "tinsmith-worker-member"
-"""The label `app.kubernetes.io/name` of the pods of a multi-node session, except the worker's pod."""
+"""The label `app.kubernetes.io/name` of the pods of a session with several nodes, except for the worker's pod."""
 
 CONVERSION_APPLICATION = "tinsmith-conversion"
-"""The label `app.kubernetes.io/name` of the pods of the Job that converts a session's model first."""
+"""The label `app.kubernetes.io/name` of the pods of the Job that converts a session's model."""
 
 INSTALLATION_SELECTOR = "app.kubernetes.io/name=tinsmith"
-"""The selector of the objects that the chart installs: the operator, the API server, and their objects."""
+"""The selector of the objects that the chart installs: the operator, the API server, and the objects of both."""
 
 SNAPSHOT_REQUEST = f"{GROUP}/snapshot-requested-at"
 RESTART_REQUEST = f"{GROUP}/restart-requested-at"
 
 
 class Kind(Enum):
-    """The two kinds of resources. `word` is their short name, as in `session/NAME` and `pool/NAME`."""
+    """A kind of resource: TrainingSession or SamplerPool.
+
+    `word` is its short name, as in `session/NAME` and `pool/NAME`.
+    """
 
     SESSION = ("TrainingSession", "trainingsessions", "session", frozenset({"StatefulSet", "RayCluster"}))
     POOL = ("SamplerPool", "samplerpools", "pool", frozenset({"Deployment"}))
@@ -38,13 +41,13 @@ class Kind(Enum):
         self.resource = f"{plural}.{GROUP}"
         self.word = word
         self.workloads = workloads
-        """The kinds of workloads that run its pods."""
+        """The kinds of workloads that run the pods of the resource."""
         self.label = f"{GROUP}/{word}"
-        """The label of every child; its value is the resource's name."""
+        """The label of each child. Its value is the name of the resource."""
 
     @property
     def spellings(self) -> frozenset[str]:
-        """Return the names of the kind that a user may write before the slash."""
+        """Return the names that a user may write for the kind before the slash."""
         plural = self.resource.partition(".")[0]
         return frozenset({self.word, self.kind.lower(), plural, self.resource, f"{self.kind.lower()}.{GROUP}"}) | (
             {"tsess"} if self is Kind.SESSION else {"spool"}
@@ -52,7 +55,7 @@ class Kind(Enum):
 
 
 CHILDREN = ("pods", "statefulsets.apps", "deployments.apps", "replicasets.apps", "persistentvolumeclaims")
-"""The kinds of a family's objects. Secrets are not included, so users need no right to read them."""
+"""The kinds of objects that belong to a family. Secrets are left out, so users need no right to read them."""
 
 MANAGED_BY_OPERATOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
@@ -61,8 +64,9 @@ MANAGED_BY_OPERATOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 class Family:
     """A session or pool with its objects.
 
-    `workload` is the StatefulSet, RayCluster or Deployment. `pods` starts with a session's worker; before there is a
-    worker, it has the unfinished conversion pods, newest first. `claim` is the claim of a session's journal.
+    `workload` is the StatefulSet, RayCluster or Deployment. `pods` begins with a session's worker. If there is no
+    worker yet, it begins with the unfinished conversion pods, newest first. `claim` is the claim for a session's
+    journal.
     """
 
     kind: Kind
@@ -98,7 +102,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Seen:
-    """Families, and a message for each kind of object that could not be read."""
+    """The families, and a message for each kind of object that could not be read."""
 
     families: tuple[Family, ...]
     unread: tuple[str, ...] = ()
@@ -106,7 +110,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Target:
-    """The session or pool that the user named. `kind` is None if only the name was given."""
+    """The session or pool that the user named. `kind` is None if the user gave only the name."""
 
     name: str
     kind: Kind | None = None
@@ -124,7 +128,10 @@ def parse_target(text: str) -> Target:
 
 
 def choose(families: Sequence[Family], target: Target) -> Family:
-    """Return the family of the target. Raises NotFound, and Misused if both kinds have the name."""
+    """Return the family that the target names.
+
+    Raises NotFound, and Misused if both a session and a pool have the name.
+    """
     found = [family for family in families if family.name == target.name and target.kind in (None, family.kind)]
     if not found:
         kinds = [target.kind] if target.kind is not None else list(Kind)
@@ -150,7 +157,7 @@ def read_families(kubectl: Kubectl) -> Seen:
 
 
 def read_family(kubectl: Kubectl, target: Target) -> tuple[Family, tuple[str, ...]]:
-    """Return the family of the target, and a message for each part of it that could not be read."""
+    """Return the family that the target names, and a message for each part of it that could not be read."""
     seen = read_families(kubectl)
     return choose(seen.families, target), seen.unread
 
@@ -170,7 +177,7 @@ def _read_owners(kubectl: Kubectl) -> dict[Kind, list[Manifest]]:
 
 
 def list_readable(kubectl: Kubectl, resources: Sequence[str], selector: str | None) -> tuple[list[Manifest], list[str]]:
-    """List the kinds in one request if that is allowed, else one by one, with a message for each forbidden kind."""
+    """List the kinds in one request. If this is not allowed, list each kind, with a message for each forbidden kind."""
     try:
         return kubectl.find(",".join(resources), selector), []
     except Forbidden:
@@ -191,7 +198,10 @@ def _nodes(session: Manifest) -> int:
 
 
 def _ray_clusters(kubectl: Kubectl) -> tuple[list[Manifest], list[str]]:
-    """Return the RayClusters, or nothing if KubeRay is not installed; the session's conditions report that."""
+    """Return the RayClusters, or none if KubeRay is not installed.
+
+    The conditions of a session report a missing KubeRay.
+    """
     try:
         return list_readable(kubectl, ("rayclusters.ray.io",), MANAGED_BY_OPERATOR)
     except KindUnknown:
@@ -199,7 +209,7 @@ def _ray_clusters(kubectl: Kubectl) -> tuple[list[Manifest], list[str]]:
 
 
 def _adopted_claims(kubectl: Kubectl, sessions: list[Manifest], children: list[Manifest]) -> list[Manifest]:
-    """Return the claims that the user created. They have no label of the operator."""
+    """Return the claims that users created. Such claims have no label of the operator."""
     known = {(namespace_of(child), name_of(child)) for child in children if child["kind"] == "PersistentVolumeClaim"}
     claims = []
     for session in sessions:
@@ -214,7 +224,7 @@ def _adopted_claims(kubectl: Kubectl, sessions: list[Manifest], children: list[M
 
 
 def assemble(owners: dict[Kind, list[Manifest]], children: Iterable[Manifest]) -> tuple[Family, ...]:
-    """Assign children to the owner that their label names, in its namespace."""
+    """Assign each child to the owner in its namespace that its label names."""
     listed = list(children)
     return tuple(_family(kind, owner, listed) for kind in Kind for owner in owners[kind])
 

@@ -1,4 +1,4 @@
-"""The user's own kubectl, through which every request to a cluster is made, and its errors."""
+"""The user's own kubectl, and its errors. Every request to a cluster goes through kubectl."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tinsmith.cluster.manifests import Manifest
 
 
 class PluginError(Exception):
-    """An error that ends a command with its message on standard error."""
+    """An error that ends a command. Its message is printed on standard error."""
 
     exit_status: ClassVar[int] = 1
 
 
 class Misused(PluginError):
-    """An error in the command line. The cluster was not changed."""
+    """An error in the command line. Nothing was changed in the cluster."""
 
     exit_status: ClassVar[int] = 2
 
 
 class KubectlMissing(PluginError):
-    """An error when kubectl is not installed."""
+    """An error if kubectl is not installed."""
 
 
 class ClusterUnreachable(PluginError):
-    """An error when no API server answers, or it does not accept the login."""
+    """An error if no API server answers, or if the API server does not accept the login."""
 
 
 class KindUnknown(PluginError):
@@ -49,7 +49,7 @@ class KubectlFailed(PluginError):
 
 
 class RequestFailed(PluginError):
-    """An error for a request that was not completed in time, or cannot be completed."""
+    """An error for a request that was not completed in time or cannot be completed."""
 
 
 _KIND_UNKNOWN = re.compile(r"the server doesn't have a resource type \"?([\w.-]+)|no matches for kind \"?([\w.-]+)")
@@ -62,12 +62,12 @@ _UNREACHABLE = re.compile(
 _LOGIN = re.compile(r"must be logged in|\(Unauthorized\)|getting credentials", re.IGNORECASE)
 _FROM_SERVER = re.compile(r"Error from server \((?P<reason>\w+)\): (?P<words>.*)", re.DOTALL)
 _LOG_LINE = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ .*$\n?", re.MULTILINE)
-"""Log lines of kubectl's library. The error itself comes last and without a timestamp."""
+"""Log lines of kubectl's library. The error itself is the last line, and has no timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The cluster and namespace to use. None uses the value of the kubeconfig."""
+    """The cluster and namespace to use. If a value is None, the value in the kubeconfig is used."""
 
     context: str | None = None
     namespace: str | None = None

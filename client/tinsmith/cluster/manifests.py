@@ -1,4 +1,4 @@
-"""Readers of Kubernetes objects as kubectl prints them."""
+"""Functions that read Kubernetes objects in the form in which kubectl prints them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reference_to(manifest: Manifest) -> str:
 
 
 def moment(text: str | None) -> datetime | None:
-    """Parse a time of the API. Times without a zone are UTC."""
+    """Parse a time from the API. A time without a zone is in UTC."""
     if not text:
         return None
     read = datetime.fromisoformat(text)
@@ -72,7 +72,7 @@ def moment(text: str | None) -> datetime | None:
 
 
 def span(seconds: float) -> str:
-    """Return a duration in the largest unit that fits: 90 is `1m`."""
+    """Return a duration in the largest unit that fits, for example `1m` for 90."""
     for size, unit in UNITS:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
@@ -84,7 +84,7 @@ def ago(since: datetime | None, now: datetime) -> str:
 
 
 def container_statuses(pod: Manifest) -> list[Manifest]:
-    """Return the statuses in start order, init containers first."""
+    """Return the statuses in the order of start. Init containers are first."""
     status = pod.get("status") or {}
     found: list[Manifest] = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return found
@@ -100,7 +100,7 @@ def is_ready(pod: Manifest) -> bool:
 
 
 def state_of(pod: Manifest) -> str:
-    """Return the pod's state as in kubectl's STATUS column, and whether it is ready."""
+    """Return the state that kubectl shows in the column STATUS, and whether the pod is ready."""
     if pod["metadata"].get("deletionTimestamp"):
         return "stopping"
     waiting = [container["state"]["waiting"] for container in container_statuses(pod) if _waits(container)]

@@ -1,4 +1,4 @@
-"""The content of a report. The index names parts that could not be read."""
+"""The content of a report. Its index names the parts that could not be read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinsmith.console import Branch, draw
 
 LOG_LINES = 5000
 LOG_CHARACTERS = 2 * 1024 * 1024
-"""The limit for each container; the newest characters are kept."""
+"""The limit on the log of each container. The newest characters are kept."""
 
 OTHER_KINDS = (
     "services",
@@ -40,13 +40,13 @@ SIZES = (
     "{{range .items}}{{.metadata.namespace}}/{{.metadata.name}} {{.type}}"
     "{{range $key, $value := .data}} {{$key}}:{{len $value}}{{end}}{{println}}{{end}}"
 )
-"""A template that prints the lengths in base64 characters, without the values."""
+"""A template that prints the lengths of values in base64 characters, but not the values."""
 
 Progress = Callable[[str], None]
 
 
 def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, progress: Progress) -> None:
-    """Add all parts of a report. Raises KubectlMissing or ClusterUnreachable if there is no cluster."""
+    """Add all parts of a report. Raises KubectlMissing or ClusterUnreachable if no cluster can be reached."""
     _add_versions(kubectl, bundle)
     collector = _Collector(kubectl, bundle, progress)
     families = collector.families(target)
@@ -60,7 +60,7 @@ def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, progress: P
 
 
 def _add_versions(kubectl: Kubectl, bundle: Bundle) -> None:
-    """Add the versions first, because this request fails if the cluster cannot be reached."""
+    """Add the versions. This part is first, because its request fails if the cluster cannot be reached."""
     bundle.add_object("versions/client.json", installed_versions())
     try:
         bundle.add_text("versions/cluster.json", kubectl.text("version", "--output=json"))
@@ -69,7 +69,7 @@ def _add_versions(kubectl: Kubectl, bundle: Bundle) -> None:
 
 
 class _Collector:
-    """A collector with a method for each part. A missing part is noted in the bundle with the reason."""
+    """A collector. It has a method for each part. If a part is missing, the bundle contains the reason."""
 
     def __init__(self, kubectl: Kubectl, bundle: Bundle, progress: Progress) -> None:
         self._kubectl = kubectl
@@ -78,7 +78,10 @@ class _Collector:
         self._now = datetime.now(UTC)
 
     def families(self, target: Target | None) -> tuple[Family, ...]:
-        """Return the families. Raises NotFound and Misused for a wrong name, which is not a missing part."""
+        """Return the families.
+
+        Raises NotFound and Misused for a wrong name, because this is an error and not a missing part.
+        """
         try:
             seen = read_families(self._kubectl)
         except PluginError as error:
@@ -122,7 +125,7 @@ class _Collector:
                     self._log(pod, container["name"], folder, previous=True)
 
     def installation(self) -> None:
-        """Add the operator and the API server, wherever the user may see them."""
+        """Add the operator and the API server, in all namespaces in which the user may see them."""
         found, unread = list_readable(self._kubectl.everywhere(), INSTALLATION, INSTALLATION_SELECTOR)
         if unread:
             found, unread = list_readable(self._kubectl, INSTALLATION, INSTALLATION_SELECTOR)

@@ -1,4 +1,4 @@
-"""Requests to a session or pool: the change of its resource, and the wait until it is complete."""
+"""Requests to a session or pool: a change of its resource, and the wait until the change is complete."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from tinsmith.cluster.kubectl import ClusterUnreachable, Misused, RequestFailed
 from tinsmith.cluster.manifests import Manifest, is_ready, moment, span
 
 SUSPENDED = "Suspended"
-"""The reason of a session that is stopped by its spec."""
+"""The reason in the conditions of a session that its spec stops."""
 
 LOOK_SECONDS = 2.0
 
 Outcome = Callable[[Family], str | None]
-"""A function that returns a message once the request is complete. It raises RequestFailed if it cannot complete."""
+"""A function that returns a message when the request is complete.
+
+It raises RequestFailed if the request cannot complete.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Request:
 
 
 def suspend(family: Family) -> Request:
-    """Return a request to stop a session. Raises Misused for a pool, which has no volume."""
+    """Return a request that stops a session. Raises Misused for a pool, which has no volume."""
     if family.kind is Kind.POOL:
         raise Misused(
             f"{family.title} cannot be suspended; `kubectl scale samplerpool {family.name} --replicas=0` stops its "
@@ -45,7 +48,7 @@ def suspend(family: Family) -> Request:
 
 
 def resume(family: Family) -> Request:
-    """Return a request to start a session. Raises Misused for a pool."""
+    """Return a request that starts a session. Raises Misused for a pool."""
     if family.kind is Kind.POOL:
         raise Misused(
             f"{family.title} cannot be resumed; `kubectl scale samplerpool {family.name} --replicas=N` starts replicas."
@@ -54,17 +57,20 @@ def resume(family: Family) -> Request:
 
 
 def snapshot(family: Family, at: datetime) -> Request:
-    """Return a request for a snapshot. Raises Misused for a pool or a suspended session, which already has one."""
+    """Return a request for a snapshot.
+
+    Raises Misused for a pool, and for a suspended session, which has a snapshot already.
+    """
     if family.kind is Kind.POOL:
         raise Misused(f"{family.title} has no state; only a TrainingSession takes snapshots.")
     _must_run(family, "its last snapshot is complete, because it was taken when the session stopped")
     request, before = written(at), last_snapshot(family)
 
     def outcome(now: Family) -> str | None:
-        """Compare the answered request and the time of the last snapshot.
+        """Check the answered request, and the time of the last snapshot.
 
-        The operator records which request was answered, and changes the time only if a snapshot was taken. That time
-        comes from another clock than the request's, so the two are not compared.
+        The operator records which request was answered. It changes the time only if a snapshot was taken. The time of
+        the snapshot and the time of the request come from different clocks, so they are not compared.
         """
         if _answered(now, "snapshot") != request:
             return None
@@ -79,12 +85,12 @@ def snapshot(family: Family, at: datetime) -> Request:
 
 
 def restart(family: Family, at: datetime) -> Request:
-    """Return a request to restart a session after a snapshot, or a pool replica by replica, with the current image."""
+    """Return a request that restarts a session after a snapshot, or a pool one replica after another."""
     _must_run(family, f"`kubectl tinsmith resume {family.name}` starts it with the installation's current image")
     before = family.pod_uids
 
     def outcome(now: Family) -> str | None:
-        """Check the status and the pods, because the status may lag behind."""
+        """Check both the status and the pods, because the status may be behind."""
         all_new = not (before & now.pod_uids) and sum(map(is_ready, now.pods)) >= _desired_pods(now)
         return _ready_again(now) if all_new else None
 
@@ -101,10 +107,10 @@ def wait_for(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Return the outcome's message. `name` is how the next command names the family.
+    """Wait for the outcome, and return its message. `name` is the name of the family in the next command.
 
-    Reports each new reason once. An unreachable cluster is waited for like everything else. Raises RequestFailed at the
-    timeout, or if the request cannot complete.
+    Each new reason is reported once. If the cluster cannot be reached, the wait continues. Raises RequestFailed at the
+    timeout, and if the request cannot complete.
     """
     ends_at = clock() + timeout_seconds
     reported = None
@@ -143,7 +149,7 @@ def written(at: datetime) -> str:
 
 
 def _ready_again(family: Family) -> str | None:
-    """Return a message once the family is ready. Raises RequestFailed if the user must act first."""
+    """Return a message when the family is ready. Raises RequestFailed if the user must do something first."""
     if is_outdated(family):
         return None
     verdict = judge(family)
@@ -157,7 +163,7 @@ def _annotated(annotation: str, request: str) -> Manifest:
 
 
 def _answered(family: Family, kind: str) -> str | None:
-    """Return the latest answered request of this kind."""
+    """Return the latest request of this kind that was answered."""
     answered = ((family.owner.get("status") or {}).get("requests") or {}).get(kind)
     return str(answered) if answered is not None else None
 

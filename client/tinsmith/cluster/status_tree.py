@@ -1,4 +1,4 @@
-"""`kubectl tinsmith status`: families as a tree for people, and as JSON for scripts, without side effects."""
+"""`kubectl tinsmith status`: families as a tree for people, and as JSON for scripts. The functions are pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def most_urgent_first(families: Iterable[Family]) -> list[Family]:
 
 
 def status_tree(families: Iterable[Family], now: datetime, *, with_namespaces: bool = False) -> list[Branch]:
-    """Return a tree for each family, most urgent first."""
+    """Return a tree for each family. The most urgent is first."""
     return [_family(family, now, with_namespaces) for family in most_urgent_first(families)]
 
 
@@ -66,7 +66,7 @@ def _parts(family: Family, now: datetime) -> Iterator[Branch]:
 
 
 def conditions_line(owner: Manifest) -> str:
-    """Return the true conditions with their reasons, and the names of the others."""
+    """Return the conditions that are true, with their reasons, and the names of the other conditions."""
     found = conditions_of(owner).values()
     holding = [f"{condition.type} {condition.reason}" for condition in found if condition.holds]
     words_of_status = {"False": "not", "Unknown": "unknown:"}
@@ -110,7 +110,7 @@ def _children(family: Family, now: datetime) -> Iterator[Branch]:
 
 
 def _replicas(family: Family, workload: Manifest) -> tuple[int, int]:
-    """Return the ready and desired pods. A RayCluster's status does not count the head pod."""
+    """Return the numbers of ready and desired pods. The status of a RayCluster does not count the head's pod."""
     spec = workload["spec"]
     if workload["kind"] != "RayCluster":
         return (workload.get("status") or {}).get("readyReplicas", 0), spec.get("replicas", 1)

@@ -1,4 +1,4 @@
-"""`kubectl tinsmith why`: an answer, then its evidence, most relevant first, without side effects."""
+"""`kubectl tinsmith why`: an answer, then its evidence, most relevant first. The functions are pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class NamespaceFacts:
-    """The objects around a family in its namespace. `unread` has a message for each kind that could not be read."""
+    """The objects in the namespace of a family. `unread` has a message for each kind that could not be read."""
 
     events: tuple[Manifest, ...] = ()
     quotas: tuple[Manifest, ...] = ()
@@ -37,7 +37,7 @@ class NamespaceFacts:
 
 
 def explain(family: Family, namespace_facts: NamespaceFacts, now: datetime) -> list[Branch]:
-    """Return the answer as the first line, then the evidence."""
+    """Return the answer as the first line, followed by the evidence."""
     verdict = judge(family)
     style = {Health.WELL: "green", Health.STUCK: "bold red", Health.UNSEEN: "bold red"}.get(verdict.health, "yellow")
     evidence = [
@@ -101,7 +101,7 @@ def _containers(pod: Manifest, now: datetime) -> Iterator[Branch]:
 
 
 def _events(family: Family, events: Iterable[Manifest], now: datetime) -> Iterator[Branch]:
-    """Yield the family's own events, newest first."""
+    """Yield the events about the family, newest first."""
     own_events = sorted((event for event in events if concerns(family, event)), key=_time_of, reverse=True)
     if own_events:
         yield Branch("events, newest first", tuple(_event(event, now) for event in own_events[:MOST_EVENTS]))
@@ -110,8 +110,8 @@ def _events(family: Family, events: Iterable[Manifest], now: datetime) -> Iterat
 def concerns(family: Family, event: Manifest) -> bool:
     """Return whether the event is about the family.
 
-    Objects are compared by UID. A deleted pod is compared by name, because its successor in a StatefulSet has the same
-    name.
+    Objects are compared by their UIDs. A deleted pod is compared by its name, because the next pod of the StatefulSet
+    has the same name.
     """
     about = event.get("involvedObject") or {}
     if about.get("uid") in {uid_of(member) for member in family.members}:
@@ -141,7 +141,7 @@ def _event(event: Manifest, now: datetime) -> Branch:
 
 
 def _quotas(family: Family, quotas: Iterable[Manifest]) -> Iterator[Branch]:
-    """Yield the quotas if one of them may prevent the creation of a pod."""
+    """Yield the quotas, if one of them may prevent that a pod is created."""
     if family.pods or judge(family).health in (Health.WELL, Health.RESTING):
         return
     for quota in quotas:

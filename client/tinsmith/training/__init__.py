@@ -1,6 +1,6 @@
-"""The library around a training loop, based on the `tinker` SDK.
+"""The library for code around a training loop, based on the `tinker` SDK.
 
-Install the extra `training`; RL, evaluations and run logs also need `cookbook`.
+It needs the extra `training`; RL, evaluations and run logs also need `cookbook`.
 """
 
 from __future__ import annotations

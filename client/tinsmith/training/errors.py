@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 
 class TrainingError(Exception):
-    """The base class of this package's errors."""
+    """The base class of the errors of this package."""
 
 
 class NotOffered(TrainingError):
-    """An error for something that this server does not offer."""
+    """An error for a function that this server does not offer."""
 
 
 class DownloadDamaged(TrainingError):
@@ -22,15 +22,15 @@ class ExportError(TrainingError):
 
 
 class NoSuchWeights(ExportError):
-    """An error for a path at which the server shows this key no checkpoint."""
+    """An error for a path at which this key can see no checkpoint on the server."""
 
 
 class BaseModelUnusable(ExportError):
-    """An error for a base model that is missing or unreadable, or is not the adapter's base model."""
+    """An error for a base model that is missing, cannot be read, or is not the adapter's base model."""
 
 
 class PromotionRefused(TrainingError):
-    """An error for a promotion that the server refuses, or a name that it does not have."""
+    """An error for a promotion that the server refuses, or for a promoted name that does not exist."""
 
 
 class CheckpointError(TrainingError):
@@ -38,11 +38,11 @@ class CheckpointError(TrainingError):
 
 
 class NoCheckpoint(CheckpointError):
-    """An error if there is no checkpoint at the step, or none at all."""
+    """An error if there is no checkpoint at the step, or if there is no checkpoint at all."""
 
 
 class CheckpointDamaged(CheckpointError):
-    """An error for a checkpoint whose files are not those that were written."""
+    """An error for a checkpoint whose files differ from the files that were written."""
 
 
 class CheckpointExists(CheckpointError):
@@ -58,7 +58,7 @@ class SaveFailed(CheckpointError):
 
 
 class UnfitLoopState(CheckpointError, TypeError):
-    """An error for a value in `loop_state` that could only be loaded by running code from the checkpoint."""
+    """An error for a value in `loop_state` that cannot be loaded without running code from the checkpoint."""
 
 
 class StateGone(CheckpointError):
@@ -66,7 +66,7 @@ class StateGone(CheckpointError):
 
 
 class MinibatchFailed(TrainingError):
-    """An error for a failed minibatch; no optimizer step was made. `__cause__` is the SDK's error."""
+    """An error for a minibatch that failed before the optimizer step. `__cause__` is the SDK's error."""
 
     def __init__(self, minibatch: int, step: int, cause: BaseException) -> None:
         super().__init__(
@@ -78,7 +78,10 @@ class MinibatchFailed(TrainingError):
 
 
 class ShadowCutOff(TrainingError):
-    """An error for a shadow that was cancelled in a step. Its next step would contain the cancelled step's gradient."""
+    """An error for a shadow that was cancelled during a step.
+
+    Its next step would include the gradient of the cancelled step.
+    """
 
     def __init__(self, step: int) -> None:
         super().__init__(
@@ -93,15 +96,15 @@ class EvaluationError(TrainingError):
 
 
 class TaskFileError(EvaluationError):
-    """An error for a file of examples or a task name that cannot be used. It names the line."""
+    """An error for a file of examples, or the name of a task, that cannot be used. It names the line."""
 
 
 class GradeFailed(EvaluationError):
-    """An error for a grader that raised, or returned something other than finite numbers."""
+    """An error for a grader that raised an error, or that returned something other than finite numbers."""
 
 
 class ResultsUnfit(EvaluationError):
-    """An error for results that belong to other tasks, cannot be read, or are in use by another sweep."""
+    """An error for results that belong to other tasks, cannot be read, or are used by another sweep."""
 
 
 class RunLogError(TrainingError):
@@ -109,15 +112,15 @@ class RunLogError(TrainingError):
 
 
 class BackendMissing(RunLogError):
-    """An error if a backend's package is not installed. The message ends with the command that installs it."""
+    """An error for a backend whose package is not installed. The message ends with the command that installs it."""
 
 
 class BackendRefused(RunLogError):
-    """An error if a backend refuses the run, for example because it requires a key."""
+    """An error for a run that a backend refuses, for example because the backend requires a key."""
 
 
 class MetricsLost(RunLogError):
-    """An error if the run's record cannot be written, for example because the disk is full."""
+    """An error for a run whose record cannot be written, for example because the disk is full."""
 
 
 class RunError(TrainingError):
@@ -125,11 +128,11 @@ class RunError(TrainingError):
 
 
 class BadConfig(RunError):
-    """An error for settings that are missing, unknown or wrong, with a line for each."""
+    """An error for settings that are missing, unknown or wrong. The message has a line for each of them."""
 
 
 class BadData(RunError):
-    """An error for lines that are not examples, with `file:line` and the reason for each."""
+    """An error for lines that are not examples. The message has `file:line` and the reason for each of them."""
 
 
 class ServerNotReady(RunError):
@@ -137,7 +140,10 @@ class ServerNotReady(RunError):
 
 
 class NothingToTrainOn(TrainingError):
-    """An error after many groups in a row without data. `causes` counts the reasons by kind."""
+    """An error that is raised after many groups in a row had no data.
+
+    `causes` is the number of groups for each kind of reason.
+    """
 
     def __init__(self, groups: int, causes: Mapping[str, int], step: int) -> None:
         counted = ", ".join(f"{kind} ({count})" for kind, count in sorted(causes.items(), key=lambda item: -item[1]))
@@ -151,4 +157,4 @@ class NothingToTrainOn(TrainingError):
 
 
 class EnvironmentFailed(TrainingError):
-    """An error for an environment that misbehaves. Only its group is lost."""
+    """An error for an environment that breaks the rules of environments. Only its group is lost."""

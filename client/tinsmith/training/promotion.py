@@ -26,20 +26,26 @@ from tinsmith.training.errors import NotOffered, PromotionRefused, TrainingError
 PROMOTIONS = "/api/v1/promotions"
 RUN_SUMMARY = "summary.json"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")
-"""Parts of a refusal by servers without promotions. Servers with promotions name the missing name instead."""
+"""Parts of the answers of servers that have no promotions.
+
+A server with promotions would name the missing name instead.
+"""
 
 Service = tinker.ServiceClient | tinker.RestClient
 
 
 class Expected(Enum):
-    """The values of `expected` other than a path or None."""
+    """The value of `expected` that is neither a path nor None."""
 
     ANYTHING = "whatever the name stands for"
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A stable name that has stood for the sampler at `path` since `time`. `number` counts its changes, from 1."""
+    """A promoted name, which has pointed to the sampler at `path` since `time`.
+
+    `number` is the number of the change, from 1.
+    """
 
     name: str
     path: str
@@ -55,12 +61,13 @@ def promote(
     expected: str | Expected | None = Expected.ANYTHING,
     service: Service | None = None,
 ) -> Promotion:
-    """Make a name stand for a saved sampler, such as `tinker://RUN/sampler_weights/NAME`, from the next request on.
+    """Make a name point to a saved sampler, such as `tinker://RUN/sampler_weights/NAME`, from the next request on.
 
-    `expected` is the path for which the name must stand now, or None if the name must be new. `service` defaults to a
-    client with the environment's server and key, in all functions of this module.
+    `expected` is the path to which the name must point now, or None if the name must be new. In all functions of this
+    module, `service` is by default a client with the server and key of the environment.
 
-    Raises PromotionRefused with the server's message, NotOffered if the server has no promotions, and the SDK's errors.
+    Raises PromotionRefused with the server's message, NotOffered if the server has no promotions, and the errors of the
+    SDK.
     """
     unchecked = expected is Expected.ANYTHING
     body = {"model_path": path} | ({} if unchecked else {"expected_path": expected})
@@ -68,10 +75,10 @@ def promote(
 
 
 def rollback(name: str, *, service: Service | None = None) -> Promotion:
-    """Make a name stand for its previous sampler. A second rollback restores the one before that.
+    """Make a name point to its previous sampler. A second rollback makes it point to the sampler before that one.
 
-    The current change number is sent along, because the SDK repeats a call whose answer is lost, which could roll back
-    twice. Raises the errors of `promote`.
+    The request contains the number of the current change. The SDK repeats a call whose answer is lost, and without the
+    number this could roll back twice. Raises the errors of `promote`.
     """
     newest, *_ = promotion_history(name, service=service)
     expected = {"expected_number": newest.number}
@@ -89,14 +96,14 @@ def promotion_history(name: str, *, service: Service | None = None) -> list[Prom
 
 
 def remove_promotion(name: str, *, service: Service | None = None) -> None:
-    """Remove the name, not the sampler. Raises the errors of `promote`."""
+    """Remove the name. The sampler is kept. Raises the errors of `promote`."""
     _send(service, "DELETE", _address(name))
 
 
 def sampler_of_run(directory: Path) -> str:
-    """Return the path of the sampler that a finished run of `tinsmith train` saved last.
+    """Return the path of the sampler that a finished run of `tinsmith train` has saved last.
 
-    Raises PromotionRefused for a directory without one.
+    Raises PromotionRefused if the directory has no such run.
     """
     summary = directory / RUN_SUMMARY
     try:
@@ -126,7 +133,7 @@ def _promotion(answer: Mapping[str, Any]) -> Promotion:
 def _send(
     service: Service | None, method: str, address: str, body: Mapping[str, Any] | None = None, **more: Any
 ) -> Any:
-    """Send a request through the SDK's HTTP layer; the SDK has no function for it."""
+    """Send a request through the HTTP layer of the SDK, because the SDK has no function for it."""
     holder = (service or tinker.RestClient()).holder
     content = more if body is None else {"body": body, **more}
 
@@ -143,7 +150,7 @@ def _send(
 
 
 def explained(status: int, body: object) -> NotOffered | PromotionRefused | None:
-    """Return the error for a refusal, or None if it is not about promotions."""
+    """Return the error for a refusal. Return None if the refusal is not about promotions."""
     detail = str(body.get("detail", "")) if isinstance(body, Mapping) else ""
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and (
         not detail or any(words in detail for words in NO_SUCH_CALL)
@@ -155,7 +162,7 @@ def explained(status: int, body: object) -> NotOffered | PromotionRefused | None
 
 
 OTHER_COLUMNS_WIDTH = 60
-"""The width of the other columns, including the headers."""
+"""The width of the other columns, which includes their headers."""
 USAGE = "say NAME and a tinker:// path or --run, NAME and one of --rollback, --history and --remove, or --list alone"
 
 
@@ -179,7 +186,7 @@ def promote_command(
     as_json: AsJson = False,
     base_url: BaseUrl = None,
 ) -> None:
-    """Give a saved sampler a stable name on the OpenAI endpoint, move the name, or roll it back."""
+    """Give a saved sampler a stable name on the OpenAI endpoint, change the name's sampler, or roll it back."""
     promotes = path is not None or run is not None
     acts = [path is not None, run is not None, back, history, remove, list_]
     if sum(acts) != 1 or (name is None) is not list_ or (expect is not None and not promotes):

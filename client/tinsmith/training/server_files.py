@@ -1,6 +1,6 @@
-"""Downloads of a checkpoint's files from a server, through links or as an archive, streamed to disk.
+"""Downloads of the files of a checkpoint from a server. Links and archives are streamed to disk.
 
-A link needs no key, and is fetched without one: it may lead to a storage service that must not learn the key.
+A link is fetched without a key, because it needs none and may lead to a storage service that must not learn the key.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 from tinsmith.training.errors import DownloadDamaged, NotOffered
 
 PURPOSE = "tinsmith-purpose"
-"""The user_metadata key of a command's temporary training run. The server's lists omit such runs."""
+"""The key in user_metadata that marks the temporary training run of a command.
+
+The lists of the server leave such runs out.
+"""
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 SILENCE_SECONDS = 60.0
-"""The longest wait for the next byte, not for the whole download."""
+"""The longest time to wait for the next byte. It does not limit the whole download."""
 NO_SUCH_CALL = (tinker.NotFoundError, tinker.UnprocessableEntityError, tinker.BadRequestError)
 GZIP_MAGIC = b"\x1f\x8b"
 DRAIN_BYTES = 2**20
 
 
 def fetch_export(rest: tinker.RestClient, export_path: str, targets: Mapping[str, Path]) -> None:
-    """Download files of an export that `save_weights_external` made. `targets` maps names to paths.
+    """Download files of an export that was made by `save_weights_external`. `targets` maps names to paths.
 
-    Raises NotOffered if the export lacks one of them, and DownloadDamaged.
+    Raises NotOffered if the export lacks one of these files, and DownloadDamaged.
     """
     urls = rest.get_external_weights_urls(export_path).result().urls
     for name, target in targets.items():
@@ -47,10 +50,10 @@ def fetch_export(rest: tinker.RestClient, export_path: str, targets: Mapping[str
 
 
 def fetch_from_archive(rest: tinker.RestClient, path: str, targets: Mapping[str, Path]) -> None:
-    """Download files of a checkpoint of any kind. `targets` maps names to paths.
+    """Download files of a checkpoint, which may be of any kind. `targets` maps names to paths.
 
-    The whole archive needs space on this machine's disk. Raises NotOffered if the server has no archives or the archive
-    lacks a file, and DownloadDamaged.
+    The disk of this machine must have space for the whole archive. Raises NotOffered if the server has no archives or
+    if the archive lacks a file, and DownloadDamaged.
     """
     left = dict(targets)
     try:
@@ -69,7 +72,7 @@ def fetch_from_archive(rest: tinker.RestClient, path: str, targets: Mapping[str,
 
 @contextmanager
 def _archive(rest: tinker.RestClient, path: str) -> Iterator[BinaryIO]:
-    """Download the archive, and yield its content without gzip compression."""
+    """Download the archive, and yield its content without the gzip compression."""
     with tempfile.TemporaryFile() as file:
         _ask_for_archive(rest, path, file)
         file.seek(0)
@@ -79,7 +82,10 @@ def _archive(rest: tinker.RestClient, path: str) -> Iterator[BinaryIO]:
 
 
 def _opened(content: BinaryIO, path: str) -> tarfile.TarFile:
-    """Open the archive and read its first header. Raises NotOffered if it is not an archive, and gzip's errors."""
+    """Open the archive, and read its first header.
+
+    Raises NotOffered if it is not an archive, and the errors of gzip.
+    """
     try:
         return tarfile.open(fileobj=content, mode="r|")
     except tarfile.ReadError as error:
@@ -89,15 +95,15 @@ def _opened(content: BinaryIO, path: str) -> tarfile.TarFile:
 
 
 def _read_to_the_end(content: BinaryIO) -> None:
-    """Read to the end, where gzip compares its digest. An archive reader stops earlier."""
+    """Read to the end, because gzip compares its digest there. A reader of archives would stop earlier."""
     while content.read(DRAIN_BYTES):
         pass
 
 
 def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> None:
-    """Request the archive through the SDK's HTTP layer; the SDK no longer has a function for it.
+    """Request the archive through the HTTP layer of the SDK, because the SDK has no function for it any more.
 
-    Most answers redirect to a link.
+    Most servers answer with a redirect to a link.
     """
     parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
     address = f"/api/v1/training_runs/{parsed.training_run_id}/checkpoints/{parsed.checkpoint_id}/archive"
@@ -129,14 +135,14 @@ def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> N
 
 
 def _trusted() -> ssl.SSLContext:
-    """Return httpx's and this machine's certificate authorities, as in the SDK."""
+    """Return the certificate authorities of httpx and of this machine. The SDK trusts the same ones."""
     context = httpx.create_ssl_context()
     context.load_default_certs()
     return context
 
 
 def _download(url: str, target: IO[bytes]) -> None:
-    """Download from a link, without a key."""
+    """Download a file from a link, without a key."""
     try:
         with httpx.stream("GET", url, timeout=SILENCE_SECONDS, follow_redirects=True, verify=_trusted()) as answer:
             for part in answer.raise_for_status().iter_bytes():

@@ -1,4 +1,4 @@
-"""Optimizer steps from a stream of rollouts: gradients are computed while more rollouts arrive."""
+"""Optimizer steps from a stream of rollouts. Gradients are computed while more rollouts arrive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tinsmith.training.errors import MinibatchFailed
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """The training data of one group of rollouts.
+    """The training data from one group of rollouts.
 
-    `policy_step` is the number of optimizer steps after which the sampling weights were taken. A group without data,
-    for example because all of its rewards are equal, counts as a group of its step but trains nothing.
+    `policy_step` is the number of optimizer steps that the sampling weights had made. A group may have no data, for
+    example because all its rewards are equal. It counts as a group of its step, but trains nothing.
     """
 
     data: Sequence[tinker.Datum]
@@ -32,11 +32,11 @@ class RolloutGroup:
 
 
 class BufferClosed(Exception):
-    """An error for a rollout that arrives after the buffer was closed."""
+    """An error for a group that arrives after the buffer was closed."""
 
 
 class RolloutBuffer(AsyncIterator[RolloutGroup]):
-    """A queue of at most `groups` rollout groups, for one event loop. `put` waits while it is full."""
+    """A queue of at most `groups` rollout groups. It is used on one event loop. While it is full, `put` waits."""
 
     def __init__(self, groups: int) -> None:
         if groups < 1:
@@ -51,7 +51,7 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
         return len(self._waiting)
 
     async def put(self, group: RolloutGroup) -> None:
-        """Add a group as soon as there is room. Raises BufferClosed."""
+        """Add a group when there is room. Raises BufferClosed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_closed or len(self._waiting) < self._most)
             if self._is_closed:
@@ -60,7 +60,7 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
             self._changed.notify_all()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """End the stream after the groups in the buffer. Iteration then ends, or raises `error`."""
+        """End the stream after the groups that are in the buffer. Iteration then ends, or raises `error`."""
         async with self._changed:
             self._is_closed, self._error = True, error
             self._changed.notify_all()
@@ -77,15 +77,16 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
 
 
 Send: TypeAlias = Callable[[list[tinker.Datum]], Awaitable[types.ForwardBackwardOutput]]
-"""A function that submits a forward-backward pass in call order, and returns its future."""
+"""A function that submits a forward-backward pass in the order of calls, and returns its future."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinibatchPlan:
-    """The composition of each optimizer step.
+    """The number of groups and minibatches in each optimizer step, and the limit on staleness.
 
-    `most_stale_steps` is the maximum age of a group's sampling weights, in optimizer steps before the trained weights;
-    0 is on-policy. `minibatches_in_flight` is the most minibatches that the server has at a time.
+    `most_stale_steps` is the largest age of a group's sampling weights. The age is the number of optimizer steps by
+    which they are older than the trained weights; 0 is on-policy. `minibatches_in_flight` is the largest number of
+    minibatches that the server has at the same time.
     """
 
     groups_per_step: int
@@ -106,7 +107,10 @@ class MinibatchPlan:
             raise ValueError(f"most_stale_steps is {self.most_stale_steps}; it must be 0 (on-policy) or more")
 
     def staleness(self, group: RolloutGroup, step: int) -> int:
-        """Return the staleness in optimizer steps. Raises ValueError for a group from weights of a later step."""
+        """Return the staleness of the group, in optimizer steps.
+
+        Raises ValueError if the group's weights are of a later step.
+        """
         if group.policy_step > step:
             raise ValueError(
                 f"a rollout has policy_step {group.policy_step}, but only {step} steps were made; "
@@ -115,17 +119,17 @@ class MinibatchPlan:
         return step - group.policy_step
 
     def takes(self, group: RolloutGroup, step: int) -> bool:
-        """Return whether the group may train `step`, which counts from 0. Raises the errors of `staleness`."""
+        """Return whether the group may be used for `step`. Steps count from 0. Raises the errors of `staleness`."""
         return self.staleness(group, step) <= self.most_stale_steps
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The result of an optimizer step.
+    """The result of one optimizer step.
 
-    `step` counts from 0. `staleness` has an entry for each trained group, in optimizer steps. `metrics` has the metrics
-    of the loss over all data, reduced as the SDK reduces those of one call, and those of the optimizer. `outputs` has
-    the loss's output for each datum, in the order of `data`.
+    `step` counts from 0. `staleness` has an entry for each group that was trained on, in optimizer steps. `metrics` has
+    the metrics of the loss over all data, and those of the optimizer. They are reduced as the SDK reduces the metrics
+    of one call. `outputs` has the output of the loss for each datum, in the order of `data`.
     """
 
     step: int
@@ -136,11 +140,11 @@ class StepReport:
     dropped_groups: int
     minibatches: int
     waited_seconds: float
-    """The time spent waiting for rollouts, even if the server was computing."""
+    """The time spent waiting for rollouts. It counts even if the server was computing."""
 
 
 class StepInProgress:
-    """A step that collects groups until it is full, and sends each minibatch as soon as it is complete."""
+    """A step that collects groups until it is full. It sends each minibatch when the minibatch is complete."""
 
     def __init__(self, step: int, plan: MinibatchPlan, send: Send) -> None:
         self.step = step
@@ -157,7 +161,7 @@ class StepInProgress:
 
     @property
     def groups(self) -> int:
-        """Return the number of groups taken so far, including groups without data."""
+        """Return the number of groups that were taken so far, including groups without data."""
         return len(self.staleness)
 
     @property
@@ -165,9 +169,9 @@ class StepInProgress:
         return self.groups == self._plan.groups_per_step
 
     async def take(self, group: RolloutGroup) -> bool:
-        """Take a group, and return whether it was fresh enough; a stale one is dropped and counted.
+        """Take a group, and return whether it was fresh enough. A stale group is dropped and counted.
 
-        Waits while too many minibatches are in flight. Raises MinibatchFailed, and ValueError for a group from weights
+        If too many minibatches are in flight, wait. Raises MinibatchFailed, and ValueError if the group's weights are
         of a later step.
         """
         if not self._plan.takes(group, self.step):
@@ -181,7 +185,7 @@ class StepInProgress:
         return True
 
     async def results(self) -> types.ForwardBackwardOutput:
-        """Send the last, incomplete minibatch, and return the results of all data. Raises MinibatchFailed."""
+        """Send the last minibatch, which is incomplete, and return the results for all data. Raises MinibatchFailed."""
         await self._submit()
         while self._under_way:
             await self._settle()
@@ -226,16 +230,16 @@ async def stream_minibatch_train(
     first_step: int = 0,
     progress: Progress | None = None,
 ) -> AsyncGenerator[StepReport, None]:
-    """Make an optimizer step from every `plan.groups_per_step` groups, and yield its report.
+    """Make an optimizer step from every `plan.groups_per_step` groups, and yield the report of each step.
 
-    Losses are sums over data, so the steps equal those of whole batches, up to the order of float32 additions. `adam`
-    holds the parameters of every step, or is a function of the step's number, which counts from `first_step`. Stale
-    groups are dropped and counted. The groups that are left when `rollouts` ends make a smaller step. A step without
-    data is skipped, and its number is used by the next groups.
+    Losses are sums over data. So the steps are equal to steps on whole batches, up to the order of float32 additions.
+    `adam` holds the parameters for every step, or is a function of the number of the step, which counts from
+    `first_step`. Stale groups are dropped and counted. If groups are left when `rollouts` ends, they make a smaller
+    step. A step without data is skipped, and the next groups use its number.
 
-    Raises MinibatchFailed, before the optimizer step, if the server refuses or fails a minibatch. The gradients of the
-    step's other minibatches then stay on the server. They also stay there if the caller stops in the middle of a step.
-    In both cases, load the last saved state before you continue. Raises what `rollouts` raises.
+    Raises MinibatchFailed if the server refuses or fails a minibatch. The optimizer step is then not made. The
+    gradients of the step's other minibatches then stay on the server. They also stay there if the caller stops during a
+    step. In both cases, load the state that was saved last before you continue. Raises the errors of `rollouts`.
     """
     of_step = adam if callable(adam) else lambda _: adam
     send = partial(_send, client, loss_fn, loss_fn_config)
@@ -268,10 +272,10 @@ def _send(
 async def _finish(
     client: tinker.TrainingClient, current: StepInProgress, adam: Callable[[int], types.AdamParams]
 ) -> StepReport | None:
-    """Make the optimizer step, or return None if there is no data.
+    """Make the optimizer step. If there is no data, return None.
 
-    The optimizer step waits for all results: if it were submitted earlier, it would use an incomplete gradient when a
-    minibatch fails.
+    The optimizer step is submitted after all results. Earlier, it would use an incomplete gradient if a minibatch
+    failed.
     """
     trained = await current.results()
     if not current.data:
@@ -280,7 +284,7 @@ async def _finish(
 
 
 class _Shown:
-    """A progress bar of the current step's groups."""
+    """A progress bar that shows the groups of the current step."""
 
     def __init__(self, progress: Progress | None, plan: MinibatchPlan) -> None:
         self._progress = progress

@@ -1,1 +1,1 @@
-"""Builds Tinsmith's images with docker or buildah, into archives that a cluster without a registry can import."""
+"""The builds of Tinsmith's images with docker or buildah. A cluster without a registry can import the archives."""

@@ -1,4 +1,4 @@
-"""Archives of the images of a checkout. Only changed images are built again."""
+"""Archives of the images of a checkout. An image is built again only if it has changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT_ARCHIVES = 2
 
 
 def cache_directory() -> Path:
-    """Return the cache's folder. It is outside the checkout, so that a fresh clone reuses earlier builds."""
+    """Return the folder of the cache. It is outside the checkout, so that a fresh clone can use earlier builds."""
     return Path(os.environ.get("TINSMITH_CACHE") or Path.home() / ".cache" / "tinsmith")
 
 
@@ -38,7 +38,7 @@ class Archive:
 
 
 def build_images(images: Iterable[Image]) -> dict[str, Archive]:
-    """Return the images' archives, by name. Progress is printed on standard error. Raises ImageError."""
+    """Return the archive of each image, by name. Progress is printed on standard error. Raises ImageError."""
     cache = cache_directory()
     with _locked(cache / "images" / "lock"):
         return {image.name: _archive(image, cache) for image in images}
@@ -46,14 +46,14 @@ def build_images(images: Iterable[Image]) -> dict[str, Archive]:
 
 @lru_cache
 def build_to_run(name: str) -> Builder:
-    """Return the builder that has this checkout's image under its reference; earlier builds are reused."""
+    """Return the builder. It has the image of this checkout under its reference, from this build or an earlier one."""
     cache = cache_directory()
     with _locked(cache / "images" / "lock"):
         return _build(IMAGES[name], cache)
 
 
 def find_builder(cache: Path) -> Builder:
-    """Return docker if its daemon answers, else buildah. Raises ImageError if neither is available."""
+    """Return docker if its daemon answers, otherwise buildah. Raises ImageError if neither is available."""
     if Docker.works():
         return Docker()
     if Buildah.works():
@@ -89,12 +89,12 @@ def _archive(image: Image, cache: Path) -> Archive:
 
 
 def _prefix(image: Image) -> str:
-    """Return the prefix of the image's archives. Each tag has its own prefix."""
+    """Return the prefix of the names of the image's archives. Each tag has its own prefix."""
     return f"{image.name}_{image.tag}-"
 
 
 def _prepare_base(builder: Builder) -> None:
-    """Prepare Debian's image. If no registry can be reached, make the same image from Debian's packages."""
+    """Prepare the image of Debian. If no registry can be reached, make the same image from packages of Debian."""
     if builder.has_base():
         return
     try:
@@ -114,7 +114,7 @@ def _make_base(builder: Builder, refusal: ImageError) -> None:
 
 
 def _build(image: Image, cache: Path) -> Builder:
-    """Build each stage separately. A stage then has a name, so pruning keeps its layers for the next build."""
+    """Build each stage separately. Each stage then has a name, so that pruning keeps its layers for the next build."""
     builder = find_builder(cache)
     _prepare_base(builder)
     log = cache / "images" / f"{image.name}.log"
@@ -130,7 +130,10 @@ def _build(image: Image, cache: Path) -> Builder:
 
 
 def _prune(builder: Builder) -> None:
-    """Prune the builder. An image that a container uses stays, even if the program that started it was killed."""
+    """Remove what the builder no longer needs.
+
+    An image that a container uses is kept, even if the program that started the container was killed.
+    """
     try:
         builder.prune()
     except ImageError as error:
@@ -138,7 +141,7 @@ def _prune(builder: Builder) -> None:
 
 
 def _save(builder: Builder, image: Image, path: Path) -> None:
-    """Save the archive under its name once it is complete."""
+    """Save the archive. It gets its name when it is complete."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
     builder.save(image.reference, unfinished)
@@ -153,7 +156,10 @@ def _forget_old_archives(image: Image, directory: Path) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold a lock during a build. Two builds at once would do the same work, and prune each other's layers."""
+    """Hold a lock while an image is built.
+
+    Two builds at the same time would do the same work, and remove each other's layers.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as handle:
         flock(handle, LOCK_EX)
@@ -179,7 +185,7 @@ _DEBIANS_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 @contextmanager
 def build_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[dict[str, Path]]:
-    """Yield the files of the secrets that the Dockerfiles mount, by name; they exist during the block."""
+    """Yield the files of the secrets that the Dockerfiles mount, by name. They exist while the context is open."""
     with TemporaryDirectory(prefix="tinsmith-build-") as directory:
         file = Path(directory) / "build-environment"
         file.touch(mode=0o600)
@@ -194,7 +200,7 @@ def build_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[dict[
 
 
 def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the proxy variables and pip's settings, except settings with paths, which do not exist inside a build."""
+    """Return the proxy variables and the settings of pip, but no paths, because they do not exist inside a build."""
     return {
         name: value
         for name, value in environment.items()

@@ -18,7 +18,10 @@ PULL_SECONDS = 300
 
 
 class Buildah:
-    """Implements `images.builder.Builder`. It uses overlay mounts if the kernel allows them, else full copies (vfs)."""
+    """Implements `images.builder.Builder`.
+
+    It uses overlay mounts if the kernel allows them, and full copies (vfs) otherwise.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -59,7 +62,7 @@ class Buildah:
         return succeeds("buildah", *self._places(), "inspect", "--type=image", reference)
 
     def command(self, reference: str, program: Program) -> list[str]:
-        """Return a command without buildah's own `run`, which cannot make the root read-only."""
+        """Return a command. It does not use buildah's own `run`, because that cannot make the root read-only."""
         if os.geteuid() != 0:
             raise ImageError("Only root can run a program in an image that buildah has built; use sudo, or docker.")
         settings = json.loads(self._run("inspect", "--type=image", reference))["OCIv1"]["config"]
@@ -73,7 +76,7 @@ class Buildah:
         self._run("rmi", "--prune")
 
     def clean(self, references: Sequence[str]) -> None:
-        """Delete the whole storage, which only this tool uses."""
+        """Delete the whole storage. Only this tool uses it."""
         self._run("rm", "--all")
         self._run("rmi", "--all", "--force")
         shutil.rmtree(self._directory)

@@ -1,4 +1,4 @@
-"""The interface of image builders, and the choice of the builder on this machine."""
+"""The interface of image builders, and the choice of a builder on this machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BASE = "docker.io/library/debian:trixie-slim"
 
 @dataclass(frozen=True)
 class Program:
-    """A command to run in an image as a pod would: its user, a read-only root, an empty /tmp and home."""
+    """A command to run in an image in the same way as in a pod: its user, a read-only root, an empty /tmp and home."""
 
     words: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[Path, str] = field(default_factory=dict)
-    """Readable directories of this machine, and their mount points below /tmp."""
+    """Directories of this machine that the command can read, and their mount points below /tmp."""
 
 
 class Builder(Protocol):
@@ -33,10 +33,10 @@ class Builder(Protocol):
         """Import the file system in `directory` as the base image."""
 
     def build(self, image: Image, tag: str, secrets: Mapping[str, Path], log: Path, stage: str | None = None) -> None:
-        """Build the image, or only one stage of it, and reuse the layers of earlier builds."""
+        """Build the image, or only one stage of it. Layers of earlier builds are used again."""
 
     def save(self, reference: str, archive: Path) -> None:
-        """Write the image into a docker-archive, which docker, containerd and podman import."""
+        """Write the image to a docker-archive. docker, containerd and podman can import it."""
 
     def has(self, reference: str) -> bool: ...
 
@@ -44,7 +44,7 @@ class Builder(Protocol):
         """Return the command on this machine that runs `program` in the image."""
 
     def prune(self) -> None:
-        """Remove layers that no named image or stage uses."""
+        """Remove the layers that no image or stage with a name uses."""
 
     def clean(self, references: Sequence[str]) -> None:
         """Remove the named images and all other data that this tool has created."""

@@ -1,4 +1,4 @@
-"""Runs a program, and raises the only exception of the image tools if the program fails."""
+"""Commands that raise the only exception of the image tools if they fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TAIL_LINES = 25
 
 
 def run(*command: str | Path, seconds: float | None = None) -> str:
-    """Run a command, and return its standard output. Raises ImageError on failure or timeout."""
+    """Run a command, and return its standard output. Raises ImageError after a failure or a timeout."""
     try:
         finished = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
@@ -29,14 +29,14 @@ def run(*command: str | Path, seconds: float | None = None) -> str:
 
 
 def run_logged(log: Path, *command: str | Path) -> None:
-    """Run a long command, whose output is appended to `log`. Raises ImageError with the end of the log."""
+    """Run a long command, and append its output to `log`. Raises ImageError with the end of the log."""
     with log.open("a") as file:
         finished = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False)
     _check(command, finished.returncode, log.read_text(errors="replace"))
 
 
 def succeeds(*command: str | Path, seconds: float = 60.0) -> bool:
-    """Return whether the command succeeds; a missing command or a timeout counts as failure."""
+    """Return whether the command succeeds. If it is missing or takes too long, it has not succeeded."""
     try:
         run(*command, seconds=seconds)
     except ImageError:

@@ -1,4 +1,4 @@
-"""Builds with a docker daemon."""
+"""Builds of images with a docker daemon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from images.sources import Image
 
 
 class Docker:
-    """Implements `images.builder.Builder`. The daemon manages its build cache by itself."""
+    """Implements `images.builder.Builder`. The daemon manages its own build cache."""
 
     @staticmethod
     def works() -> bool:
@@ -51,7 +51,7 @@ class Docker:
         return ["docker", "run", "--rm", *sandbox, *environment, *mounts, "--entrypoint=", reference, *program.words]
 
     def prune(self) -> None:
-        """Do nothing: the daemon limits its build cache, which also holds other projects' layers."""
+        """Do nothing. The daemon limits its build cache, which also has layers of other projects."""
 
     def clean(self, references: Sequence[str]) -> None:
         present = [reference for reference in references if self.has(reference)]

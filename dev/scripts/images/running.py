@@ -1,4 +1,7 @@
-"""Runs commands in a built image: as a pod would, or the trainer's own tests with the image's Python and PyTorch."""
+"""Commands in a built image.
+
+They run as in a pod, or they are the trainer's own tests with the image's Python and PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ NOT_OF_THE_IMAGE = (
 
 
 def run_in_image(name: str, program: Program) -> subprocess.CompletedProcess[str]:
-    """Run a program in the image of this checkout, and build the image first if needed.
+    """Run a program in the image of this checkout. If the image is missing, build it first.
 
     The caller checks its status.
     """
@@ -41,7 +44,10 @@ def run_in_image(name: str, program: Program) -> subprocess.CompletedProcess[str
 
 
 def run_trainer_tests(arguments: Sequence[str]) -> int:
-    """Run the tests in `arguments`, or the tests of engines, models and samplers. Return pytest's exit status."""
+    """Run the tests in `arguments`. Without arguments, run the tests of engines, models and samplers.
+
+    Return pytest's exit status.
+    """
     with TemporaryDirectory(prefix="tinsmith-tools-") as tools:
         _install_tools(Path(tools))
         return subprocess.run(_command("trainer", _pytest(Path(tools), arguments)), check=False).returncode
@@ -67,7 +73,7 @@ def _pytest(tools: Path, arguments: Sequence[str]) -> Program:
 
 
 def _install_tools(directory: Path) -> None:
-    """Install the test tools for the image's Python on this machine's platform."""
+    """Install the test tools, for the Python of the image and the platform of this machine."""
     uv = run(FIND_UV).strip()
     wanted = ["--python-version", "3.13", "--only-binary=:all:", "--no-deps", "--require-hashes"]
     directory.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The images, and the files that each image contains, read from its Dockerfile."""
+"""The images, and the files that each image contains. Its Dockerfile names them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 IGNORED = "__pycache__"
 LOCAL_REGISTRY = "tinsmith.local"
-"""The domain does not exist in public DNS, so a node that lacks an image cannot pull another image of that name."""
+"""The registry in the names of images.
+
+It is not in public DNS, so a node that lacks an image cannot pull another one.
+"""
 
 
 def version() -> str:
@@ -33,12 +36,15 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """Return the image's name as pods use it."""
+        """Return the name that pods use for the image."""
         return f"{LOCAL_REGISTRY}/tinsmith/{self.name}:{self.tag}"
 
     @cached_property
     def instructions(self) -> list[list[str]]:
-        """Return the Dockerfile's instructions as lists of words, with continued lines joined and without comments."""
+        """Return the instructions in the Dockerfile as lists of words.
+
+        Continued lines are joined, and comments are left out.
+        """
         text = re.sub(r"^\s*#.*\n", "", self.dockerfile.read_text(), flags=re.MULTILINE)
         return [line.split() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
@@ -48,18 +54,21 @@ class Image:
         return [words[3] for words in self.instructions if words[0] == "FROM" and "AS" in words]
 
     def stage_tag(self, stage: str) -> str:
-        """Return the name that the builder gives a stage."""
+        """Return the name that the builder gives to a stage."""
         return f"localhost/tinsmith/{self.name}-{stage}:{self.tag}"
 
     def copied(self) -> Iterator[Path]:
-        """Yield every file that the build copies from the checkout."""
+        """Yield every file in the checkout that the build copies."""
         for words in self.instructions:
             if words[0] == "COPY" and not words[1].startswith("--from"):
                 for source in words[1:-1]:
                     yield from _files(self.root / source)
 
     def digest(self) -> str:
-        """Return a hash of the name and of every file that the build copies, without Debian's packages."""
+        """Return a hash of the image's name and of every file that the build copies.
+
+        Debian's packages are not included.
+        """
         digest = hashlib.sha256(self.reference.encode())
         for file in [self.dockerfile, self.root / ".dockerignore", *self.copied()]:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -85,7 +94,7 @@ OPTIONAL_IMAGES = {
 }
 """Services that tests install next to Tinsmith, and the CPU worker of nemo-rl and miles.
 
-They are built only on request.
+They are built only if requested.
 """
 GPU_IMAGES = {
     name: Image(name, ROOT / "trainer_image" / dockerfile)
@@ -95,4 +104,7 @@ GPU_IMAGES = {
         ("trainer-gpu", "Dockerfile.gpu"),
     )
 }
-"""Images for GPUs on bases of tens of gigabytes. Users build them with `docker build`; these tools do not."""
+"""Images for GPUs. Their base images have tens of gigabytes.
+
+Users build them with `docker build`, because these tools do not build them.
+"""

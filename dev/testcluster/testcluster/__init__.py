@@ -1,1 +1,1 @@
-"""A Kubernetes on this machine, for tests, the demo and trying things: `python -m testcluster up`."""
+"""A Kubernetes cluster on this machine, for tests, the demo and experiments: `python -m testcluster up`."""

@@ -1,4 +1,4 @@
-"""A running cluster for tests and people, made by this package or given by the user."""
+"""A running cluster for tests and people. This package made it, or the user gave it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _POD_SECURITY = {"pod-security.kubernetes.io/enforce": "restricted", "pod-securi
 
 @dataclass(frozen=True)
 class Cluster:
-    """`ingress_address`: None without a known Ingress controller.
+    """A running cluster. `ingress_address` is None if no Ingress controller is known.
 
-    `runtimes`: empty if the nodes belong to a foreign cluster.
+    `runtimes` is empty if the nodes belong to a foreign cluster.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Cluster:
 
     @property
     def ingress_url(self) -> str:
-        """Return the address of the Ingress controller. Raises ClusterError when it is not configured."""
+        """Return the address of the Ingress controller. Raises ClusterError if it is not configured."""
         if self.ingress_address is None:
             raise ClusterError(f"The ingress of {self.kubeconfig} is unknown: set {INGRESS_VARIABLE} to its address.")
         return f"http://{self.ingress_address}"
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Run kubectl, and return its output. Raises ClusterError with kubectl's own message when it fails."""
+        """Run kubectl, and return its output. If kubectl fails, raises ClusterError with kubectl's own message."""
         return self.kubectl_bytes(*arguments, stdin=None if stdin is None else stdin.encode()).decode()
 
     def kubectl_bytes(self, *arguments: str, stdin: bytes | None = None) -> bytes:
@@ -64,7 +64,7 @@ class Cluster:
         return finished.stdout
 
     def make_namespace(self, name: str) -> None:
-        """Create a namespace that admits only restricted pods, and return when pods can be created in it."""
+        """Create a namespace that admits only restricted pods. Return when pods can be created in it."""
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _POD_SECURITY}}
         self.kubectl("apply", "--filename=-", stdin=json.dumps(document))
         self.kubectl(f"--namespace={name}", "wait", "serviceaccount/default", "--for=create", "--timeout=120s")
@@ -77,21 +77,21 @@ class Cluster:
             self.kubectl(f"--namespace={name}", "wait", "pods", "--all", "--for=delete", "--timeout=180s")
 
     def load_image(self, archive: Path) -> list[LoadedImage]:
-        """Load the images of an archive into every node; for a foreign cluster, run the user's load command.
+        """Load the images of an archive into every node. For a foreign cluster, run the load command of the user.
 
-        Raises ClusterError if the load fails, or if the user gave no command.
+        Raises ClusterError if the load fails, or if there is no load command.
         """
         return load(archive, self.runtimes) if self.runtimes else load_command().load(archive)
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
-        """Kill the container's first process, like the kernel's out-of-memory killer.
+        """Kill the first process of the container, as the kernel does if memory runs out.
 
         The kubelet restarts the container.
         """
         self._signal_container(namespace, pod, container, signal.SIGKILL)
 
     def freeze_container(self, namespace: str, pod: str, container: str) -> None:
-        """Freeze the container's first process. Afterwards only `kill_container` can end it."""
+        """Freeze the first process of the container. After that, only `kill_container` can end the process."""
         self._signal_container(namespace, pod, container, signal.SIGSTOP)
 
     def _signal_container(self, namespace: str, pod: str, container: str, number: signal.Signals) -> None:
@@ -103,7 +103,7 @@ class Cluster:
         self._known_runtimes()[self.nodes.index(node)].kill(found.removeprefix("containerd://"), number)
 
     def cut_off(self, node: str) -> None:
-        """Disconnect the node: its pods continue to run, unseen until `reconnect`."""
+        """Disconnect the node. Its pods continue to run, but the cluster cannot see them until `reconnect`."""
         self._expendable(node).disconnect()
 
     def reconnect(self, node: str) -> None:
@@ -114,7 +114,7 @@ class Cluster:
         self._expendable(node).power_off()
 
     def _expendable(self, node: str) -> Node:
-        """Return a node of this cluster that does not carry the control plane. Raises ClusterError for any other."""
+        """Return a node of this cluster that does not run the control plane. Raises ClusterError for any other node."""
         places = Places(self.name) if self.name else None
         members = own_nodes(places, len(self.nodes)) if places else []
         for member in members[1:]:
@@ -123,7 +123,7 @@ class Cluster:
         raise ClusterError(f"{node} is no node to lose: use `--nodes 2` and the second one.")
 
     def logs(self) -> str:
-        """Return the end of each process's log; empty for a foreign cluster."""
+        """Return the end of the log of each process. There are none for a foreign cluster."""
         files = sorted(Places(self.name).logs.glob("*.log")) if self.name else []
         ends = [(file.stem, file.read_text(errors="replace").splitlines()[-_LOG_LINES:]) for file in files]
         return "\n".join(f"== {name}\n" + "\n".join(lines) for name, lines in ends)
@@ -135,7 +135,7 @@ class Cluster:
 
 
 def recorded(record: Record) -> Cluster:
-    """Return the cluster of this record."""
+    """Return the cluster that this record describes."""
     places = Places(record.name)
     return Cluster(
         name=record.name,
@@ -159,9 +159,9 @@ def own_nodes(places: Places, count: int) -> list[Node]:
 
 
 def configured_cluster() -> Cluster | None:
-    """Return the cluster of KUBECONFIG, if its current context is the one that TINSMITH_TEST_CONTEXT names.
+    """Return the cluster of KUBECONFIG, if its current context is the one in TINSMITH_TEST_CONTEXT.
 
-    The second variable confirms that tests may write to this cluster, because KUBECONFIG alone may name a cluster in
+    The second variable confirms that tests may write to this cluster. KUBECONFIG alone may name a cluster that is in
     use. Raises ClusterError if the two variables name different contexts.
     """
     confirmed, kubeconfig = os.environ.get(CONTEXT_VARIABLE), os.environ.get("KUBECONFIG")

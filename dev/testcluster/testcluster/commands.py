@@ -1,4 +1,4 @@
-"""Runs a system program, and raises a one-sentence error if it fails."""
+"""System programs. If a program fails, an error with one sentence is raised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) 
 
 
 def attempt(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """Run a command. Its failure is a valid result."""
+    """Run a command. A failure is a valid result."""
     try:
         return subprocess.run(
             [str(word) for word in command],

@@ -1,8 +1,8 @@
-"""A cluster made by kind, on Docker or Podman: on request, or if this machine cannot run a cluster of its own.
+"""A cluster that kind makes on Docker or Podman, on request or if this machine cannot run the project's own cluster.
 
-The cluster has what kind provides: one storage class, `standard`, and no Ingress controller. Tests that need more fail
-and say so. The node uses kind's own image, or the image that `make kind-node-image` has made. The latter enforces no
-NetworkPolicies.
+It has what kind provides: the storage class `standard`, and no Ingress controller. If a test needs more, it fails with
+a message that says so. The node uses kind's own image, or the image that `make kind-node-image` has made. A node with
+the latter image enforces no NetworkPolicies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testcluster.places import Places
 from testcluster.programs.builds import KIND, KUBERNETES_VERSION
 
 OWN_NODE_IMAGE = f"tinsmith.local/tinsmith/kind-node:v{KUBERNETES_VERSION}"
-"""The image that `make kind-node-image` makes on a machine that cannot pull kind's own image."""
+"""The image that `make kind-node-image` makes, for a machine that cannot pull kind's own image."""
 # This image contains a network for one node, so kind must not install another one.
 _ITS_SETTINGS = {
     "kind": "Cluster",
@@ -33,7 +33,7 @@ _CREATION_SECONDS = 600.0
 
 
 def missing() -> str | None:
-    """Return a sentence that says what this machine lacks for a kind cluster; None if it lacks nothing."""
+    """Return a sentence that says what this machine lacks for a kind cluster, or None if it lacks nothing."""
     if _program() is None:
         return "kind is not installed: `go install sigs.k8s.io/kind@latest`, or see https://kind.sigs.k8s.io."
     return None if _engine() else _engine_is_missing()
@@ -47,9 +47,11 @@ def running_engine() -> str:
 
 
 def create(places: Places) -> None:
-    """Create the cluster from the project's node image, or else from kind's image, which kind may have to pull.
+    """Create the cluster.
 
-    Raises ClusterError if the pull or the start fails.
+    It uses the node image of the project if it exists, otherwise kind's image, which kind may have to pull.
+
+    Raises ClusterError if the pull or the start of the cluster fails.
     """
     engine = running_engine()
     places.directory.mkdir(parents=True, exist_ok=True)
@@ -69,12 +71,12 @@ def create(places: Places) -> None:
 
 
 def was_here(places: Places) -> bool:
-    """Return whether kind was ever called to create this cluster."""
+    """Return whether kind was ever asked to create this cluster."""
     return _marker(places).exists()
 
 
 def delete(places: Places) -> None:
-    """Delete the cluster. Do nothing if no cluster of that name exists."""
+    """Delete the cluster. If there is no cluster with that name, do nothing."""
     _kind(places, "delete")
 
 
@@ -87,7 +89,7 @@ def containerd(places: Places) -> Containerd:
 
 
 def _engine() -> str | None:
-    """Return the engine that kind is configured to use, or else the first that answers."""
+    """Return the engine that is configured for kind, or the first engine that answers."""
     named = os.environ.get(_ENGINE_VARIABLE)
     engines = (named,) if named else _ENGINES
     return next((one for one in engines if shutil.which(one) and attempt(one, "info").returncode == 0), None)
@@ -100,12 +102,12 @@ def _engine_is_missing() -> str:
 
 
 def _program() -> str | None:
-    """Return the command of kind: the installed one, or else the one that was built with the project's node image."""
+    """Return the command of kind: the installed one, or the one that was built with the node image of the project."""
     return shutil.which("kind") or shutil.which("kind", path=KIND.folder())
 
 
 def _kind(places: Places, verb: str, *options: str, stdin: str | None = None) -> None:
-    """Run kind with the engine that created the cluster, even if another engine answers now."""
+    """Run kind with the engine that created the cluster, even if another engine would be chosen now."""
     engine = f"{_ENGINE_VARIABLE}={_marker(places).read_text()}"
     named = (f"--name={_name(places)}", f"--kubeconfig={places.kubeconfig}")
     if (program := _program()) is None:
@@ -114,7 +116,7 @@ def _kind(places: Places, verb: str, *options: str, stdin: str | None = None) ->
 
 
 def _marker(places: Places) -> Path:
-    """Return the file that holds the engine's name."""
+    """Return the file that contains the name of the engine."""
     return places.directory / "made-by-kind"
 
 

@@ -1,8 +1,8 @@
-"""Starts and stops clusters. Both `up` and the tests' fixtures use this module.
+"""The start and the stop of clusters. Both the command `up` and the fixtures of tests use this module.
 
-This package makes clusters itself, from Go modules and Debian packages; once built, that takes seconds. If a
-requirement is missing and kind is installed, kind makes the clusters with a single node. On request, kind makes any
-such cluster.
+This package itself makes clusters from Go modules and Debian packages. When the programs are built, this takes seconds.
+If this machine lacks something for that and kind is installed, kind makes a cluster with a single node. On request,
+kind makes any cluster that it can make.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from testcluster.teardown import take_down
 
 
 def missing(tier: Tier, nodes: int = 1) -> str | None:
-    """Return a sentence that says what this machine lacks for such a cluster; None if it lacks nothing."""
+    """Return a sentence that says what this machine lacks for such a cluster, or None if it lacks nothing."""
     return None if choose_maker(tier, nodes) == "kind" else own.missing(tier)
 
 
 def choose_maker(tier: Tier, nodes: int) -> Maker:
-    """Choose this package if possible.
+    """Choose the maker of a cluster. It is this package, if possible.
 
-    Its clusters have an Ingress controller and the storage classes that tests need.
+    The clusters of this package have an Ingress controller, and the storage classes that tests need.
     """
     for_kind = tier == "node" and nodes == 1 and own.missing(tier) is not None and kind.missing() is None
     return "kind" if for_kind else "ourselves"
 
 
 def bring_up(name: str, tier: Tier, nodes: int = 1) -> Record:
-    """Build missing programs and start the cluster. Leave a running cluster unchanged.
+    """Build the programs that are missing, and start the cluster. If the cluster already runs, it is not changed.
 
     Raises ClusterError with the reason if the cluster does not start, or if it runs with another tier or number of
-    nodes. After a failed start, the started parts are stopped, and the logs stay.
+    nodes. After a failed start, the parts that have started are stopped, and the logs are kept.
     """
     return _bring_up(name, tier, nodes, choose_maker(tier, nodes))
 
 
 def bring_up_by_kind(name: str) -> Record:
-    """Start a cluster with a single node by kind, even if this package could make one."""
+    """Start a cluster with a single node by kind, even if this package itself could make one."""
     return _bring_up(name, "node", 1, "kind")
 
 
@@ -61,7 +61,7 @@ def _bring_up(name: str, tier: Tier, nodes: int, maker: Maker) -> Record:
 
 
 def bring_down(name: str) -> bool:
-    """Remove the cluster, even if only parts of it run. Return whether anything existed."""
+    """Remove the cluster, even if only some of its parts run. Return whether there was anything to remove."""
     places = Places(name)
     with locked(places.lock):
         existed = places.directory.exists()

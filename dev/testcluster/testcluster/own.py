@@ -1,9 +1,10 @@
-"""A cluster that this package makes on this machine, from Go modules and Debian packages; once built, in seconds.
+"""A cluster that this package makes on this machine. When its programs are built, it starts in seconds.
 
 Tier `api` consists of etcd, the API server and the controller manager, on free ports of the loopback address. Several
-such clusters can run at once, and need no root rights. Tier `node` is a whole Kubernetes. Each node is a network
-namespace with its own containerd, kubelet, kube-proxy and control group. The first node also has the control plane, DNS
-and the ingress, as processes. The host reaches the nodes' addresses, and pods reach the host, but nothing beyond it.
+such clusters can run at the same time, and they do not need root rights. Tier `node` is a complete Kubernetes. Each
+node is a network namespace with its own containerd, kubelet, kube-proxy and control group. The first node also runs the
+control plane, DNS and the ingress, as processes. The host can reach the addresses of nodes. Pods can reach the host,
+but nothing beyond it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NEEDED_COMMANDS: dict[Tier, tuple[str, ...]] = {
 
 
 def missing(tier: Tier) -> str | None:
-    """Return a sentence that says what this machine lacks for such a cluster; None if it lacks nothing."""
+    """Return a sentence that says what this machine lacks for such a cluster, or None if it lacks nothing."""
     if tier == "node" and os.geteuid() != 0:
         return "A test cluster with nodes makes network namespaces and containers: run as root."
     lacking = [command for command in _NEEDED_COMMANDS[tier] if shutil.which(command) is None]
@@ -63,7 +64,7 @@ def build(tier: Tier) -> None:
 
 
 def start(places: Places, tier: Tier, nodes: int) -> Record:
-    """Start the built programs. Raises ClusterError if a part does not start."""
+    """Start the programs, which must be built. Raises ClusterError if one part does not start."""
     places.directory.mkdir(parents=True, exist_ok=True)
     return _start_api_tier(places) if tier == "api" else _start_node_tier(places, nodes)
 

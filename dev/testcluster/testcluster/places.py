@@ -1,4 +1,4 @@
-"""The folders of a test cluster: one folder per cluster, and one shared cache of programs."""
+"""The folders of a test cluster. Each cluster has its own folder, and all share a cache of programs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
 
 
 def cache_directory() -> Path:
-    """Return the cache's folder. It is outside the checkout, so a fresh clone need not build for ten minutes again."""
+    """Return the folder of the cache.
+
+    It is outside the checkout, so that a fresh clone need not build for ten minutes.
+    """
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tinsmith")
 
 
 def clusters_directory() -> Path:
-    """Return the clusters' folder. Root's clusters hold gigabytes of images, too large for /run or a home directory."""
+    """Return the folder of all clusters.
+
+    The clusters of root hold gigabytes of images, which is too much for /run and for a home directory.
+    """
     return Path("/var/lib/tinsmith-clusters") if os.geteuid() == 0 else cache_directory() / "clusters"
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock between processes on this file. Delete the file afterwards."""
+    """Hold a lock on this file against other processes. Delete the file at the end."""
     file.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with file.open("w") as handle:
@@ -53,7 +59,7 @@ def _is_still(descriptor: int, file: Path) -> bool:
 
 @dataclass(frozen=True)
 class Places:
-    """The folders and files of the cluster called `name`."""
+    """The folders and files of the cluster with the name `name`."""
 
     name: str
 
@@ -73,9 +79,9 @@ class Places:
 
     @property
     def record(self) -> Path:
-        """The path of the record.
+        """The path of the cluster's record.
 
-        `up` writes it last and `down` removes it first. If it exists, the cluster started fully.
+        `up` writes it last and `down` removes it first. So if it exists, the cluster has started completely.
         """
         return self.directory / "cluster.json"
 

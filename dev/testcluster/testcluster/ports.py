@@ -1,4 +1,4 @@
-"""Free ports for programs that bind them later."""
+"""Free ports, for programs that bind them later."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import secrets
 import socket
 
 FIRST, LAST = 12_000, 29_999
-"""Below what Linux gives to outgoing connections, and below the ports of a cluster's nodes.
+"""The range of ports. It is below the ports that Linux gives to outgoing connections, and below the ports of nodes.
 
-The system would choose a port from the range for outgoing connections. Before a program binds such a port, an outgoing
-connection of another test may use it.
+The system itself would choose a port in the range for outgoing connections. Before a program binds such a port, an
+outgoing connection of another test could take it.
 """
 
 
 def free_port() -> int:
-    """Return a free port of the loopback address, chosen at random so that parallel runs differ."""
+    """Return a free port of the loopback address. It is chosen at random, so that parallel runs get different ports."""
     while True:
         port = FIRST + secrets.randbelow(LAST - FIRST + 1)
         with socket.socket() as probe:

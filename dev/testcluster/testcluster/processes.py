@@ -1,6 +1,6 @@
 """The processes of a cluster.
 
-They run in their own sessions, are recorded in files, and are verified before they end.
+They run in their own sessions, are recorded in files, and are verified before they are ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _END_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Running:
-    """A process, identified by its start. A later process with the same PID has another start tick or boot ID."""
+    """A process. Its start identifies it. A later process with the same PID has a different start tick or boot ID."""
 
     pid: int
     start_ticks: int
@@ -37,7 +37,10 @@ class Running:
         return self == identify(self.pid)
 
     def send(self, number: signal.Signals) -> None:
-        """Send the signal to exactly this process or to none. The handle is opened before the identity check."""
+        """Send the signal to exactly this process, or to no process.
+
+        The handle is opened first, and then the identity is checked.
+        """
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -52,9 +55,9 @@ class Running:
 
 
 def identify(pid: int) -> Running | None:
-    """Return the process of this PID; None if no process has the PID, or if it has ended.
+    """Return the process with this PID, or None if there is none or if it has ended.
 
-    The first thread of a killed process ends before the other threads, which may still use a file.
+    When a process is killed, its first thread ends before the others, which may still use a file.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -72,9 +75,9 @@ def _boot() -> str:
 
 
 def end(processes: Iterable[Running], number: signal.Signals = signal.SIGKILL) -> None:
-    """Send the signal to each process and wait until all have ended.
+    """Send the signal to each process, and wait until all of them have ended.
 
-    Raises ClusterError if a process remains after a minute.
+    Raises ClusterError if a process still runs after a minute.
     """
     waiting = [process for process in processes if process.is_alive()]
     for process in waiting:
@@ -89,7 +92,7 @@ def end(processes: Iterable[Running], number: signal.Signals = signal.SIGKILL) -
 
 @dataclass(frozen=True)
 class ProcessTable:
-    """The processes of one cluster by name, recorded in files so that a later `down` finds them."""
+    """The processes of one cluster, by name. They are recorded in files, so that a later `down` finds them."""
 
     places: Places
 
@@ -101,10 +104,9 @@ class ProcessTable:
         environment: Mapping[str, str] | None = None,
         network: Path | None = None,
     ) -> None:
-        """Start `command` in its own session, and inside the network namespace if one is given.
+        """Start `command` in its own session. If a network namespace is given, start it there.
 
-        The function uses nsenter, because `ip netns exec` mounts /sys again, and then the kubelet finds no control
-        groups.
+        This uses nsenter. `ip netns exec` would mount /sys again, and then the kubelet would find no control groups.
         """
         self.places.logs.mkdir(parents=True, exist_ok=True)
         self.places.processes.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,7 @@ class ProcessTable:
         return sorted(file.stem for file in self.places.processes.glob("*.json"))
 
     def running(self, name: str) -> Running:
-        """Return the process of this name. Raises ClusterError if no such process was ever started."""
+        """Return the process with this name. Raises ClusterError if it was never started."""
         try:
             return Running(**json.loads(self._file(name).read_text()))
         except (FileNotFoundError, json.JSONDecodeError) as error:
@@ -149,7 +151,7 @@ class ProcessTable:
         return self.places.logs / f"{name}.log"
 
     def wait_until(self, what: str, check: Callable[[], bool], *, needs: Sequence[str], seconds: float = 240.0) -> None:
-        """Poll `check`. Raises ClusterError if a process that it `needs` has ended, or when the time is over."""
+        """Poll `check`. Raises ClusterError if a process that it `needs` has ended, and after a timeout."""
         deadline = time.monotonic() + seconds
         while not check():
             for name in needs:
@@ -170,7 +172,7 @@ class ProcessTable:
 
 
 def marked(directory: Path) -> list[Running]:
-    """Return every process that descends from a process of the cluster in `directory` and kept its environment."""
+    """Return every descendant of a process of the cluster in `directory` that has kept its environment."""
     wanted = f"{MARKER}={directory}".encode()
     found = []
     for entry in Path("/proc").iterdir():

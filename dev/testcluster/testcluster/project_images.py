@@ -1,4 +1,7 @@
-"""The project's images for a test cluster, built by the same program as `make images`. Unchanged images are kept."""
+"""The images of the project for a test cluster. The program of `make images` builds them.
+
+An image that has not changed is not built again.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ ROOT = Path(__file__).parents[3]
 
 
 class ImagesNotBuilt(Exception):
-    """An error whose text says why the images were not built, and what to do."""
+    """An error for images that were not built. Its text says why, and what to do."""
 
 
 def build_images(*names: str) -> dict[str, Path]:
-    """Return the archives of these images, or of all of the project's, by name. Raises ImagesNotBuilt.
+    """Return the archives of these images by name. The default is all images of the project. Raises ImagesNotBuilt.
 
-    A first build takes minutes, an unchanged checkout no time. Progress is printed on standard error.
+    A first build takes minutes; without a change of the checkout, a build takes no time. Progress is printed on
+    standard error.
     """
     finished = subprocess.run(
         [sys.executable, "-m", "images", "build", *names],

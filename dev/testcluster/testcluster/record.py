@@ -33,7 +33,10 @@ def write_record(record: Record) -> None:
 
 
 def read_record(places: Places) -> Record | None:
-    """Return the record; None if the cluster is not up, a process has ended, or another version wrote the record."""
+    """Return the record.
+
+    Return None if the cluster is not up, if a process has ended, or if another version wrote the record.
+    """
     try:
         fields = json.loads(places.record.read_text())
         record = Record(**{**fields, "nodes": tuple(fields["nodes"])})
@@ -48,6 +51,6 @@ def dead_processes(places: Places) -> list[str]:
 
 
 def every_place() -> list[Places]:
-    """Return the folders of this user's clusters, running or not."""
+    """Return the folders of this user's clusters, whether they run or not."""
     folders = [entry for entry in clusters_directory().glob("*") if entry.is_dir()]
     return [Places(folder.name) for folder in sorted(folders)]

@@ -1,6 +1,6 @@
-"""Unpack the regular files of an archive.
+"""The unpacking of regular files in an archive.
 
-`TarFile.extractall(filter="data")` came with Python 3.11.4, and Debian 12 has 3.11.2.
+`TarFile.extractall(filter="data")` exists from Python 3.11.4 on, but Debian 12 has 3.11.2.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 def extract_files(archive: tarfile.TarFile, directory: Path, name_of: Callable[[str], str | None] = str) -> None:
     """Write each regular file below `directory`, with its permissions. Links and devices are left out.
 
-    `name_of` maps a file's name in the archive to its name in the directory, or to None to leave it out.
-    Raises ValueError for a name that leads out of the directory.
+    `name_of` maps the name of a file in the archive to its name in the directory. None leaves the file out. Raises
+    ValueError for a name that points outside the directory.
     """
     for member in archive.getmembers():
         name = name_of(member.name) if member.isfile() else None

@@ -21,9 +21,11 @@ _KUBELET_FOLDER = Path("/var/lib/kubelet")
 
 
 def take_down(places: Places, *, keep_logs: bool = False) -> None:
-    """Remove everything of the cluster, except its logs on request. Do nothing if the cluster does not exist.
+    """Remove everything that belongs to the cluster. On request, keep its logs.
 
-    Raises ClusterError if a process or a mount does not go away. The function can then be called again.
+    If the cluster does not exist, do nothing.
+
+    Raises ClusterError if a process or a mount remains. In that case, this function can be called again.
     """
     places.record.unlink(missing_ok=True)
     network = claimed(places)
@@ -42,14 +44,14 @@ def take_down(places: Places, *, keep_logs: bool = False) -> None:
 
 
 def _stop_agents(places: Places) -> None:
-    """Stop the agents. Stop those first that restart pods."""
+    """Stop the agents of the nodes. Stop the agents that restart pods first."""
     table = ProcessTable(places)
     agents = [name for name in table.names() if name.startswith(("kubelet-", "kube-proxy-", "provisioner"))]
     table.stop(*agents)
 
 
 def _delete_containers(node: Node) -> None:
-    """Delete the containers through containerd if it answers, because its shims then remove their sockets.
+    """Delete the containers. If containerd answers, it deletes them, because its shims then remove their sockets.
 
     These sockets are outside the cluster's folders.
     """
@@ -63,7 +65,7 @@ def _delete_containers(node: Node) -> None:
 
 
 def _stop_rest(places: Places, nodes: list[Node]) -> None:
-    """Stop all remaining processes in the nodes' groups, and all descendants of the cluster's processes."""
+    """Stop all processes that remain: those in the groups of nodes, and all descendants of the cluster's processes."""
     table = ProcessTable(places)
     table.stop(*table.names())
     end(marked(places.directory))
@@ -72,7 +74,7 @@ def _stop_rest(places: Places, nodes: list[Node]) -> None:
 
 
 def _unmount(directory: Path) -> None:
-    """Unmount everything below the directory, the innermost first."""
+    """Unmount everything below the directory. The innermost mount is first."""
     for mount in sorted(mounts_below(directory, Path("/proc/self/mountinfo").read_text()), reverse=True):
         run("umount", "--lazy", mount)
     if left := mounts_below(directory, Path("/proc/self/mountinfo").read_text()):
@@ -80,7 +82,10 @@ def _unmount(directory: Path) -> None:
 
 
 def mounts_below(directory: Path, mountinfo: str) -> list[str]:
-    """Return the mount points below the directory. A mount point with stacked mounts is listed once for each mount."""
+    """Return the mount points below the directory.
+
+    If several mounts are on one mount point, it is listed once for each of them.
+    """
     points = [re.sub(r"\\([0-7]{3})", _unescaped, line.split()[4]) for line in mountinfo.splitlines()]
     return [point for point in points if Path(point).is_relative_to(directory)]
 
@@ -90,7 +95,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _remove_what_lies_elsewhere(directory: Path) -> None:
-    """Remove sockets and links that containerd and the kubelet create in fixed places outside their own folders."""
+    """Remove the sockets and links that containerd and the kubelet create at fixed paths outside their own folders."""
     for address in directory.glob("node-*/containerd-state/io.containerd.runtime.v2.task/*/*/address"):
         Path(address.read_text().removeprefix("unix://")).unlink(missing_ok=True)
     if _LOG_LINKS.is_dir():
@@ -104,9 +109,9 @@ def _remove_what_lies_elsewhere(directory: Path) -> None:
 
 
 def _remove_kubelet_folder() -> None:
-    """Remove the kubelet's folder, unless it contains more than a test's kubelet writes.
+    """Remove the folder of the kubelet, unless it has more content than the kubelet of a test writes.
 
-    Then a real kubelet owns it.
+    In that case, it belongs to a real kubelet.
     """
     plugins = _KUBELET_FOLDER / "device-plugins"
     if list(_KUBELET_FOLDER.rglob("*")) in ([], [plugins], [plugins, plugins / "kubelet.sock"]):

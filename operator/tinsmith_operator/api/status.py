@@ -51,7 +51,7 @@ class GroupRun(Resource):
 
 
 class PoolRequests(Resource):
-    """For each annotation, the time of the latest request that has been carried out, as the user wrote it."""
+    """The time of the latest request that has been carried out, for each annotation, as the user wrote it."""
 
     restart: str | None = None
 

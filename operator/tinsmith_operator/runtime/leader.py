@@ -124,7 +124,7 @@ class Leader:
         return left if 0 < left < look else look
 
     def _is_free(self, lease: Manifest) -> bool:
-        """Return whether the Lease has no holder, has this identity, or was not renewed for its whole duration."""
+        """Return whether the Lease is free: without a holder, held by this identity, or not renewed in its duration."""
         spec = lease.get("spec") or {}
         record = (spec.get("holderIdentity"), spec.get("renewTime"), lease["metadata"]["uid"])
         if record != self._seen:

@@ -1,1 +1,1 @@
-"""Checkpoints of a run, on disk or in an object store."""
+"""Checkpoints of a run, which are stored on disk or in an object store."""

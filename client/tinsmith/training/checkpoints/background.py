@@ -1,4 +1,4 @@
-"""Saves in a background thread, one at a time, whose failures are raised by the next call."""
+"""Saves in a background thread, one at a time. If a save fails, the next call raises its failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tinsmith.training.errors import CheckpointError, SaveFailed
 
 
 class BackgroundSaves:
-    """A runner of at most one save at a time. The interpreter waits for it on exit, unless it was abandoned."""
+    """An object that runs at most one save at a time.
+
+    On exit, the interpreter waits for the save, unless the save was abandoned.
+    """
 
     def __init__(self) -> None:
         self._under_way: Future[None] | None = None
@@ -26,7 +29,7 @@ class BackgroundSaves:
         atexit.register(self._at_end)
 
     def start(self, step: int, save: Callable[[], None]) -> None:
-        """Wait for the previous save, then start this one. If the previous one failed, raise SaveFailed instead."""
+        """Wait for the previous save, then start a new save. If the previous save failed, raise SaveFailed instead."""
         with self._lock:
             self._finish()
             self._step = step
@@ -35,18 +38,18 @@ class BackgroundSaves:
             Thread(target=work, name=f"tinsmith-checkpoint-{step}", daemon=True).start()
 
     def wait(self) -> None:
-        """Wait for the save in progress. Raises SaveFailed, once for each failure."""
+        """Wait for the save that is in progress. Raises SaveFailed once for each failure."""
         with self._lock:
             self._finish()
 
     def raise_failure(self) -> None:
-        """Raise SaveFailed for a save that has failed since the last call, without waiting."""
+        """Raise SaveFailed if a save has failed since the last call. Do not wait."""
         with self._lock:
             if self._under_way is not None and self._under_way.done():
                 self._finish()
 
     def close(self) -> None:
-        """Wait for the save in progress. Raises SaveFailed. A KeyboardInterrupt abandons the save."""
+        """Wait for the save that is in progress. Raises SaveFailed. A KeyboardInterrupt abandons the save."""
         try:
             self.wait()
         except KeyboardInterrupt:
@@ -56,7 +59,10 @@ class BackgroundSaves:
             atexit.unregister(self._at_end)
 
     def abandon(self) -> int | None:
-        """Abandon the save in progress, and return its step or None. Waiters get SaveFailed."""
+        """Abandon the save that is in progress. Return its step, or None if there is none.
+
+        Callers that wait for it get SaveFailed.
+        """
         self.is_abandoned = True
         atexit.unregister(self._at_end)
         under_way = self._under_way
@@ -85,7 +91,7 @@ def _run(save: Callable[[], None], became: Future[None]) -> None:
 
 
 def _settle(became: Future[None], failure: BaseException | None) -> bool:
-    """Settle the future. Return False if it was settled before, because the save ended or was abandoned."""
+    """Settle the future. Return False if it was settled before. This happens if the save has ended or was abandoned."""
     try:
         became.set_exception(failure) if failure is not None else became.set_result(None)
     except InvalidStateError:
@@ -94,7 +100,7 @@ def _settle(became: Future[None], failure: BaseException | None) -> bool:
 
 
 def _wait(saves: weakref.ref[BackgroundSaves]) -> None:
-    """Wait at the interpreter's exit, for programs that do not use the manager as a context."""
+    """Wait when the interpreter exits. This is for programs that do not use the manager as a context."""
     left = saves()
     if left is not None and left._under_way is not None:
         left._under_way.exception()

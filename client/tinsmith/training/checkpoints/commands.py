@@ -63,7 +63,7 @@ def list_(root: Root, as_json: AsJson = False) -> None:
 
 @checkpoints.command()
 def show(root: Root, step: Step, as_json: AsJson = False) -> None:
-    """Show one checkpoint: its files, the position of the loop, and its config."""
+    """Show one checkpoint: its files, the position of the training loop, and its config."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         metadata, state = store.metadata(step), _trainer_state(store, step)
@@ -88,7 +88,10 @@ def show(root: Root, step: Step, as_json: AsJson = False) -> None:
 
 @checkpoints.command()
 def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
-    """Read every file and compare digests. Exit status 1 if a checkpoint is damaged, or there is none."""
+    """Read every file of the checkpoints, and compare the digests.
+
+    The exit status is 1 if a checkpoint is damaged or if there is none.
+    """
     with errors_as_sentences():
         store = CheckpointStore(root)
         steps = store.steps() if step is None else [step]
@@ -174,7 +177,7 @@ def resume(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which checkpoint a run resumes from, whether the server has its state, and the code that resumes it."""
+    """Show from which checkpoint a run resumes, whether the server has its state, and the code that resumes it."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         chosen = newest_step(store) if step is None else store.verify(step).step
@@ -193,7 +196,7 @@ def resume(
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Print an error and exit: status 2 for invalid rules, 1 for all others."""
+    """Print an error and exit. The status is 2 for invalid rules, and 1 for other errors."""
     try:
         yield
     except ValueError as error:
@@ -227,7 +230,7 @@ def _server(base_url: str | None) -> ServerStates:
 
 
 def _leave_state(state_path: str) -> None:
-    """Keep the state, which another program may use."""
+    """Keep the state, because another program may use it."""
 
 
 def _described(metadata: Metadata) -> dict[str, Any]:

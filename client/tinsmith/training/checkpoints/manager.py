@@ -1,4 +1,4 @@
-"""`CheckpointManager`: saves a run in the background, and resumes it."""
+"""`CheckpointManager`, which saves a run in the background and resumes it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class FastTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run resumed at the end of `step`. `skipped` lists newer checkpoints that are damaged, with reasons."""
+    """A run that was resumed at the end of `step`.
+
+    `skipped` lists newer checkpoints that are damaged, each with a reason.
+    """
 
     step: int
     training_client: tinker.TrainingClient
@@ -61,7 +64,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """The content of a save at the time of the request."""
+    """The content of a save, as it was at the time of the request."""
 
     step: int
     started: StartedSave
@@ -71,22 +74,22 @@ class _Save:
 
 
 class CheckpointManager:
-    """A manager of a run's checkpoints: one directory for each step below `root`, a path or fsspec URL.
+    """A manager of the checkpoints of a run. Each step has a directory below `root`, a path or fsspec URL.
 
     docs/how-to/training.md lists the files of a checkpoint.
 
-    - `config`: written to `config.yaml`.
-    - `save_every`: the interval of `maybe_save` in steps; 0 never saves there.
-    - `adapter`: if False, the weights stay on the server.
-    - `optimizer`: if True, the optimizer's moments are downloaded, from a server that offers them.
-    - `tokenizer`: the training client's tokenizer if None; no file if False.
-    - `ttl_seconds`: the lifetime of the states on the server, an hour or more; None keeps them as long as their
+    - `config`: the settings that are written to `config.yaml`.
+    - `save_every`: the number of steps between saves of `maybe_save`; with 0 it never saves.
+    - `adapter`: if False, the adapter's weights stay on the server.
+    - `optimizer`: if True, the moments of the optimizer are downloaded, if the server offers them.
+    - `tokenizer`: None uses the training client's tokenizer; False writes no file.
+    - `ttl_seconds`: the lifetime of the states on the server, at least an hour; None keeps a state as long as its
       directory.
-    - `delete_states`: if True, the state of a directory that `retention` removes is deleted on the server.
-    - `user_metadata`: of the training run that `resume` creates.
+    - `delete_states`: if True, the server's state is deleted when `retention` removes its directory.
+    - `user_metadata`: the metadata of the training run that `resume` creates.
 
-    Only one manager at a time may write below a root. As a context it waits for the last save, and raises its failure.
-    A KeyboardInterrupt does not wait; the save in progress is then discarded.
+    Only one manager at a time may write below a root. As a context, it waits for the last save and raises its failure.
+    After a KeyboardInterrupt it does not wait; the save in progress is discarded.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class CheckpointManager:
 
     @property
     def store(self) -> CheckpointStore:
-        """Return the store, to list, read and verify checkpoints."""
+        """Return the store. It can list, read and verify checkpoints."""
         return self._store
 
     def maybe_save(
@@ -134,7 +137,10 @@ class CheckpointManager:
         loop_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Save if `save_every` divides `step`, and return whether it does. Raises the errors of `save`, at any step."""
+        """Save if `save_every` divides `step`. Return whether it does.
+
+        At any step, this raises the errors of `save`.
+        """
         if self._save_every < 1 or step < 1 or step % self._save_every:
             self._saves.raise_failure()
             return False
@@ -149,10 +155,10 @@ class CheckpointManager:
         loop_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Save the result of all calls so far as the checkpoint of `step`, while the loop continues.
+        """Save the result of all calls so far as the checkpoint of `step`. The loop continues during the save.
 
-        `loop_state` is the position of the loop, for example `{"epoch": 1, "batch": 30}`; it is copied. Waits for a
-        save in progress. Raises SaveFailed for that one, CheckpointExists, and UnfitLoopState.
+        `loop_state` is the position of the loop, for example `{"epoch": 1, "batch": 30}`. It is copied. If another save
+        is in progress, wait for it. Raises SaveFailed for the earlier save, CheckpointExists, and UnfitLoopState.
         """
         self._saves.wait()
         if self._saves.is_abandoned:
@@ -167,19 +173,21 @@ class CheckpointManager:
         self._saves.start(step, partial(self._write, _Save(step, started, training_client, copied, scores)))
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add later measurements, such as evaluation scores, to the metrics of the checkpoint of `step`.
+        """Add measurements that were made later, such as evaluation scores, to the metrics of a checkpoint.
 
-        The next save's `retention` considers them. Waits for a save in progress. Raises SaveFailed for that one,
-        NoCheckpoint if `retention` has removed the checkpoint, and CheckpointDamaged.
+        `retention` considers them at the next save. If a save is in progress, wait for it. Raises SaveFailed for this
+        save, NoCheckpoint if `retention` has removed the checkpoint, and CheckpointDamaged.
         """
         self._saves.wait()
         self._store.add_metrics(step, metrics)
 
     def resume(self, step: int | None = None) -> Resumed | None:
-        """Resume from the newest complete checkpoint, or from that of `step`. Return None if there is none.
+        """Resume from the newest complete checkpoint, or from the checkpoint of `step`.
 
-        After a resume from `step`, the next save removes the newer checkpoints. Raises NoCheckpoint and
-        CheckpointDamaged for the given `step`, and StateGone.
+        Return None if there is no checkpoint.
+
+        After a resume from `step`, the next save removes the checkpoints that are newer. Raises NoCheckpoint and
+        CheckpointDamaged if `step` is given, and StateGone.
         """
         self._saves.wait()
         metadata, damaged = self._store.newest_whole() if step is None else (self._store.verify(step), [])
@@ -197,7 +205,7 @@ class CheckpointManager:
         return Resumed(metadata.step, client, state.loop_state, metadata.metrics, tuple(damaged))
 
     def wait(self) -> None:
-        """Wait until the save in progress is complete. Raises SaveFailed."""
+        """Wait until the save that is in progress is complete. Raises SaveFailed."""
         self._saves.wait()
 
     def close(self) -> None:
@@ -205,9 +213,9 @@ class CheckpointManager:
         self._saves.close()
 
     def abandon(self) -> int | None:
-        """Discard the save in progress without waiting, and return its step or None.
+        """Discard the save that is in progress, without waiting. Return its step, or None.
 
-        This is the last call of an interrupted program. Waiters get SaveFailed.
+        A program that was interrupted makes this its last call. Callers that wait for the save get SaveFailed.
         """
         return self._saves.abandon()
 
@@ -273,10 +281,10 @@ class CheckpointManager:
         )
 
     def _retire_newer(self) -> None:
-        """Remove the checkpoints that are newer than the one that was resumed, newest first.
+        """Remove the checkpoints that are newer than the checkpoint from which the run was resumed, newest first.
 
-        A kill in between leaves a consistent sequence of steps. Called after the server has the new state, so that an
-        unreachable server loses nothing.
+        So if the process is killed in between, the steps are still a consistent sequence. This is called after the
+        server has the new state, so that no checkpoint is lost if the server cannot be reached.
         """
         if self._went_back_to is None:
             return
@@ -297,7 +305,7 @@ class CheckpointManager:
             raise CheckpointError(f"step {step} was saved, and an older one was not removed: {error}") from error
 
     def _sweep(self) -> None:
-        """Remove, once, what a killed run left behind: an incomplete write or removal."""
+        """Remove, once, what a killed run has left: writes or removals that are incomplete."""
         if self._swept:
             return
         for name in self._store.leftovers():
@@ -305,7 +313,7 @@ class CheckpointManager:
         self._swept = True
 
     def _discard(self, name: str) -> None:
-        """Remove an incomplete directory, and the state that it names."""
+        """Remove an incomplete directory, and the state that is named in it."""
         content = self._store.read_leftover(name, TRAINER_STATE_FILE)
         if content is not None and (state_path := _state_path_in(content)) is not None:
             self._delete_state(state_path)
@@ -317,7 +325,7 @@ class CheckpointManager:
 
 
 def _state_path_in(trainer_state: bytes) -> str | None:
-    """Return the state's path, or None if the file is incomplete."""
+    """Return the path of the state, or None if the file is incomplete."""
     try:
         return read_trainer_state(trainer_state).state_path
     except CheckpointDamaged:
@@ -325,7 +333,7 @@ def _state_path_in(trainer_state: bytes) -> str | None:
 
 
 def has_tokenizer_json(tokenizer: Any) -> bool:
-    """Return whether the tokenizer has a tokenizer.json. Slow tokenizers of transformers have none."""
+    """Return whether the tokenizer can write a tokenizer.json. Slow tokenizers of transformers cannot."""
     return getattr(tokenizer, "backend_tokenizer", None) is not None
 
 

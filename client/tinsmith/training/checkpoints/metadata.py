@@ -1,4 +1,4 @@
-"""The files of a checkpoint's directory, and `metadata.json`, whose presence marks a complete checkpoint."""
+"""The files in the directory of a checkpoint, and `metadata.json`, which exists only in a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEP_DIRECTORY = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """A file's SHA-256 in hexadecimal, and its length in bytes."""
+    """The SHA-256 of a file in hexadecimal, and its length in bytes."""
 
     sha256: str
     size_bytes: int
@@ -34,10 +34,10 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The content of `metadata.json`.
+    """The content of the file `metadata.json`.
 
-    `state_path` is the `tinker://` path of weights and optimizer on the server. `adapter_config` is PEFT's, or None
-    without an adapter. `files` lists all files except `metadata.json`.
+    `state_path` is the `tinker://` path of weights and optimizer on the server. `adapter_config` is PEFT's
+    configuration, or None if there is no adapter. `files` lists all files except `metadata.json`.
     """
 
     step: int
@@ -55,20 +55,20 @@ class Metadata:
 
 
 def directory_name(step: int) -> str:
-    """Return the directory's name for a step. Raises ValueError for a negative step."""
+    """Return the name of the directory for a step. Raises ValueError for a negative step."""
     if step < 0:
         raise ValueError(f"step is {step}; steps are counted from 0")
     return f"step-{step:06d}"
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a directory's name, or None for another directory."""
+    """Return the step in the name of a directory, or None if it is no checkpoint's directory."""
     matched = STEP_DIRECTORY.fullmatch(name)
     return int(matched[1]) if matched else None
 
 
 def digest_of(stream: BinaryIO) -> FileDigest:
-    """Read the stream to its end and return its digest."""
+    """Read the stream to its end, and return the digest of its content."""
     sha256, size = hashlib.sha256(), 0
     while part := stream.read(2**20):
         sha256.update(part)
@@ -82,7 +82,7 @@ def digest_of_file(path: Path) -> FileDigest:
 
 
 def to_json(metadata: Metadata) -> bytes:
-    """Return the metadata as JSON with a digest of itself, which reveals changes."""
+    """Return the metadata as JSON. It includes a digest of itself, which shows whether it was changed."""
     described = {
         "format": FORMAT,
         "step": metadata.step,
@@ -100,7 +100,7 @@ def to_json(metadata: Metadata) -> bytes:
 
 
 def from_json(content: bytes) -> Metadata:
-    """Parse what `to_json` wrote. Raises CheckpointDamaged for anything else."""
+    """Parse the text that `to_json` returned. Raises CheckpointDamaged for any other text."""
     try:
         described = json.loads(content)
         if described.pop("sha256") != _digest(described):

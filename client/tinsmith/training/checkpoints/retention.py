@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 
 class Scored(Protocol):
-    """A checkpoint's step and metrics."""
+    """A checkpoint's step, and its metrics."""
 
     @property
     def step(self) -> int: ...
@@ -20,11 +20,14 @@ class Scored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Rules for keeping checkpoints. A checkpoint is kept if any rule selects it; the newest is always kept.
+    """Rules for keeping checkpoints. A checkpoint is kept if at least one rule selects it.
 
-    `keep_last=None` keeps all. `keep_best` counts those with the smallest `metric` (`mode="min"`) or the largest; among
-    equals the newer one is better. A checkpoint without the metric, or with NaN, is never among the best.
-    `keep_every=n` keeps each step that n divides. Raises ValueError for inconsistent rules.
+    The newest checkpoint is always kept.
+
+    `keep_last=None` keeps all checkpoints. `keep_best` is the number of checkpoints with the smallest `metric`
+    (`mode="min"`) or the largest. Of equal checkpoints, the newer one counts as better. A checkpoint that lacks the
+    metric, or has NaN, is never among the best. `keep_every=n` keeps the steps that n divides. Raises ValueError for
+    inconsistent rules.
     """
 
     keep_last: int | None = None
@@ -46,7 +49,7 @@ class Retention:
             raise ValueError(f"keep_every is {self.keep_every}; it must be 1 or more, or None")
 
     def kept(self, checkpoints: Collection[Scored]) -> frozenset[int]:
-        """Return the steps to keep."""
+        """Return the steps that are kept."""
         by_step = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
         if self.keep_last is None:
             return frozenset(checkpoint.step for checkpoint in by_step)

@@ -1,4 +1,4 @@
-"""The server's part of checkpoints, through the `tinker` SDK."""
+"""The part of a checkpoint that is on the server. The `tinker` SDK gives access to it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from tinsmith.training.errors import NotOffered, StateGone
 from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE, fetch_export, fetch_from_archive
 
 EXPORT_TTL_SECONDS = 3600
-"""The shortest lifetime that the protocol allows. An export is deleted as soon as it is downloaded."""
+"""The lifetime of an export: the shortest that the protocol allows.
+
+An export is deleted as soon as it is downloaded.
+"""
 OPTIMIZER_IN_ARCHIVE = "optimizer.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class StartedSave:
-    """Saves that are queued among a training client's calls. Later calls do not affect them."""
+    """Saves that are in the queue of a training client's calls. Later calls do not affect them."""
 
     state: Any
     adapter: Any | None
@@ -29,7 +32,10 @@ class StartedSave:
 def start_save(
     training_client: tinker.TrainingClient, name: str, *, adapter: bool, ttl_seconds: int | None
 ) -> StartedSave:
-    """Start the saves and return at once. Names are unique, because a run may save a step again after a failure."""
+    """Start the saves, and return immediately.
+
+    The names are unique, because a run may save a step again after a failure.
+    """
     unique = f"{name}-{secrets.token_hex(4)}"
     state = training_client.save_state(unique, ttl_seconds=ttl_seconds)
     exported = training_client.save_weights_external(unique, ttl_seconds=EXPORT_TTL_SECONDS) if adapter else None
@@ -37,14 +43,14 @@ def start_save(
 
 
 class ServerStates:
-    """The states of one server. The SDK's errors pass through, except for missing states."""
+    """The states of one server. Errors of the SDK are raised unchanged, except for missing states."""
 
     def __init__(self, rest: tinker.RestClient) -> None:
         self._rest = rest
 
     @classmethod
     def of(cls, service: tinker.ServiceClient) -> Self:
-        """Return the states of the server that this client uses."""
+        """Return the states of the server to which this client is connected."""
         return cls(tinker.RestClient(service.holder))
 
     def require(self, state_path: str) -> None:
@@ -79,9 +85,9 @@ class ServerStates:
             self.delete(export_path)
 
     def fetch_optimizer(self, state_path: str, target: Path) -> None:
-        """Download the optimizer's tensors to `target`, as safetensors.
+        """Download the tensors of the optimizer to `target`, as safetensors.
 
-        Raises NotOffered if the server's archives lack these tensors; the protocol has no other call for them.
+        Raises NotOffered if the archives of the server lack these tensors. The protocol has no other call for them.
         """
         try:
             fetch_from_archive(self._rest, state_path, {OPTIMIZER_IN_ARCHIVE: target})

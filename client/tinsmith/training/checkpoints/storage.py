@@ -1,7 +1,7 @@
-"""Storage of checkpoints: a local directory, or a prefix in an object store.
+"""Storage of checkpoints, in a local directory or below a prefix in an object store.
 
-Locally, a checkpoint is made in a temporary directory, synced to disk, and renamed. An object store cannot rename:
-there `metadata.json` is written last, and removed first.
+In a local directory, a checkpoint is made in a temporary directory, synced to disk, and renamed. An object store cannot
+rename. There, `metadata.json` is written last and removed first.
 """
 
 from __future__ import annotations
@@ -24,17 +24,23 @@ WRITING, DELETED = ".writing-", ".deleted-"
 
 
 class Storage(Protocol):
-    """Directories of one level, by name. A complete checkpoint has a step's name and a `metadata.json`."""
+    """A storage of directories on one level. Each directory has a name.
+
+    A complete checkpoint has the name of a step, and a `metadata.json`.
+    """
 
     @property
     def url(self) -> str: ...
 
     def names(self) -> list[str]:
-        """Return the names of checkpoints and of the remains of interrupted writes and removals, no others."""
+        """Return the names of checkpoints, and of what interrupted writes and removals have left.
+
+        Other names are left out.
+        """
         ...
 
     def files(self, name: str) -> Mapping[str, int]:
-        """Return the files' sizes in bytes; empty if there is no such directory."""
+        """Return the sizes of the files. The result is empty if there is no such directory."""
         ...
 
     def open(self, name: str, file: str) -> BinaryIO:
@@ -42,26 +48,29 @@ class Storage(Protocol):
         ...
 
     def staging(self, step: int) -> Any:
-        """Return a context with an empty local folder in which a checkpoint is prepared."""
+        """Return a context with an empty local folder, in which the caller prepares a checkpoint."""
         ...
 
     def publish(self, folder: Path, step: int) -> None:
-        """Turn a staged folder into a complete checkpoint in one step. The checkpoint must not exist."""
+        """Make a prepared folder a complete checkpoint, in one step. The checkpoint must not exist."""
         ...
 
     def replace(self, name: str, file: str, content: bytes) -> None:
-        """Replace a file in one step: a reader sees the old or the new content."""
+        """Replace a file in one step, so that a reader sees either the old content or the new content."""
         ...
 
     def retire(self, name: str) -> str:
-        """Make a complete checkpoint incomplete in one step. Return the name of the directory to remove."""
+        """Make a complete checkpoint incomplete, in one step. Return the name of the directory to remove."""
         ...
 
     def remove(self, name: str) -> None: ...
 
 
 def open_storage(url: str, **storage_options: Any) -> Storage:
-    """Open a path or fsspec URL. Options are passed to the file system. Raises fsspec's error for an unknown option."""
+    """Open a path or an fsspec URL. The options are passed to the file system.
+
+    Raises fsspec's error for an unknown option.
+    """
     filesystem, root = fsspec.core.url_to_fs(url, **storage_options)
     if isinstance(filesystem, LocalFileSystem):
         return LocalStorage(Path(root))
@@ -94,7 +103,7 @@ class LocalStorage:
 
     @contextmanager
     def staging(self, step: int) -> Iterator[Path]:
-        """Use a folder next to the others, because a rename cannot leave its file system."""
+        """Use a folder in the directory of the checkpoints, because a rename cannot cross file systems."""
         folder = self._root / f"{WRITING}{directory_name(step)}"
         self.remove(folder.name)
         folder.mkdir(parents=True)
@@ -134,7 +143,7 @@ class LocalStorage:
 
 
 class BucketStorage:
-    """Storage in a prefix of any fsspec file system."""
+    """Storage below a prefix of any fsspec file system."""
 
     def __init__(self, filesystem: Any, root: str, url: str) -> None:
         self._filesystem = filesystem
@@ -194,7 +203,10 @@ class BucketStorage:
 
 
 def _upload_order(path: Path) -> tuple[bool, bool, str]:
-    """Sort the file that names the server's state first, and the file that completes the checkpoint last."""
+    """Return a sort key.
+
+    The file that names the server's state is first, and the file that completes the checkpoint is last.
+    """
     return path.name == METADATA_FILE, path.name != TRAINER_STATE_FILE, path.name
 
 
@@ -207,7 +219,7 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Sync a file or folder. A crash of the machine could lose a folder's entries."""
+    """Sync a file or folder. Without a sync, a crash of the machine could lose the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

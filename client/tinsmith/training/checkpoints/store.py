@@ -1,4 +1,4 @@
-"""The checkpoints of one run: list, read, verify, write and remove them. Uses no server."""
+"""The checkpoints of one run. They can be listed, read, verified, written and removed. This needs no server."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tinsmith.training.checkpoints.storage import Storage, open_storage
 from tinsmith.training.errors import CheckpointDamaged, CheckpointError, CheckpointExists, NoCheckpoint
 
 Fill = Callable[[Path], Metadata]
-"""A function that writes a checkpoint's files to a folder and describes them, except `files`."""
+"""A function that writes the files of a checkpoint to a folder. It returns their metadata, without `files`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A checkpoint that must not be used, and the reason."""
+    """A damaged checkpoint, which must not be used, and the reason."""
 
     step: int
     reason: str
 
 
 class CheckpointStore:
-    """The checkpoints at a path or fsspec URL. Several processes may read them, but only one may write."""
+    """The checkpoints at a path or fsspec URL. Several processes may read them, but only one process may write."""
 
     def __init__(self, url: str, **storage_options: Any) -> None:
         self._storage: Storage = open_storage(url, **storage_options)
@@ -52,11 +52,11 @@ class CheckpointStore:
         return self._storage.url
 
     def address(self, step: int) -> str:
-        """Return the address of the step's directory, for people."""
+        """Return the address of the directory of the step, for people."""
         return f"{self.url.rstrip('/')}/{directory_name(step)}"
 
     def steps(self) -> list[int]:
-        """Return the steps of complete checkpoints in ascending order, including damaged ones."""
+        """Return the steps of complete checkpoints in ascending order. Damaged checkpoints are included."""
         steps = {name: step_of(name) for name in self._storage.names()}
         whole = (
             step for name, step in steps.items() if step is not None and METADATA_FILE in self._storage.files(name)
@@ -64,7 +64,7 @@ class CheckpointStore:
         return sorted(whole)
 
     def metadata(self, step: int) -> Metadata:
-        """Return the metadata. Raises NoCheckpoint, and CheckpointDamaged."""
+        """Return the metadata. Raises NoCheckpoint and CheckpointDamaged."""
         try:
             with self._storage.open(directory_name(step), METADATA_FILE) as stream:
                 metadata = from_json(stream.read())
@@ -75,14 +75,14 @@ class CheckpointStore:
         return metadata
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """Open a file. Raises NoCheckpoint if the checkpoint does not have it."""
+        """Open a file. Raises NoCheckpoint if the checkpoint has no such file."""
         try:
             return self._storage.open(directory_name(step), file)
         except FileNotFoundError:
             raise NoCheckpoint(f"{self.address(step)} has no {file}") from None
 
     def verify(self, step: int) -> Metadata:
-        """Read every file to its end. Raises NoCheckpoint, and CheckpointDamaged with the reason."""
+        """Read every file of a checkpoint to its end. Raises NoCheckpoint, and CheckpointDamaged with a reason."""
         metadata = self.metadata(step)
         for name, expected in metadata.files.items():
             try:
@@ -98,7 +98,7 @@ class CheckpointStore:
         return metadata
 
     def newest_whole(self) -> tuple[Metadata | None, list[Damage]]:
-        """Return the newest undamaged checkpoint, and the newer damaged checkpoints."""
+        """Return the newest checkpoint that is not damaged, and the damaged checkpoints that are newer."""
         damaged: list[Damage] = []
         for step in reversed(self.steps()):
             try:
@@ -108,7 +108,7 @@ class CheckpointStore:
         return None, damaged
 
     def readable(self) -> list[Metadata]:
-        """Return the checkpoints with readable metadata, ascending, without reading their files."""
+        """Return the checkpoints whose metadata can be read, in ascending order. Their files are not read."""
         readable = []
         for step in self.steps():
             try:
@@ -118,7 +118,10 @@ class CheckpointStore:
         return readable
 
     def require_free(self, step: int) -> None:
-        """Raise CheckpointExists if the step has an undamaged checkpoint. A damaged one may be replaced."""
+        """Raise CheckpointExists if the step has a checkpoint that is not damaged.
+
+        A damaged checkpoint may be replaced.
+        """
         try:
             self.verify(step)
         except (NoCheckpoint, CheckpointDamaged):
@@ -126,9 +129,9 @@ class CheckpointStore:
         raise CheckpointExists(f"{self.address(step)} exists already: prune it, or use another directory for this run")
 
     def write(self, step: int, fill: Fill) -> Metadata:
-        """Write a complete checkpoint or none. An interruption does not affect the others.
+        """Write a complete checkpoint, or write none. An interruption does not affect other checkpoints.
 
-        Raises CheckpointExists, and what `fill` raises.
+        Raises CheckpointExists, and the errors of `fill`.
         """
         self.require_free(step)
         with self._storage.staging(step) as folder:
@@ -141,7 +144,7 @@ class CheckpointStore:
         return metadata
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Metadata:
-        """Add metrics to a checkpoint, all or none. A metric of the same name is replaced.
+        """Add metrics to a checkpoint: all of them, or none. A metric replaces an earlier metric of the same name.
 
         Raises NoCheckpoint and CheckpointDamaged.
         """
@@ -155,7 +158,7 @@ class CheckpointStore:
     def remove(self, step: int, then: Callable[[], None] = lambda: None) -> None:
         """Remove a checkpoint. The checkpoint becomes incomplete first.
 
-        Then `then` runs, and then the files are removed. After a failure, the remaining files are among the
+        Then `then` is called, and then the files are removed. After a failure, the remaining files are found by
         `leftovers`.
         """
         with self._one_at_a_time:
@@ -164,21 +167,21 @@ class CheckpointStore:
         self._storage.remove(rest)
 
     def removable(self, retention: Retention) -> list[Metadata]:
-        """Return the checkpoints that no rule keeps.
+        """Return the checkpoints that no rule selects.
 
-        Damaged checkpoints are ignored and stay, so that the user can inspect them.
+        Damaged checkpoints are never removed, so that the user can inspect them.
         """
         readable = self.readable()
         kept = retention.kept(readable)
         return [metadata for metadata in readable if metadata.step not in kept]
 
     def leftovers(self) -> list[str]:
-        """Return the names of directories that interrupted writes and removals left."""
+        """Return the names of directories that interrupted writes and removals have left."""
         whole = {directory_name(step) for step in self.steps()}
         return [name for name in self._storage.names() if name not in whole]
 
     def read_leftover(self, name: str, file: str) -> bytes | None:
-        """Return the file's content, or None if it does not exist."""
+        """Return the content of the file, or None if the file does not exist."""
         try:
             with self._storage.open(name, file) as stream:
                 return stream.read()
@@ -193,13 +196,13 @@ FILES_OF_PEFT = {ADAPTER_FILE: "adapter_model.safetensors", TOKENIZER_FILE: TOKE
 
 
 class TargetTaken(CheckpointError):
-    """An error if the folder to create exists already."""
+    """An error for a folder that exists although it should be created."""
 
 
 def export_adapter(store: CheckpointStore, step: int, target: Path) -> list[str]:
-    """Create `target`, completely or not at all, and return the names of its files.
+    """Create `target`, either completely or not at all. Return the names of its files.
 
-    Raises NoCheckpoint if there is no checkpoint or it has no adapter, CheckpointDamaged, and TargetTaken.
+    Raises NoCheckpoint if there is no checkpoint or if it has no adapter, CheckpointDamaged, and TargetTaken.
     """
     metadata = store.verify(step)
     if metadata.adapter_config is None:
@@ -218,7 +221,7 @@ def export_adapter(store: CheckpointStore, step: int, target: Path) -> list[str]
 
 
 def newest_step(store: CheckpointStore) -> int:
-    """Return the step of the newest undamaged checkpoint. Raises NoCheckpoint."""
+    """Return the step of the newest checkpoint that is not damaged. Raises NoCheckpoint."""
     metadata, damaged = store.newest_whole()
     if metadata is None:
         raise NoCheckpoint(

@@ -1,6 +1,6 @@
-"""`trainer_state.pt` and `optimizer.pt`: PyTorch files, which are read without executing code in them.
+"""`trainer_state.pt` and `optimizer.pt`. They are PyTorch files, and code in them is not executed when they are read.
 
-PyTorch is imported when it is needed, because that takes seconds.
+PyTorch is imported only when it is needed, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAY_HOLD = "loop_state may contain numbers, strings, None, tensors, and lists, t
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The state that a loop needs to resume: its position, and the `tinker://` path of weights and optimizer."""
+    """The state that a loop needs to resume: its position, and the `tinker://` path of its weights and optimizer."""
 
     step: int
     state_path: str
@@ -31,7 +31,7 @@ class TrainerState:
 def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the state.
 
-    Raises UnfitLoopState for values other than numbers, strings, None, tensors, and lists, tuples and dicts of these.
+    Raises UnfitLoopState for other values than numbers, strings, None, tensors, and lists, tuples and dicts of these.
     """
     import torch
 
@@ -47,9 +47,10 @@ def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, where: str) -> None:
-    """Check the types of the values.
+    """Check that the values have allowed types.
 
-    A trial load would not do: its result depends on the modules that the process has imported and allowed.
+    Loading the file as a test would not be enough, because its result depends on the modules that the process has
+    imported and allowed.
     """
     import torch
 

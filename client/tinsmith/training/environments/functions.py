@@ -1,4 +1,4 @@
-"""Environments of plain functions: a prompt and a reward, or a game as a generator."""
+"""Environments made from functions: a prompt and a reward, or a game as a generator."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, 
 from typing_extensions import override
 
 PromptContent: TypeAlias = str | Sequence[Message] | Sequence[int]
-"""The content of a prompt: with a renderer a string (a user message) or messages, without a renderer tokens."""
+"""The content of a prompt.
+
+With a renderer, it is a string (a user message) or a list of messages; without one, it is tokens.
+"""
 
 
 class Conversation(Protocol):
-    """The turns between one environment and the model."""
+    """The turns of a conversation between one environment and the model."""
 
     def add_prompt(self, content: Any) -> None:
-        """Append the environment's prompt. Raises TypeError for content of the wrong type."""
+        """Append a prompt of the environment. Raises TypeError for content of the wrong type."""
 
     def observation(self) -> tuple[tinker.ModelInput, StopCondition]:
-        """Return the conversation so far, and the stop condition of the next answer."""
+        """Return the conversation so far, and the stop condition for the next answer."""
 
     def add_answer(self, tokens: list[int]) -> Any:
-        """Append the model's answer, and return it decoded."""
+        """Append an answer of the model, and return it decoded."""
 
 
 def conversation(renderer: Renderer | None) -> Conversation:
@@ -36,7 +39,7 @@ def conversation(renderer: Renderer | None) -> Conversation:
 
 
 class TokenConversation:
-    """A conversation in tokens. An answer ends only at its token limit."""
+    """A conversation in tokens. An answer ends only when it reaches its token limit."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -55,7 +58,10 @@ class TokenConversation:
 
 
 class ChatConversation:
-    """A conversation in messages, encoded by the renderer. A truncated answer is decoded as far as possible."""
+    """A conversation in messages, which the renderer encodes.
+
+    If an answer is truncated, it is decoded as far as possible.
+    """
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -79,9 +85,9 @@ class ChatConversation:
 
 Example = TypeVar("Example")
 Answer: TypeAlias = Any
-"""A string if there is a renderer, and a list of tokens if there is none."""
+"""An answer. It is a string if there is a renderer, and a list of tokens if there is none."""
 Outcome: TypeAlias = float | tuple[float, Mapping[str, float]]
-"""A reward, or a reward and metrics, which are logged as `env/all/<name>`."""
+"""A reward, or a reward and metrics. The metrics are logged as `env/all/<name>`."""
 Play: TypeAlias = Callable[[Example], Generator[PromptContent, Answer, Outcome | Awaitable[Outcome]]]
 """A generator function that yields prompts, receives the model's answers, and returns the outcome."""
 
@@ -95,10 +101,10 @@ def from_functions(
     renderer: Renderer | None = None,
     tags: Sequence[str] = (),
 ) -> list[EnvGroupBuilder]:
-    """Return a group of `group_size` answers for each example. `reward` may be a coroutine function.
+    """Return one group for each example. A group has `group_size` answers. `reward` may be a coroutine function.
 
-    With a renderer, prompts are strings or lists of messages, and answers are the text of the model's message. Without
-    a renderer, both are lists of tokens.
+    With a renderer, a prompt is a string or a list of messages, and an answer is the text of the model's message.
+    Without a renderer, prompts and answers are lists of tokens.
     """
     return from_games(examples, OneAnswer(prompt, reward), group_size=group_size, renderer=renderer, tags=tags)
 
@@ -111,9 +117,9 @@ def from_games(
     renderer: Renderer | None = None,
     tags: Sequence[str] = (),
 ) -> list[EnvGroupBuilder]:
-    """Return groups as `from_functions` does, for a game of several turns.
+    """Return groups as `from_functions` does. The game may have several turns.
 
-    `play` is a generator function: `answer = yield prompt` is a turn, and `return reward` ends the game.
+    `play` is a generator function. `answer = yield prompt` is a turn, and `return reward` ends the game.
     """
     if group_size < 2:
         raise ValueError(
@@ -124,7 +130,7 @@ def from_games(
 
 @dataclass(frozen=True, slots=True)
 class OneAnswer(Generic[Example]):
-    """A game of one turn."""
+    """A game that has one turn."""
 
     prompt: Callable[[Example], PromptContent]
     reward: Callable[[Example, Answer], Outcome | Awaitable[Outcome]]

@@ -1,8 +1,8 @@
-"""Groups of an unmodified `verifiers` environment, which believes that it calls OpenAI's client.
+"""Groups of a `verifiers` environment. The environment is not modified, and believes that it calls OpenAI's client.
 
-Each request of a rollout becomes an observation, and the training loop's answer is returned as a completion. So any
-loop for groups of tinker-cookbook can run these, with its own weights, temperature and limits. The environment's own
-sampling settings, such as a temperature, are ignored.
+Each request of a rollout becomes an observation, and the answer of the training loop is returned as a completion. So
+any loop for groups of tinker-cookbook can run such groups, with its own weights, temperature and limits. Sampling
+settings of the environment itself, such as a temperature, are ignored.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ from typing_extensions import override
 from tinsmith.training.errors import EnvironmentFailed
 
 OF_A_ROLLOUT = ("prompt", "answer", "task", "info", "example_id")
-"""The data columns that verifiers passes to a rollout."""
+"""The columns of the data that verifiers passes to a rollout."""
 _envs_of_group: ContextVar[tuple[VerifiersEnv, ...]] = ContextVar("envs_of_group", default=())
-"""The environments of the current group. A builder may run several groups, and each clean-up concerns only one."""
+"""The environments of the current group.
+
+A builder may run several groups at the same time, and each clean-up is for only one of them.
+"""
 
 
 def from_verifiers(
@@ -43,8 +46,8 @@ def from_verifiers(
 ) -> list[EnvGroupBuilder]:
     """Return a group of `group_size` rollouts for each training example, or for the first `examples` of them.
 
-    `environment` is the result of `verifiers.load_environment` (0.1.9). `seed` shuffles the examples. `renderer` turns
-    prompts into tokens; its tokenizer decodes completions that are not chats.
+    `environment` is the result of `verifiers.load_environment` (0.1.9). `seed` shuffles the examples. `renderer`
+    converts prompts to tokens; its tokenizer decodes completions that are not chats.
     """
     data = environment.get_dataset(n=examples, seed=seed)
     columns = [name for name in OF_A_ROLLOUT if name in data.column_names]
@@ -54,7 +57,7 @@ def from_verifiers(
 
 @dataclass(frozen=True, slots=True)
 class VerifiersGroupBuilder(EnvGroupBuilder):
-    """A group of rollouts of one data row, which has columns of OF_A_ROLLOUT."""
+    """A group of rollouts of one row of data. The row has the columns in OF_A_ROLLOUT."""
 
     environment: Any
     renderer: Renderer
@@ -71,7 +74,7 @@ class VerifiersGroupBuilder(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Return the rewards by the environment's rubric, which may compare the group's rollouts."""
+        """Return the rewards that the environment's rubric gives. The rubric may compare the rollouts of the group."""
         states = [env.final_state() for env in env_group if isinstance(env, VerifiersEnv)]
         if self.environment.score_rollouts:
             await self.environment.rubric.score_group(states, score_sem=nullcontext())
@@ -85,14 +88,14 @@ class VerifiersGroupBuilder(EnvGroupBuilder):
 
     @override
     async def cleanup(self) -> None:
-        """Cancel the rollouts that no longer get answers. verifiers cleans up after the others."""
+        """Cancel the rollouts that will get no more answers. The other rollouts are cleaned up by verifiers."""
         for env in _envs_of_group.get():
             env.cancel()
         _envs_of_group.set(())
 
 
 class VerifiersEnv(Env):
-    """An environment for one rollout, which runs in its own task between requests."""
+    """An environment for one rollout. The rollout runs in its own task between requests."""
 
     def __init__(self, environment: Any, renderer: Renderer, row: Mapping[str, Any]) -> None:
         self._environment = environment
@@ -102,13 +105,13 @@ class VerifiersEnv(Env):
         self._rollout: asyncio.Task[Any] | None = None
 
     def final_state(self) -> Any:
-        """Return the rollout's final state. Raises EnvironmentFailed if it has not ended."""
+        """Return the final state of the rollout. Raises EnvironmentFailed if it has not ended."""
         if self._rollout is None or not self._rollout.done():
             raise EnvironmentFailed("a rollout of verifiers was stopped before its end, and cannot be scored")
         return self._rollout.result()
 
     def cancel(self) -> None:
-        """Cancel the rollout unless it has ended."""
+        """Cancel the rollout if it has not ended."""
         if self._rollout is not None:
             self._rollout.cancel()
 
@@ -138,7 +141,7 @@ class VerifiersEnv(Env):
         return await self._environment.rollout(dict(self._row), client, "tinker", {})
 
     async def _next_request(self) -> _Request | None:
-        """Return the next request, or None at the end of the rollout. Raises the rollout's error."""
+        """Return the next request, or None when the rollout ends. Raises the error of the rollout."""
         assert self._rollout is not None, "initial_observation comes first"
         request = asyncio.ensure_future(self._requests.next())
         try:
@@ -161,7 +164,7 @@ class _Request:
 
 
 class _Requests:
-    """A stand-in for the cookbook's sampling client that passes its requests on, one at a time."""
+    """A stand-in for the sampling client of the cookbook. It passes requests on, one at a time."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[_Request] = asyncio.Queue()
@@ -170,7 +173,7 @@ class _Requests:
     async def sample_async(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> SimpleNamespace:
-        """Sample like the SDK, but without logprobs: the training loop has its own."""
+        """Sample in the same way as the SDK, but return no logprobs, because the training loop has its own logprobs."""
         stop: Any = sampling_params.stop
         request = _Request(prompt, [stop] if isinstance(stop, str) else list(stop or []))
         await self._queue.put(request)
@@ -185,7 +188,7 @@ class _Requests:
         return self._current
 
     def answer(self, tokens: list[int]) -> None:
-        """Answer the last request, unless it was cancelled."""
+        """Answer the last request, if it was not cancelled."""
         assert self._current is not None, "a request comes first"
         if not self._current.answered.done():
             self._current.answered.set_result(tokens)

@@ -38,7 +38,7 @@ PICTURE_FILE, TABLE_FILE = "comparison.png", "comparison.csv"
 
 
 class _RunByDefault(TyperGroup):
-    """A group in which `tinsmith eval TASK…` means `tinsmith eval run TASK…`."""
+    """A group of commands in which `tinsmith eval TASK…` means `tinsmith eval run TASK…`."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -100,7 +100,10 @@ def run(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate checkpoints; the default command. After a kill it resumes without repeating samples."""
+    """Evaluate checkpoints. This is the default command.
+
+    After a kill, the same command resumes, and repeats no samples.
+    """
     # Imported here so that help does not load the cookbook.
     from tinsmith.training.evaluation.loading import TaskOptions, find_tasks
 
@@ -142,7 +145,7 @@ def compare_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare evaluations: paired differences from the first, at the same steps and examples."""
+    """Compare evaluations: paired differences from the first, for the same steps and examples."""
     with _errors_as_sentences():
         runs = read_runs(directories)
         compared = compare(runs)

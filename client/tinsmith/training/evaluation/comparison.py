@@ -1,4 +1,4 @@
-"""Comparisons of evaluations, with intervals for the differences."""
+"""Comparisons of evaluations. Differences have intervals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = (
 class Compared:
     """A metric of `run` at a step, and its paired difference from the first run.
 
-    `difference` is None for the first run itself, and if there is nothing to pair; `reason` then says why.
+    For the first run itself, and if nothing can be paired, `difference` is None and `reason` says why.
     """
 
     run: str
@@ -43,16 +43,16 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The results of one directory. `fingerprints` distinguish tasks that have the same name."""
+    """The results of one directory. `fingerprints` tell tasks apart that have the same name."""
 
     summaries: Sequence[Summary]
     fingerprints: Mapping[str, str]
 
 
 def read_runs(directories: Sequence[Path]) -> dict[str, Run]:
-    """Read the results by the names of their directories, or by their paths if names repeat.
+    """Read the results of several directories. Each run has the name of its directory, or its path if names repeat.
 
-    Raises ResultsUnfit, and EvaluationError for fewer than two directories.
+    Raises ResultsUnfit, and EvaluationError if there are fewer than two directories.
     """
     if len({directory.resolve() for directory in directories}) < 2:
         raise EvaluationError("a comparison needs at least two directories")
@@ -65,7 +65,7 @@ def read_runs(directories: Sequence[Path]) -> dict[str, Run]:
 
 
 def compare(runs: Mapping[str, Run]) -> list[Compared]:
-    """Return the rows by metric and step. The other runs are compared with the first one."""
+    """Return the rows by metric and step. Each other run is compared with the first run."""
     first = next(iter(runs))
     reference = {_place(summary): summary for summary in runs[first].summaries}
     compared = [
@@ -81,7 +81,7 @@ def compare(runs: Mapping[str, Run]) -> list[Compared]:
 
 
 def csv_of_comparison(compared: Sequence[Compared]) -> str:
-    """Return the rows as CSV with a header. Unknown values are empty."""
+    """Return the rows as CSV with a header. A value is empty if it is unknown."""
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -104,7 +104,7 @@ def _difference(reference: Summary | None, summary: Summary, first: Run, run: Ru
 
 
 def _place(summary: Summary) -> tuple[str, int | str]:
-    """Return what identifies comparable summaries: the metric and the step, or the base model."""
+    """Return the key of summaries that can be compared: the metric and the step, or the base model."""
     return summary.name, summary.label if summary.step is None else summary.step
 
 

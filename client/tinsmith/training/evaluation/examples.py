@@ -13,19 +13,25 @@ from typing import Any
 from tinsmith.training.errors import EvaluationError, GradeFailed
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""A text, tokens, or a conversation of messages with `role` and `content`."""
+"""A prompt: a text, tokens, or a conversation of messages with `role` and `content`."""
 Scores = Mapping[str, float]
 SCORE = "score"
-"""The metric's name if a grader returns only a number."""
+"""The name of the metric if a grader returns only a number."""
 DEFAULT_SEED = 0
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_CONCURRENCY = 32
-"""The examples evaluated at once. The server refuses too many, and the SDK then waits."""
+"""The number of examples that are evaluated at the same time.
+
+If they are too many, the server refuses some, and the SDK waits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example of a task. Graders use `answer`. `id` identifies it in the task; by default it is its position."""
+    """An example of a task. `answer` is for graders. `id` identifies the example in its task.
+
+    By default, it is the position of the example.
+    """
 
     prompt: Prompt
     answer: Any = None
@@ -34,7 +40,7 @@ class Example:
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of its content, in hexadecimal."""
+        """Return the SHA-256 of the example's content, in hexadecimal."""
         return digest_of(asdict(self))
 
 
@@ -42,7 +48,7 @@ class Example:
 class Answer:
     """An answer to an example.
 
-    `logprob` is the sum over its tokens in nats, or None if the server returned none. `text` is empty without a
+    `logprob` is the sum of its tokens' logprobs in nats, or None if the server returned none. `text` is empty without a
     tokenizer.
     """
 
@@ -55,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ExampleResult:
-    """The result of an example. `scores` are means over its answers."""
+    """The result of one example. `scores` are the means over the answers to it."""
 
     example: str
     scores: Scores
@@ -66,7 +72,7 @@ Grade = Callable[[Example, Answer], float | Scores | Awaitable[float | Scores]]
 
 
 def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
-    """Return the examples with ids. Raises EvaluationError for a repeated id, and for no examples."""
+    """Return the examples with their IDs. Raises EvaluationError if an ID is repeated, and if there are no examples."""
     selected = [
         Example(example.prompt, example.answer, example.id or str(place), example.choices)
         for place, example in enumerate(examples)
@@ -82,7 +88,10 @@ def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
 
 
 def scores_of(graded: Any, example: str) -> dict[str, float]:
-    """Return the scores by name. Raises GradeFailed for values other than finite numbers: NaN would spoil a mean."""
+    """Return the scores by name.
+
+    Raises GradeFailed for values that are not finite numbers, because NaN would spoil a mean.
+    """
     named = graded if isinstance(graded, Mapping) else {SCORE: graded}
     try:
         scores = {str(name): float(value) for name, value in named.items()}
@@ -95,7 +104,7 @@ def scores_of(graded: Any, example: str) -> dict[str, float]:
 
 
 def mean_scores(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return the mean scores. Raises GradeFailed if the answers have different metrics."""
+    """Return the mean scores. Raises GradeFailed if the metrics of the answers differ."""
     names = answers[0].scores.keys()
     if any(answer.scores.keys() != names for answer in answers):
         raise GradeFailed("the grader returned different metrics for different answers")
@@ -103,24 +112,27 @@ def mean_scores(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def seed_for(seed: int, example: Example) -> int:
-    """Return a seed for the example. It is the same at every checkpoint, so that only the weights differ."""
+    """Return a seed for the example.
+
+    An example has the same seed at every checkpoint, so that only the weights differ.
+    """
     return int(digest_of([seed, example.id])[:7], 16)
 
 
 def digest_of(content: Any) -> str:
-    """Return a digest of anything that JSON or `str` can represent. The order of keys does not matter."""
+    """Return a digest of a value that JSON or `str` can represent. It does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 CHOICE = "choice"
-"""The grader that compares logprobs of the choices without sampling: `ChoiceTask`."""
+"""The name of the grader that compares the logprobs of choices without sampling (`ChoiceTask`)."""
 NUMBER = re.compile(r"(?:(?<![\d.])[-+])?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 RELATIVE_TOLERANCE = 1e-6
 
 
 def exact(example: Example, answer: Answer) -> float:
-    """Return 1 if the text equals an expected text, apart from surrounding white space."""
+    """Return 1 if the text equals an expected text. White space at both ends is ignored."""
     return float(any(answer.text.strip() == expected.strip() for expected in expected_texts(example)))
 
 
@@ -131,7 +143,7 @@ def contains(example: Example, answer: Answer) -> float:
 
 
 def number(example: Example, answer: Answer) -> float:
-    """Return 1 if the last number in the text, or in its last `\boxed{}`, is an expected number.
+    r"""Return 1 if an expected number is the last number in the text, or in its last `\boxed{}`.
 
     The relative tolerance is 1e-6. Commas between thousands are ignored.
     """
@@ -153,7 +165,7 @@ GRADER_NAMES = (*GRADERS, CHOICE)
 
 
 def require_fit(grader: str, example: Example) -> None:
-    """Raise EvaluationError if the grader cannot use the example's answer, before anything is sampled."""
+    """Raise EvaluationError if the grader cannot use the answer of the example. Nothing has been sampled yet."""
     for text in expected_texts(example):
         if grader == number.__name__:
             try:
@@ -168,7 +180,10 @@ def require_fit(grader: str, example: Example) -> None:
 
 
 def expected_texts(example: Example) -> Sequence[str]:
-    """Return the expected answer, or several correct ones. Raises EvaluationError for an example without an answer."""
+    """Return the expected answer as a list, which may have several correct answers.
+
+    Raises EvaluationError for an example without an answer.
+    """
     answer = example.answer
     if isinstance(answer, str | int | float) and not isinstance(answer, bool):
         return [str(answer)]

@@ -1,4 +1,4 @@
-"""Evaluations during training: weights are saved in call order, and sampled from while training continues."""
+"""Evaluations during training. Weights are saved in the order of calls, and sampled while training continues."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Returned = TypeVar("Returned")
 class Evaluated:
     """The evaluation of the weights after `step`.
 
-    `metrics` are logged; `estimates` have their intervals by the same names. `failures` say why a task has no metrics.
-    `results` are by task, for tasks that score examples one by one.
+    `metrics` are logged; `estimates` have the same names, and contain intervals. `failures` say why a task has no
+    metrics. `results` has one entry for each task that scores examples one by one.
     """
 
     step: int
@@ -49,18 +49,19 @@ class Evaluated:
 
 
 class InlineEvaluator:
-    """An evaluator that runs every so many steps while training continues.
+    """An evaluator that runs after every `every` steps, while training continues.
 
-    `maybe_evaluate` saves the weights in the training client's call order, and returns. Sampling and grading run in a
-    thread. At most `at_once` evaluations run and `waiting` more wait, each with weights saved on the server. A further
-    one is skipped, logged, and listed in `skipped`. Finished evaluations are logged for their step in the caller's
-    thread: at the next call, and in `wait`.
+    `maybe_evaluate` saves the weights in the order of the training client's calls, and returns. Sampling and grading
+    run in a thread. At most `at_once` evaluations run, and at most `waiting` more wait. The weights of each are saved
+    on the server. If there are more, an evaluation is skipped, logged, and listed in `skipped`. Results are logged for
+    their step, in the caller's thread, at the next call and in `wait`.
 
-    A TrainingClientEvaluator makes calls of the training client between two steps, so training waits for it. In an
-    asyncio program with such an evaluator, call `await asyncio.to_thread(evaluator.maybe_evaluate, …)`.
+    A TrainingClientEvaluator calls the training client between two steps, so training waits for it. In an asyncio
+    program with such an evaluator, call `await asyncio.to_thread(evaluator.maybe_evaluate, …)`.
 
-    `directory` receives each example's answers and scores, as from an OfflineEvaluator. `on_result` is called after the
-    logger. As a context (`with` or `async with`) it waits for running evaluations; an error in the block cancels them.
+    In `directory` the evaluator writes the answers and scores of each example, as an OfflineEvaluator does. `on_result`
+    is called after the logger. As a context (`with` or `async with`), it waits for evaluations that run. An error in
+    the block cancels them.
     """
 
     def __init__(
@@ -93,10 +94,12 @@ class InlineEvaluator:
         getattr(logger, "enable_event_steps", lambda: None)()
 
     def maybe_evaluate(self, training_client: tinker.TrainingClient, step: int) -> bool:
-        """Evaluate the current weights if `every` divides `step`, also at step 0. Return whether it does.
+        """Evaluate the current weights if `every` divides `step`. This includes step 0.
 
-        A failed evaluation is not raised: it is logged, and listed in `finished`. Raises what the logger and
-        `on_result` raise.
+        Return whether `every` divides `step`.
+
+        A failed evaluation is not raised: it is logged, and listed in `finished`. Raises the errors of the logger and
+        of `on_result`.
         """
         self.report()
         if step % self._every:
@@ -113,7 +116,7 @@ class InlineEvaluator:
         return True
 
     def report(self) -> None:
-        """Log the evaluations that have finished since the last call, without waiting."""
+        """Log the evaluations that have finished since the last call. Do not wait."""
         ended = [future for future in self._under_way if future.done()]
         self._under_way = [future for future in self._under_way if future not in ended]
         for future in ended:
@@ -126,7 +129,7 @@ class InlineEvaluator:
         self.report()
 
     async def drain(self) -> None:
-        """Wait as `wait` does, in an asyncio program."""
+        """Wait in the same way as `wait`, in an asyncio program."""
         await asyncio.gather(*map(asyncio.wrap_future, self._under_way), return_exceptions=True)
         self.report()
 
@@ -161,7 +164,7 @@ class InlineEvaluator:
             self._thread.end()
 
     def _follow(self, evaluated: Evaluated, training_client: tinker.TrainingClient) -> None:
-        """Evaluate the tasks whose calls must come before the calls of the next step."""
+        """Evaluate the tasks that call the training client. Their calls must precede the calls of the next step."""
         for name, task in self._tasks.items():
             if isinstance(task, TrainingClientEvaluator):
                 work = self._plain(evaluated, name, task(training_client))
@@ -225,7 +228,7 @@ class InlineEvaluator:
 
 
 def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
-    """Write a row. A value that JSON cannot represent, such as minus infinity, loses only its row."""
+    """Write a row. If JSON cannot represent a value, such as minus infinity, only this row is lost."""
     try:
         kept.add(row)
     except (ValueError, TypeError) as error:
@@ -234,7 +237,7 @@ def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
 
 
 def _log_event(log: ml_log.Logger, evaluated: Evaluated) -> None:
-    """Log metrics of a past step. Newer cookbooks have a separate call for that."""
+    """Log the metrics of a past step. Newer versions of the cookbook have a separate call for this."""
     if hasattr(log, "log_metrics_event"):
         log.log_metrics_event(evaluated.metrics, evaluated.step, STEP_METRIC)
     else:
@@ -249,7 +252,7 @@ async def _recording_failure(evaluated: Evaluated, name: str, work: Coroutine[An
 
 
 class _LoopThread:
-    """An event loop in a daemon thread, independent of the caller's loop."""
+    """An event loop in a daemon thread. It is independent of the caller's loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -261,7 +264,7 @@ class _LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:
-        """Cancel what is running."""
+        """Cancel everything that still runs in the loop."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)

@@ -1,9 +1,9 @@
 """Means over examples with 95 % intervals, and paired differences.
 
 If every value is 0 or 1, the interval is Wilson's score interval (Wilson 1927; Brown, Cai and DasGupta 2001, equation
-4), which is accurate for few examples and for shares near 0 and 1. Otherwise it is Student's: mean and standard error
-as in Miller 2024 (arXiv 2411.00640), with the quantile of t for the number of examples. Several answers to one example
-count as one value, their mean, because they are not independent.
+4). It is accurate for few examples, and for shares near 0 and 1. Otherwise, it is Student's interval: mean and standard
+error as in Miller 2024 (arXiv 2411.00640), with the quantile of t for the number of examples. Several answers to one
+example count as one value, which is their mean, because they are not independent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from statistics import NormalDist, fmean, stdev
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 EXACT_DEGREES = 1000
-"""The limit of the exact series, which has as many terms. Above it, an expansion is accurate to 1e-6."""
+"""The largest number of degrees of freedom for the exact series, which has as many terms.
+
+Above this number, an expansion is accurate to 1e-6.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over `examples` and its 95 % interval. `low` and `high` are NaN if there is only one graded value."""
+    """A mean over `examples`, with its 95 % interval. `low` and `high` are NaN if only one value was graded."""
 
     mean: float
     low: float
@@ -31,7 +34,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Estimate the mean of one value for each example. Raises ValueError for no values."""
+    """Estimate a mean. There is one value for each example. Raises ValueError if there are no values."""
     if not values:
         raise ValueError("a mean needs at least one value")
     if all(value in (0.0, 1.0) for value in values):
@@ -56,9 +59,11 @@ def student(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -> Estimate:
-    """Estimate `second` minus `first` over their common examples. Raises ValueError if there are none.
+    """Estimate `second` minus `first` over the examples that both have.
 
-    Uses Student's interval of the differences, which excludes the spread between examples.
+    Raises ValueError if they have no example in common.
+
+    It uses Student's interval of the differences, so the spread between examples does not count.
     """
     common = sorted(first.keys() & second.keys())
     if not common:
@@ -68,10 +73,10 @@ def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -
 
 @lru_cache(maxsize=4096)
 def t_quantile(degrees: int) -> float:
-    """Return t such that 95 % of Student's distribution lies between -t and t.
+    """Return the t for which 95 % of Student's distribution is between -t and t.
 
-    Uses bisection of Abramowitz and Stegun's 26.7.3 and 26.7.4, and for many degrees of freedom the first term of
-    26.7.5.
+    It uses bisection of Abramowitz and Stegun's 26.7.3 and 26.7.4. For many degrees of freedom, it uses the first term
+    of 26.7.5.
     """
     if degrees > EXACT_DEGREES:
         return Z + (Z**3 + Z) / (4 * degrees)

@@ -1,4 +1,4 @@
-"""Tasks from JSONL files of examples, and from objects in modules."""
+"""Tasks that are loaded from JSONL files of examples, or from objects in modules."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ KNOWN = {"id", "prompt", "messages", "answer", "choices"}
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """Options for a file of examples; see Task.
+    """Options for a file of examples (see Task).
 
-    `grader` defaults to "choice" for examples with choices, and to "exact" for others. `limit` uses only the first
-    examples.
+    The default of `grader` is "choice" for examples with choices, and "exact" for others. With `limit`, only the first
+    examples are used.
     """
 
     grader: str | None = None
@@ -38,10 +38,10 @@ class TaskOptions:
 
 
 def load_task(path: str | Path, options: TaskOptions | None = None) -> ExampleTask:
-    """Load a task from a file with `{"prompt" or "messages": …, "answer": …}` in each line.
+    """Load a task from a file. Each line is `{"prompt" or "messages": …, "answer": …}`.
 
-    The task's name is the file's, without the suffix. `prompt` is a text or tokens, `choices` are texts, `id`
-    identifies an example. Raises TaskFileError with file and line.
+    The name of the task is the name of the file without its suffix. `prompt` is a text or tokens, `choices` are texts,
+    `id` identifies an example. Raises TaskFileError with the file and the line.
     """
     path, options = Path(path), options or TaskOptions()
     examples = list(_examples(path))[: options.limit]
@@ -60,10 +60,10 @@ def load_task(path: str | Path, options: TaskOptions | None = None) -> ExampleTa
 
 
 def find_tasks(name: str, options: TaskOptions | None = None) -> list[SamplingClientEvaluator]:
-    """Return the tasks of `module:name` or of a file of examples.
+    """Return the tasks in `module:name`, or in a file of examples.
 
-    The name refers to an evaluator, to several, or to a function that makes them. Modules are also searched in the
-    working directory. Raises TaskFileError.
+    The name is that of an evaluator, of several evaluators, or of a function that makes evaluators. Modules are also
+    searched for in the working directory. Raises TaskFileError.
     """
     if name.endswith(".jsonl") or ":" not in name:
         return [load_task(name, options)]
@@ -90,7 +90,7 @@ def _task(name: str, examples: Sequence[Example], grader: str, options: TaskOpti
 
 
 def _examples(path: Path) -> Iterator[tuple[int, Example]]:
-    """Yield the examples with their line numbers, without empty lines."""
+    """Yield the examples with their line numbers. Empty lines are skipped."""
     try:
         lines = numbered_lines(path)
     except (OSError, UnicodeDecodeError) as error:

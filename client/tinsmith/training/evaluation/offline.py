@@ -1,4 +1,4 @@
-"""Sweeps over saved weights, which evaluate each example once at each checkpoint even if they are killed."""
+"""Sweeps over saved weights. Each example is evaluated once at each checkpoint, even if a sweep is killed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ Failure = (EvaluationError, tinker.TinkerError)
 
 @dataclass(slots=True)
 class Sweep:
-    """The result of a sweep. `failures` say task, example and reason; the next sweep of the directory retries them.
+    """The result of a sweep.
 
-    `gone` lists checkpoints that the server no longer has.
+    `failures` name the task, the example and the reason; the next sweep in this directory retries them.
+
+    `gone` lists the checkpoints that the server does not have any more.
     """
 
     summaries: Sequence[Summary] = ()
@@ -46,10 +48,10 @@ class Sweep:
 class OfflineEvaluator:
     """An evaluator of checkpoints that writes `results.jsonl`, `results.csv` and `curves.png` to `directory`.
 
-    `tasks` are tasks of this library or any SamplingClientEvaluator of tinker-cookbook, which is called once for each
-    checkpoint. `connect` opens a session on the server for each checkpoint. At most `concurrency` examples of at most
-    `checkpoints_at_once` checkpoints are evaluated at once. A second run over the same directory evaluates only what is
-    missing.
+    `tasks` are tasks of this library, or any SamplingClientEvaluator of tinker-cookbook. Such an evaluator is called
+    once for each checkpoint. `connect` opens a session on the server for each checkpoint. At most `checkpoints_at_once`
+    checkpoints, and at most `concurrency` examples of them, are evaluated at the same time. A second run in the same
+    directory evaluates only what is missing.
     """
 
     def __init__(
@@ -70,11 +72,14 @@ class OfflineEvaluator:
         self._progress = progress
 
     def run(self, checkpoints: Sequence[Checkpoint]) -> Sweep:
-        """Call `sweep` from a program without an event loop."""
+        """Call `sweep`, for programs without an event loop."""
         return asyncio.run(self.sweep(checkpoints))
 
     async def sweep(self, checkpoints: Sequence[Checkpoint]) -> Sweep:
-        """Evaluate the checkpoints. A failure affects only its checkpoint, task or example. Raises ResultsUnfit."""
+        """Evaluate the checkpoints. If a checkpoint, a task or an example fails, the others are not affected.
+
+        Raises ResultsUnfit.
+        """
         chosen = require_different(checkpoints)
         fingerprints = {name: fingerprint_of(task) for name, task in self._tasks.items()}
         sweep = Sweep()
@@ -98,12 +103,12 @@ class OfflineEvaluator:
 
 
 def units_of(task: SamplingClientEvaluator) -> Sequence[Example | None]:
-    """Return the units of evaluation: the examples, or None for an evaluator without visible examples."""
+    """Return the units of evaluation: the examples of a task, or None for an evaluator without visible examples."""
     return task.examples if isinstance(task, ExampleTask) else [None]
 
 
 def fingerprint_of(task: SamplingClientEvaluator) -> str:
-    """Return the task's fingerprint. For another evaluator it contains only the class."""
+    """Return the fingerprint of the task. For another evaluator, it contains only the name of its class."""
     return task.fingerprint if isinstance(task, ExampleTask) else digest_of(type(task).__qualname__)
 
 
@@ -174,7 +179,10 @@ class _CheckpointSweep:
 
 
 def plain_metrics(task: str, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numeric metrics of another evaluator, without the prefixes of loops or its own name."""
+    """Return the numeric metrics of another evaluator.
+
+    Prefixes of loops and of the evaluator's own name are removed.
+    """
     return {
         name.removeprefix("eval/").removeprefix("test/").removeprefix(f"{task}/"): float(value)
         for name, value in metrics.items()

@@ -1,4 +1,4 @@
-"""Conversions between prompts, tokens and texts: by a renderer, by a chat template, or raw."""
+"""Conversions between prompts, tokens and texts: with a renderer, with a chat template, or raw."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ RAW = "raw"
 class Rendering(Protocol):
     @property
     def stop(self) -> list[str] | list[int] | None:
-        """Return the stop sequences, or None to leave the end of an answer to the server."""
+        """Return the stop sequences. If the server decides where an answer ends, return None."""
         ...
 
     def prompt(self, prompt: Prompt) -> types.ModelInput:
-        """Return the prompt's tokens. Raises EvaluationError if it cannot be rendered."""
+        """Return the tokens of the prompt. Raises EvaluationError if it cannot be rendered."""
         ...
 
     def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
-        """Return the prompt with `text` as its answer, and the number of the answer's tokens."""
+        """Return the prompt followed by `text` as its answer, and the number of tokens in the answer."""
         ...
 
     def text(self, tokens: Sequence[int]) -> str: ...
 
 
 def rendering_by(renderer: Renderer | str | None, tokenizer: Any) -> Rendering:
-    """Return a rendering.
+    """Return a rendering for these arguments.
 
-    `renderer` is a cookbook renderer or its name, "raw", or None for the model's chat template (raw if it has none).
-    `tokenizer` is False if prompts are tokens and texts are not needed.
+    `renderer` is a cookbook renderer or its name, "raw", or None. None uses the model's chat template, or raw if there
+    is none. `tokenizer` is False if prompts are tokens and no texts are needed.
     """
     if tokenizer is False:
         return TokensAlone()
@@ -71,7 +71,7 @@ class TokensAlone:
 
 
 class RawTexts:
-    """A rendering that continues a text as it is."""
+    """A rendering that continues a text without any format."""
 
     stop: list[str] | list[int] | None = None
 
@@ -82,9 +82,9 @@ class RawTexts:
         return types.ModelInput.from_ints(self._tokens(prompt))
 
     def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
-        """Return the prompt with `text` as its answer.
+        """Return the prompt followed by `text` as its answer.
 
-        A token that contains the end of the prompt and the begin of the answer counts as the answer's, as in
+        If a token contains the end of the prompt and the begin of the answer, it counts as part of the answer, as in
         lm-evaluation-harness.
         """
         context = self._tokens(prompt)
@@ -109,7 +109,7 @@ class RawTexts:
 
 
 class ByChatTemplate(RawTexts):
-    """A rendering by the model's chat template, in which a text is a user message."""
+    """A rendering by the model's chat template. A text is a user message."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -131,7 +131,7 @@ class ByChatTemplate(RawTexts):
 
 
 class ByRenderer:
-    """A rendering by a cookbook renderer, in which a text is a user message. An answer's text excludes thoughts."""
+    """A rendering by a cookbook renderer. A text is a user message. The text of an answer excludes its thoughts."""
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
         self._renderer = renderer

@@ -1,4 +1,7 @@
-"""The results of a sweep: a line of JSON for each example at each checkpoint, from which a killed sweep resumes."""
+"""The results of a sweep.
+
+They are lines of JSON, one for each example at each checkpoint, from which a killed sweep resumes.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ RESULTS_FILE, TASKS_FILE = "results.jsonl", "tasks.json"
 class Row:
     """The result of an example at a checkpoint.
 
-    `example` is None for an evaluator that returns only metrics over all examples. `checkpoint` is the `tinker://` path
-    of the weights, or a base model's name; `label` is its name for people.
+    `example` is None if an evaluator returns only metrics over all examples. `checkpoint` is the `tinker://` path of
+    the weights, or the name of a base model. `label` is its name for people.
     """
 
     checkpoint: str
@@ -39,10 +42,12 @@ class Row:
 
 
 class Results:
-    """A context for the results of one directory, which one process at a time may hold. Raises ResultsUnfit on entry.
+    """A context for the results in one directory. Only one process at a time may hold it.
+
+    Raises ResultsUnfit when the context is entered.
 
     Each line is written in one call when its example is done. A kill leaves complete lines and at most one incomplete
-    line, which is removed. A crash of the machine may lose the last lines.
+    line. The incomplete line is removed. A crash of the machine may lose the last few lines.
     """
 
     def __init__(self, directory: Path, fingerprints: Mapping[str, str]) -> None:
@@ -83,7 +88,7 @@ class Results:
             raise ResultsUnfit(f"another evaluation is writing to {self._directory}") from None
 
     def _require_same_tasks(self) -> None:
-        """Raise ResultsUnfit if the directory has results of another task with the same name."""
+        """Raise ResultsUnfit if the directory has results of a different task with the same name."""
         path = self._directory / TASKS_FILE
         known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
         for name, fingerprint in self._fingerprints.items():
@@ -100,7 +105,10 @@ class Results:
 
 
 def read_rows(directory: Path) -> Iterator[Row]:
-    """Yield the rows. An incomplete last line is skipped. Raises ResultsUnfit for other damage, and for no results."""
+    """Yield the rows. An incomplete last line is left out.
+
+    Raises ResultsUnfit for other damage, and if there are no results.
+    """
     path = directory / RESULTS_FILE
     if not path.exists():
         raise ResultsUnfit(f"there are no results in {directory}")
@@ -119,7 +127,7 @@ def fingerprints_in(directory: Path) -> dict[str, str]:
 
 
 def described(result: ExampleResult) -> list[dict[str, Any]]:
-    """Return the answers for a row."""
+    """Return the answers in the form of a row."""
     return [asdict(answer) for answer in result.answers]
 
 

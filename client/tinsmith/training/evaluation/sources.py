@@ -1,4 +1,4 @@
-"""The checkpoints of a sweep, and sampling clients for them."""
+"""The checkpoints of a sweep, and the sampling clients for them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from tinsmith.training.server_files import PURPOSE
 
 CheckpointKind = Literal["sampler", "training", "base"]
 STEP_AT_START = re.compile(r"step-(\d+)")
-"""The name of a state saved by a CheckpointManager; hexadecimal digits follow."""
+"""The name of a state that a CheckpointManager saved. Hexadecimal digits follow."""
 NUMBER_AT_END = re.compile(r"(\d+)\D*$")
 
 Connect = Callable[[], tinker.ServiceClient]
-"""A function that opens a session on the server. The session of a checkpoint ends when it is evaluated."""
+"""A function that opens a session on the server. The session for a checkpoint ends when the checkpoint is evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The weights to evaluate. `path` is a `tinker://` path or a base model's name. `step` is None if it is unknown."""
+    """The weights to evaluate. `path` is a `tinker://` path, or the name of a base model.
+
+    `step` is None if it is unknown.
+    """
 
     path: str
     label: str
@@ -36,7 +39,9 @@ class Checkpoint:
 
 
 def at_path(path: str) -> Checkpoint:
-    """Return the checkpoint at a path. Its step is N of a name `step-N…`, or else the last number in the name.
+    """Return the checkpoint at a path. Its step is N in a name `step-N…`.
+
+    For other names, it is the last number in the name.
 
     Raises EvaluationError for a path without weights.
     """
@@ -53,12 +58,15 @@ def at_path(path: str) -> Checkpoint:
 
 
 def of_base_model(name: str) -> Checkpoint:
-    """Return the base model without an adapter, as the baseline."""
+    """Return the base model without an adapter. It serves as the baseline."""
     return Checkpoint(name, name, None, "base")
 
 
 def in_root(url: str) -> list[Checkpoint]:
-    """Return the checkpoints of a CheckpointManager by step. Raises EvaluationError if there are none."""
+    """Return the checkpoints of a CheckpointManager, in the order of their steps.
+
+    Raises EvaluationError if there are none.
+    """
     found = [
         Checkpoint(metadata.state_path, f"step {metadata.step}", metadata.step, "training")
         for metadata in CheckpointStore(url).readable()
@@ -69,7 +77,9 @@ def in_root(url: str) -> list[Checkpoint]:
 
 
 def of_run(rest: tinker.RestClient, run_id: str) -> list[Checkpoint]:
-    """Return the run's checkpoints on the server, oldest first. A sampler replaces a state of the same name.
+    """Return the checkpoints of the run on the server, oldest first.
+
+    A sampler takes the place of a state with the same name.
 
     Raises EvaluationError if there are none.
     """
@@ -86,16 +96,16 @@ def of_run(rest: tinker.RestClient, run_id: str) -> list[Checkpoint]:
 
 
 def require_different(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return each checkpoint once, in the given order."""
+    """Return each checkpoint once, in the order in which they were given."""
     return list({checkpoint.path: checkpoint for checkpoint in checkpoints}.values())
 
 
 @asynccontextmanager
 async def sampler_of(connect: Connect, checkpoint: Checkpoint) -> AsyncIterator[tinker.SamplingClient]:
-    """Yield a sampling client for the checkpoint. Raises StateGone, and the SDK's errors.
+    """Yield a sampling client for the checkpoint. Raises StateGone, and the errors of the SDK.
 
-    A training state has no sampler, so a training client is created and its weights are saved without a name. Both end
-    with the session.
+    A training state has no sampler. So a training client is created for it, and the weights are saved without a name.
+    The training client and these weights end with the session.
     """
     service = await asyncio.to_thread(connect)
     try:

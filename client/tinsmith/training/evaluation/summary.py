@@ -1,4 +1,4 @@
-"""Results as estimates for each checkpoint, task and metric: as CSV and as curves."""
+"""Estimates for each checkpoint, task and metric, as CSV and as curves."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ COLUMNS = ("checkpoint", "label", "step", "task", "metric", "mean", "low", "high
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A metric of one task at one checkpoint. `values` are the examples' values by id.
+    """A metric of one task at one checkpoint, with its estimate. `values` are the values of the examples, by ID.
 
-    For other evaluators, without examples, `values` is empty and the interval is unknown.
+    Other evaluators show no examples. For these, `values` is empty and the interval is unknown.
     """
 
     checkpoint: str
@@ -42,7 +42,10 @@ class Summary:
 
 
 def summaries_of(rows: Iterable[Row]) -> list[Summary]:
-    """Return summaries by task and metric in order of first appearance, then by step, base models first."""
+    """Return summaries by task and metric, in the order in which they first appear, and then by step.
+
+    Base models are first.
+    """
     grouped: dict[tuple[str, str, str], dict[str | None, float]] = defaultdict(dict)
     of_checkpoint: dict[str, Row] = {}
     for row in rows:
@@ -58,7 +61,7 @@ def summaries_of(rows: Iterable[Row]) -> list[Summary]:
 
 
 def csv_of(summaries: Iterable[Summary]) -> str:
-    """Return the summaries as CSV with a header. An unknown step or bound is empty."""
+    """Return the summaries as CSV with a header. If a step or a bound is unknown, its cell is empty."""
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -80,7 +83,7 @@ def by_metric(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 
 def shown(estimated: Estimate) -> str:
-    """Format the mean and its interval for people."""
+    """Format the mean and its interval for a reader."""
     if math.isnan(estimated.low):
         return f"{estimated.mean:.3g}"
     return f"{estimated.mean:.3g} [{estimated.low:.3g}, {estimated.high:.3g}]"
@@ -103,10 +106,11 @@ DOTS_PER_INCH = 120
 
 
 def draw_curves(runs: Mapping[str, Sequence[Summary]], path: Path) -> None:
-    """Draw a panel for each `task/metric`, with a curve and an interval band for each run.
+    """Draw a panel for each `task/metric`. A panel has a curve and a band of intervals for each run.
 
-    A run's base model is the point at step 0. Several base models, and samplers without a step, are dashed lines.
-    `runs` are by name; the name of a single run may be empty. Raises ValueError if there is nothing to draw.
+    A run's base model is the point at step 0. If there are several base models, or samplers without a step, they are
+    dashed lines. `runs` maps names to runs. If there is only one run, its name may be empty. Raises ValueError if there
+    is nothing to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -162,7 +166,7 @@ def _draw_run(panel: Axes, run: str, summaries: Sequence[Summary], colour: str) 
 
 
 def base_model_at_start(summaries: Sequence[Summary]) -> Summary | None:
-    """Return the base model with which training began: the only one, if no checkpoint is at step 0."""
+    """Return the base model with which training began: the only one, if there is no checkpoint at step 0."""
     base_models = [
         summary for summary in summaries if summary.step is None and not summary.checkpoint.startswith(TINKER)
     ]

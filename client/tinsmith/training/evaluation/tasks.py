@@ -1,4 +1,4 @@
-"""Tasks: examples and a way to score answers. They are also evaluators of tinker-cookbook."""
+"""Tasks. A task consists of examples and a way to score answers. They are also evaluators of tinker-cookbook."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _FINDING = threading.Lock()
 
 
 class ExampleTask(SamplingClientEvaluator, ABC):
-    """A task that scores examples one by one, so that intervals can be computed and a sweep can resume.
+    """A task that scores examples one by one. So intervals can be computed, and a sweep can resume.
 
-    See `rendering_by` for `renderer` and `tokenizer`. A tokenizer of None uses the sampling client's.
+    `rendering_by` explains `renderer` and `tokenizer`. If the tokenizer is None, the sampling client's tokenizer is
+    used.
     """
 
     def __init__(
@@ -64,23 +65,23 @@ class ExampleTask(SamplingClientEvaluator, ABC):
 
     @abstractmethod
     async def result(self, sampling_client: tinker.SamplingClient, example: Example) -> ExampleResult:
-        """Evaluate one example. Raises GradeFailed, EvaluationError, and the SDK's errors."""
+        """Evaluate one example. Raises GradeFailed, EvaluationError, and the errors of the SDK."""
 
     @property
     def fingerprint(self) -> str:
-        """Return a hexadecimal digest of everything that affects results except the weights and the grader's code."""
+        """Return a hexadecimal digest of everything that affects the results, except weights and the grader's code."""
         renderer = self._renderer if isinstance(self._renderer, str | None) else type(self._renderer).__name__
         return digest_of([[example.digest for example in self.examples], renderer, self._settings()])
 
     @override
     async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
-        """Return the metrics as `eval/<task>/<metric>`, as tinker-cookbook's loops log them."""
+        """Return the metrics as `eval/<task>/<metric>`, the form in which tinker-cookbook's loops log them."""
         return metrics_of(self.name, estimates_of(await self.results(sampling_client)))
 
     async def results(
         self, sampling_client: tinker.SamplingClient, limit: asyncio.Semaphore | None = None
     ) -> list[ExampleResult]:
-        """Return the results of all examples, in order. `limit` bounds how many run at once."""
+        """Return the results of all examples, in order. At most `limit` examples are evaluated at the same time."""
         limit = limit or asyncio.Semaphore(DEFAULT_CONCURRENCY)
 
         async def one(example: Example) -> ExampleResult:
@@ -97,7 +98,7 @@ class ExampleTask(SamplingClientEvaluator, ABC):
         return [task.result() for task in tasks]
 
     async def rendering(self, sampling_client: tinker.SamplingClient) -> Rendering:
-        """Return the rendering for the client's base model. A tokenizer is loaded once."""
+        """Return the rendering for the base model of the client. The tokenizer is loaded only once."""
         base_model = sampling_client.get_base_model()
         if base_model not in self._renderings:
             # Loading may read from disk or from a hub.
@@ -108,7 +109,7 @@ class ExampleTask(SamplingClientEvaluator, ABC):
         return self._renderings[base_model]
 
     def _find_tokenizer_once(self, sampling_client: tinker.SamplingClient) -> Any:
-        """Find the tokenizer under a lock: examples start in threads, and transformers cannot be imported by two."""
+        """Find the tokenizer under a lock: examples start in threads, and two threads cannot import transformers."""
         base_model = sampling_client.get_base_model()
         with _FINDING:
             if base_model not in self._tokenizers:
@@ -130,11 +131,11 @@ class ExampleTask(SamplingClientEvaluator, ABC):
 
 
 class Task(ExampleTask):
-    """A task that samples answers and scores each with `grade(example, answer)`.
+    """A task that samples answers and scores each answer by `grade(example, answer)`.
 
-    `grade` returns a number or several by name, and may be async. `params` defaults to 256 tokens at temperature 0.
-    Without `stop`, answers end as the renderer or the chat template defines. Each example has its own seed, derived
-    from `params.seed`.
+    `grade` returns a number, or several numbers by name. It may be async. By default, `params` are 256 tokens at
+    temperature 0. Without `stop`, an answer ends as the renderer or the chat template defines. Each example has its own
+    seed, which is derived from `params.seed`.
     """
 
     def __init__(
@@ -191,10 +192,10 @@ class Task(ExampleTask):
 
 
 class ChoiceTask(ExampleTask):
-    """A task that finds the most probable of an example's `choices`, without sampling.
+    """A task that finds the most probable of an example's `choices`. Nothing is sampled.
 
-    `answer` is the right choice's position or text. `acc` compares the sums of the tokens' logprobs, `acc_norm` those
-    sums per character, as in lm-evaluation-harness.
+    `answer` is the position or the text of the right choice. `acc` compares the sums of the tokens' logprobs.
+    `acc_norm` compares these sums per character, as in lm-evaluation-harness.
     """
 
     @override
@@ -223,7 +224,10 @@ class ChoiceTask(ExampleTask):
 
 
 def right_choice(example: Example) -> int:
-    """Return the right choice's position. Raises EvaluationError for fewer than two choices or a wrong answer."""
+    """Return the position of the right choice.
+
+    Raises EvaluationError if there are fewer than two choices, and for a wrong answer.
+    """
     if len(example.choices) < 2:
         raise EvaluationError(f"example {example.id} has {len(example.choices)} choices; it must have two or more")
     if isinstance(example.answer, int) and 0 <= example.answer < len(example.choices):
@@ -234,7 +238,7 @@ def right_choice(example: Example) -> int:
 
 
 def estimates_of(results: Sequence[ExampleResult]) -> dict[str, Estimate]:
-    """Return each metric's mean over the examples that have it, with its interval."""
+    """Return the mean of each metric over the examples that have it, with its interval."""
     names = dict.fromkeys(name for result in results for name in result.scores)
     return {name: estimate([result.scores[name] for result in results if name in result.scores]) for name in names}
 
@@ -249,7 +253,7 @@ def name_of(evaluator: SamplingClientEvaluator) -> str:
 
 
 def by_name(evaluators: Iterable[Any]) -> dict[str, Any]:
-    """Return the evaluators by name. Raises EvaluationError for a repeated name, and for no evaluators."""
+    """Return the evaluators by name. Raises EvaluationError if a name is repeated, and if there are no evaluators."""
     named: dict[str, Any] = {}
     for evaluator in evaluators:
         if (name := name_of(evaluator)) in named:

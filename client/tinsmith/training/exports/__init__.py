@@ -1,1 +1,1 @@
-"""Exports of a server's weights as tensors: a LoRA adapter, or the base model with the adapter merged in."""
+"""Exports of weights from a server as tensors: a LoRA adapter, or the base model with a merged adapter."""

@@ -1,4 +1,4 @@
-"""A base model's files on this machine, and the transformers model made of them."""
+"""The files of a base model on this machine, and the transformers model that is made from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import (
 from tinsmith.training.errors import BaseModelUnusable
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
-"""Copies of the weights for other frameworks, which could double the download."""
+"""Copies of the weights for other frameworks. They could double the size of a download."""
 MADE_DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_NAMED = 5
@@ -26,7 +26,10 @@ GIVE = "Set base_model to a folder with config.json and weights, or to a reposit
 
 
 class BaseModel:
-    """A base model in a folder, or in a hub repository that is cached or reachable. Raises BaseModelUnusable."""
+    """A base model in a folder, or in a hub repository that is cached or reachable.
+
+    Raises BaseModelUnusable if the model is missing or cannot be read.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -42,12 +45,12 @@ class BaseModel:
             raise _unusable(source, error) from error
 
     def without_weights(self) -> Any:
-        """Return its modules without memory for weights."""
+        """Return the model's modules without memory for the weights."""
         with torch.device("meta"):
             return self._class().from_config(self._config)
 
     def load(self) -> Any:
-        """Load the model on the CPU in its own dtype, with dense weights. Raises BaseModelUnusable."""
+        """Load the model on the CPU, in its own dtype and with dense weights. Raises BaseModelUnusable."""
         options = self._dequantizing()
         try:
             model, report = self._class().from_pretrained(
@@ -64,7 +67,7 @@ class BaseModel:
         return self._dense(model) if options else model
 
     def _class(self) -> Any:
-        """Return the class for the complete model, which includes a vision tower if `architectures` has one."""
+        """Return the class of the whole model. If `architectures` has a class with a vision tower, it is this class."""
         is_text = type(self._config) in AutoModelForCausalLM._model_mapping
         sees = type(self._config) in AutoModelForImageTextToText._model_mapping
         return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
@@ -83,7 +86,10 @@ class BaseModel:
         return {"quantization_config": MADE_DENSE[method](**{**quantization, "dequantize": True})}
 
     def _dense(self, model: Any) -> Any:
-        """Return the model without its quantization config, with which transformers would write it back."""
+        """Return the model without its quantization config.
+
+        Otherwise, transformers would write the config with the model.
+        """
         del self._config.quantization_config
         with torch.device("meta"):
             dense = self._class().from_config(self._config, dtype=model.dtype)
@@ -93,7 +99,10 @@ class BaseModel:
 
 
 def _check_complete(source: str, report: Mapping[str, Any]) -> None:
-    """Raise BaseModelUnusable for missing tensors. transformers fills them with random values and only warns."""
+    """Raise BaseModelUnusable if tensors are missing.
+
+    For missing tensors, transformers uses random values and only warns.
+    """
     lost = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
     if lost:
         raise BaseModelUnusable(
@@ -103,7 +112,7 @@ def _check_complete(source: str, report: Mapping[str, Any]) -> None:
 
 
 def _copy_unsaved_attributes(dense: Any, model: Any) -> None:
-    """Copy the buffers that are not in a state dict, the generation config, and the training mode."""
+    """Copy what is not in a state dict: some buffers, the generation config, and the training mode."""
     persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if name not in persistent:

@@ -1,4 +1,4 @@
-"""`export_lora_weights`: the weights of a `tinker://` path, over HTTP."""
+"""`export_lora_weights`: download the weights at a `tinker://` path over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from tinsmith.training.exports.stored import StoredAdapter
 
 EXPORT_TTL_SECONDS = 3600
-"""The shortest lifetime that the protocol allows. An export is deleted as soon as it is downloaded."""
+"""The lifetime of an export: the shortest that the protocol allows.
+
+An export is deleted as soon as it is downloaded.
+"""
 
 
 @overload
@@ -53,17 +56,17 @@ def export_lora_weights(
     base_model: str | Path | None = None,
     service: tinker.ServiceClient | None = None,
 ) -> AdapterWeights | MergedWeights:
-    """Return the weights of a checkpoint of any kind, such as `tinker://RUN/weights/NAME`.
+    """Return the weights of a checkpoint, for example `tinker://RUN/weights/NAME`. It may be of any kind.
 
-    `.tensors` of the result maps names to tensors. An adapter is in PEFT's format, in float32. With `merged` the result
-    is the whole model with the adapter added to its weights, in the base model's dtype.
+    `.tensors` in the result maps names to tensors. An adapter is in PEFT's format and in float32. With `merged`, the
+    result is the whole model in the dtype of the base model. The adapter is added to its weights.
 
-    `base_model` is a folder or a hub name, by default the server's name of the model. It is needed if `merged`, and for
-    the experts of a mixture, whose layout depends on the model. `service` defaults to a new session with the
-    environment's server and key.
+    `base_model` is a folder, or a name on the hub. By default, it is the server's name of the model. It is needed with
+    `merged`, and for the experts of a mixture, because their layout depends on the model. `service` is by default a new
+    session with the server and key of the environment.
 
-    Downloads the server's archive of the checkpoint. If the server has no archives, a state (`/weights/`) is loaded and
-    exported, and the export is deleted afterwards. Raises NoSuchWeights, NotOffered, DownloadDamaged,
+    The function downloads the server's archive of the checkpoint. If the server has no archives, a state (`/weights/`)
+    is loaded and exported, and the export is deleted afterwards. Raises NoSuchWeights, NotOffered, DownloadDamaged,
     BaseModelUnusable, and ExportError.
     """
     from tinsmith.training.exports.base_model import BaseModel
@@ -133,9 +136,9 @@ def _fetch_saved(
 def _fetch_through_export(
     service: tinker.ServiceClient, rest: tinker.RestClient, path: str, targets: dict[str, Path]
 ) -> None:
-    """Load the state into a training client and export it.
+    """Load the state into a training client, and export its weights.
 
-    A separate session is used, because only the end of a session frees its models on the server.
+    It uses a separate session, because a server frees the models of a session only when the session ends.
     """
     try:
         with _second_session(service) as own:

@@ -1,4 +1,4 @@
-"""An adapter in PEFT's layout, in which the gate and up projections of experts are one parameter of twice the rank."""
+"""An adapter in PEFT's layout. Gate and up projections of experts are one parameter with twice the rank."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tinsmith.training.exports.stored import DOWN, GATE, UP, StoredAdapter, expe
 from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE
 
 FORMER_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names that PEFT takes for projections of experts in the layout of transformers 4, anywhere in the model."""
+"""Names that PEFT treats as projections of experts in the layout of transformers 4, anywhere in a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter as `peft.PeftModel.from_pretrained` reads it: tensors by PEFT's names, and its `adapter_config`."""
+    """An adapter for `peft.PeftModel.from_pretrained`: tensors by PEFT's names, and the `adapter_config`."""
 
     tensors: Mapping[str, Tensor]
     adapter_config: Mapping[str, Any]
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the adapter to a folder, which is created if missing."""
+        """Write the adapter to a folder. A missing folder is created."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG_FILE).write_text(json.dumps(dict(self.adapter_config), indent=2) + "\n")
@@ -37,7 +37,7 @@ class AdapterWeights:
 
 
 def for_peft(adapter: StoredAdapter, base: BaseModel | None, name: str) -> AdapterWeights:
-    """Return the adapter in PEFT's layout. PEFT finds the base model by `name`; `base` is needed for experts."""
+    """Return the adapter in PEFT's layout. PEFT finds the base model by `name`. `base` is needed for experts."""
     config = {**adapter.config, "base_model_name_or_path": name}
     tensors = {peft_key(key): factor for key, factor in adapter.factors.items() if factor.ndim == 2}
     linears = [module for module in adapter.modules if adapter.pair(module)[0].ndim == 2]
@@ -51,9 +51,9 @@ def for_peft(adapter: StoredAdapter, base: BaseModel | None, name: str) -> Adapt
 
 
 def _targets(adapter: StoredAdapter, linears: list[str]) -> dict[str, Any]:
-    """Return the target settings.
+    """Return the settings for the targets.
 
-    PEFT would rename layers with former names in a model with experts, so these are listed as parameters.
+    PEFT would rename layers with these names in a model with experts, so they are listed as parameters.
     """
     moved = [name for name in linears if name.rpartition(".")[2] in FORMER_NAMES]
     gated = [f"{layer}.gate_up_proj" for layer in adapter.experts if f"{layer}.{UP}" in adapter.modules]
@@ -70,9 +70,9 @@ def _targets(adapter: StoredAdapter, linears: list[str]) -> dict[str, Any]:
 
 
 def _fused(adapter: StoredAdapter, by_turns: Container[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the experts' factors: gate and up as one parameter of twice the rank, shared factors repeated for each.
+    """Yield the factors of experts. Gate and up are one parameter of twice the rank, and shared factors are repeated.
 
-    PEFT wraps one parameter around the other; the last is the outermost.
+    PEFT wraps one parameter inside another, and the last one is outermost.
     """
     for layer in adapter.experts:
         first = _whole(*adapter.pair(f"{layer}.{GATE}"))
@@ -87,13 +87,13 @@ def _fused(adapter: StoredAdapter, by_turns: Container[str]) -> Iterator[tuple[s
 
 
 def _whole(lora_A: Tensor, lora_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Expand A to `[experts, rank, d_in]` and B to `[experts, d_out, rank]`."""
+    """Expand A to `[experts, rank, d_in]`, and B to `[experts, d_out, rank]`."""
     experts = max(len(lora_A), len(lora_B))
     return lora_A.expand(experts, -1, -1), lora_B.expand(experts, -1, -1)
 
 
 def _gate_and_up(gate: tuple[Tensor, Tensor], up: tuple[Tensor, Tensor], *, by_turns: bool) -> tuple[Tensor, Tensor]:
-    """Return one adapter of twice the rank, in which each half adds to its own rows."""
+    """Return one adapter with twice the rank. Each half of it adds to its own rows."""
     (gate_A, gate_B), (up_A, up_B) = gate, up
     experts, width, rank = gate_B.shape
     both = gate_B.new_zeros(experts, 2 * width, 2 * rank)

@@ -1,4 +1,4 @@
-"""An adapter as a server exports it: PEFT's two files, with the experts of a mixture in Tinker's own layout."""
+"""An adapter in the form that a server exports: PEFT's two files, but with experts in Tinker's own layout."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "targe
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """An adapter as the server stores it.
+    """An adapter, as the server stores it.
 
-    `base_model` is the server's name of the model and `config` is PEFT's. `factors` maps `<module>.lora_A` and
-    `.lora_B` to tensors: A is `[rank, d_in]`, B is `[d_out, rank]`. Factors of experts have a first dimension for the
-    experts. It is 1 if all experts of a layer share the factor: A of `w1` (gate) and `w3` (up), B of `w2` (down).
+    `base_model` is the server's name of the base model, and `config` is PEFT's configuration. `factors` maps
+    `<module>.lora_A` and `.lora_B` to tensors: A is `[rank, d_in]`, B is `[d_out, rank]`. Factors of experts have an
+    additional first dimension for the experts. This dimension is 1 if all experts of a layer share the factor: A of
+    `w1` (gate) and `w3` (up), and B of `w2` (down).
     """
 
     base_model: str
@@ -48,7 +49,7 @@ class StoredAdapter:
 
     @property
     def experts(self) -> list[str]:
-        """Return the names of the layers' experts."""
+        """Return the names of the experts modules of the layers."""
         return sorted({name.rsplit(".", 2)[0] for name, factor in self.factors.items() if factor.ndim == 3})
 
     def pair(self, module: str) -> tuple[Tensor, Tensor]:
@@ -56,13 +57,13 @@ class StoredAdapter:
         return self.factors[f"{module}.lora_A"], self.factors[f"{module}.lora_B"]
 
     def delta(self, module: str) -> Tensor:
-        """Return the change of a weight in float32: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
+        """Return the change of a weight, in float32: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
         lora_A, lora_B = (factor.float() for factor in self.pair(module))
         return (self.alpha / self.rank) * torch.matmul(lora_B, lora_A)
 
 
 def read_adapter(folder: Path, base_model: str) -> StoredAdapter:
-    """Read the adapter's files. Raises DownloadDamaged, and ExportError if it is not a plain LoRA adapter."""
+    """Read the adapter's files. Raises DownloadDamaged, and ExportError if it is not an ordinary LoRA adapter."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())
         tensors = load_file(folder / WEIGHTS_FILE)
@@ -89,7 +90,7 @@ def _name(key: str) -> str:
 
 
 def _other(name: str) -> str:
-    """Return the name of the other factor, B for A and A for B.
+    """Return the name of the other factor: B for A, and A for B.
 
     For any other name, return a name that does not exist.
     """
@@ -101,7 +102,7 @@ GATE, UP, DOWN = "w1", "w3", "w2"
 
 
 def experts_of(model: nn.Module) -> dict[str, Any]:
-    """Return each layer's experts module by name, if it has the form of transformers' experts functions."""
+    """Return each layer's experts module by name, if it has the form that transformers' experts functions need."""
     return {name: module for name, module in model.named_modules() if _is_experts(module)}
 
 
@@ -110,14 +111,14 @@ def is_by_turns(module: Any) -> bool:
 
 
 def shapes_of(module: Any) -> dict[str, tuple[int, int, int]]:
-    """Return (experts, d_out, d_in) of each projection, by Tinker's names."""
+    """Return (experts, d_out, d_in) for each projection, by Tinker's names."""
     experts, hidden, inner = _by_output(module, module.down_proj).shape
     ups = (GATE, UP) if module.has_gate else (GATE,)
     return {**dict.fromkeys(ups, (experts, inner, hidden)), DOWN: (experts, hidden, inner)}
 
 
 def add_to_experts(module: Any, deltas: Mapping[str, Tensor]) -> None:
-    """Add the deltas in place: `[experts, d_out, d_in]` for each projection."""
+    """Add the deltas in place. There is one `[experts, d_out, d_in]` for each projection."""
     if module.has_gate:
         _add(module, "gate_up_proj", _joined(deltas[GATE], deltas[UP], by_turns=is_by_turns(module)))
     else:
@@ -141,5 +142,5 @@ def _add(module: Any, name: str, delta: Tensor) -> None:
 
 
 def _joined(gate: Tensor, up: Tensor, *, by_turns: bool) -> Tensor:
-    """Join the two along d_out."""
+    """Join gate and up along d_out."""
     return torch.stack([gate, up], 2).flatten(1, 2) if by_turns else torch.cat([gate, up], 1)

@@ -1,4 +1,4 @@
-"""The order of the groups over several epochs, which a resumed run continues."""
+"""The order of groups over several epochs. A resumed run continues in this order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 
 class GroupPosition(NamedTuple):
-    """The position of a group. `number` counts groups over the whole run, `epoch` counts completed epochs."""
+    """The position of a group. `number` counts the groups of the whole run, and `epoch` counts the completed epochs."""
 
     number: int = 0
     epoch: int = 0
@@ -21,7 +21,7 @@ class GroupPosition(NamedTuple):
 
 
 class SequenceOfGroups(RLDataset):
-    """A dataset with one builder in each batch."""
+    """A dataset whose batches have one builder each."""
 
     def __init__(self, builders: Sequence[EnvGroupBuilder]) -> None:
         self._builders = builders
@@ -38,10 +38,10 @@ class SequenceOfGroups(RLDataset):
 class DataOrder(Iterator[tuple[GroupPosition, EnvGroupBuilder]]):
     """An endless iterator over the groups and their positions.
 
-    A resumed run starts with the groups that were begun and not finished. With `shuffle_seed`, each epoch has its own
-    order of batches, which depends only on the seed and the epoch's number.
+    A resumed run starts with the groups that were begun but not finished. With `shuffle_seed`, each epoch has its own
+    order of batches. It depends only on the seed and the number of the epoch.
 
-    Raises ValueError for data without groups, and what a dataset raises.
+    Raises ValueError if the data has no groups, and the errors of a dataset.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DataOrder(Iterator[tuple[GroupPosition, EnvGroupBuilder]]):
         return place, self._batch_of(place)[place.item]
 
     def finished(self, place: GroupPosition) -> None:
-        """Record that the group was trained on or dropped."""
+        """Record that the group was used for training, or was dropped."""
         self._begun.discard(place)
 
     def state(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class DataOrder(Iterator[tuple[GroupPosition, EnvGroupBuilder]]):
         return {"next": list(self._next), "begun": [list(place) for place in sorted(self._begun)]}
 
     def _found(self, place: GroupPosition) -> GroupPosition:
-        """Return the first existing position at or after `place`."""
+        """Return the first position at or after `place` that exists."""
         for _ in range(2 + len(self._dataset)):
             if place.batch >= len(self._dataset):
                 place = place._replace(epoch=place.epoch + 1, batch=0, item=0)

@@ -1,4 +1,4 @@
-"""The sampling of groups ahead of training: as many at once as allowed, but within the staleness bound."""
+"""The sampling of groups ahead of training. Their number is limited, and so is their staleness."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RollOut: TypeAlias = Callable[[GroupPosition, EnvGroupBuilder], Awaitable[Rolled
 
 @dataclass(slots=True)
 class Window:
-    """A count of the groups that may be begun.
+    """The number of groups that may be begun.
 
-    These are the groups of the current step, and of as many later steps as the staleness bound allows. On-policy this
-    is one step, so no group is sampled from weights that are too old for it.
+    These are the groups of the current step, and of as many later steps as the limit on staleness allows. For on-policy
+    training, this is one step. So no group is sampled from weights that are too old for it.
     """
 
     plan: MinibatchPlan
@@ -33,7 +33,7 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Return the most groups that may be in flight or waiting."""
+        """Return the largest number of groups that may be in flight or waiting."""
         return (1 + self.plan.most_stale_steps) * self.plan.groups_per_step
 
     @property
@@ -42,7 +42,7 @@ class Window:
 
 
 class RolloutPump:
-    """A context that rolls out the groups of `order`, at most `most_in_flight` at once, into the buffer `groups`.
+    """A context that rolls out the groups of `order` into the buffer `groups`, at most `most_in_flight` at once.
 
     On-policy, groups arrive in data order, so that a run is reproducible. Off-policy, they arrive as they finish.
     Errors of `roll_out` and of the data are raised from `groups`. For one event loop.
@@ -60,7 +60,7 @@ class RolloutPump:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def step_done(self) -> None:
-        """Record an optimizer step, or a step's number of groups that had no data."""
+        """Record an optimizer step. If a step's number of groups had no data, they count as a step, too."""
         async with self._changed:
             self.window.steps += 1
             self._changed.notify_all()
@@ -105,7 +105,8 @@ class RolloutPump:
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
         """Start a task.
 
-        `work` is a function: a task that is cancelled before it starts would leave a coroutine unawaited.
+        `work` is a function and not a coroutine. If a task is cancelled before it starts, its coroutine would never be
+        awaited.
         """
         task = asyncio.ensure_future(self._reported(work))
         self._tasks.add(task)

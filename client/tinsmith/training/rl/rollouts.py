@@ -1,4 +1,4 @@
-"""Rollouts of groups of environments, with a policy that samples."""
+"""Rollouts of groups of environments, with a policy that samples from a server."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ REFUSALS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
 
 
 def sample_seed(seed: int, *place: int) -> int:
-    """Return a 31-bit seed for one sample, from the run's seed and the sample's position."""
+    """Return a 31-bit seed for one sample. It is derived from the seed of the run and the position of the sample."""
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=4).digest()
     return int.from_bytes(digest) >> 1
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the server refused this prompt, for example as too long: an error of the environment."""
+    """Return whether the server refused this prompt, for example because it is too long.
+
+    This is an error of the environment.
+    """
     if isinstance(error, tinker.RequestFailedError):
         return error.category is RequestErrorCategory.User
     return isinstance(error, REFUSALS)
@@ -41,8 +44,8 @@ def is_refusal(error: BaseException) -> bool:
 class GroupPolicy(TinkerTokenCompleter):
     """A policy that samples from a server.
 
-    `seeds` holds the run's seed and the group's number; with None the server chooses seeds. Errors of the server are
-    kept in `server_errors`, because environments and strategies may catch them.
+    `seeds` holds the seed of the run and the number of the group. With None, the server chooses the seeds. The errors
+    of the server are kept in `server_errors`, because environments and strategies may catch them.
     """
 
     seeds: tuple[int, ...] | None = None
@@ -50,7 +53,7 @@ class GroupPolicy(TinkerTokenCompleter):
     turn: int = 0
 
     def of_environment(self, number: int) -> GroupPolicy:
-        """Return the policy for one environment of the group. All share `server_errors`."""
+        """Return the policy for one environment in the group. All policies of the group share `server_errors`."""
         return replace(self, seeds=None if self.seeds is None else (*self.seeds, number), turn=0)
 
     @override
@@ -73,14 +76,17 @@ class GroupPolicy(TinkerTokenCompleter):
         return TokensWithLogprobs(sampled.tokens, sampled.logprobs, sampled.stop_reason)
 
     def raise_server_error(self) -> None:
-        """Raise the first server error, if there is one."""
+        """Raise the first error of the server, if there was one."""
         if self.server_errors:
             raise self.server_errors[0]
 
 
 @dataclass(frozen=True)
 class AllOrNone(RolloutStrategy):
-    """A strategy that runs every environment of the group with its own seeds. The first failure cancels the others."""
+    """A strategy that runs every environment in the group with its own seeds.
+
+    The first failure cancels the other environments.
+    """
 
     @override
     async def execute(self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter) -> RolloutResult:
@@ -105,9 +111,9 @@ def _of_environment(policy: TokenCompleter, number: int) -> TokenCompleter:
 logger = logging.getLogger(__name__)
 
 EQUAL_REWARDS = "equal rewards"
-"""The reason why a successful group has no data: no answer is better than the others."""
+"""The reason why a successful group has no data: all rewards are equal, so no answer is better than the others."""
 OF_THE_COOKBOOK_ALONE = "mask"
-"""An entry of the cookbook's data that losses do not accept."""
+"""An entry in the cookbook's data that losses do not accept."""
 
 
 class UnfitRollout(ValueError):
@@ -116,7 +122,10 @@ class UnfitRollout(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RolledOutGroup(RolloutGroup):
-    """A group after its rollouts. `fruitless` is why it has no data: a kind of failure, EQUAL_REWARDS, or None."""
+    """A group after its rollouts. `fruitless` is the reason why it has no data: a kind of failure, or EQUAL_REWARDS.
+
+    It is None if the group has data.
+    """
 
     place: GroupPosition
     trajectories: TrajectoryGroup
@@ -129,7 +138,7 @@ async def roll_out(
 ) -> RolledOutGroup:
     """Roll out a group. If the environment fails, log a warning and return a group without data.
 
-    Raises the server's errors, except a refused prompt, which counts as the environment's failure.
+    Raises the errors of the server, except for a refused prompt, which counts as a failure of the environment.
     """
     try:
         return await _rolled_out(builder, place, policy, policy_step, strategy)
@@ -152,7 +161,10 @@ async def _rolled_out(
 
 
 def training_data(group: TrajectoryGroup) -> list[tinker.Datum]:
-    """Return data with advantages relative to the group's mean; none if rewards are equal. Raises UnfitRollout."""
+    """Return data with advantages relative to the mean of the group. There is no data if all rewards are equal.
+
+    Raises UnfitRollout.
+    """
     rewards = group.get_total_rewards()
     if not all(math.isfinite(reward) for reward in rewards):
         raise UnfitRollout(f"rewards are {rewards}; they must be finite numbers")

@@ -18,19 +18,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ShadowStep:
-    """A step of a shadow. `step` is the main run's step whose data it used; `metrics` are the shadow's own."""
+    """A step of a shadow.
+
+    `step` is the step of the main run whose data the shadow used; `metrics` are those of the shadow.
+    """
 
     step: int
     metrics: Mapping[str, float]
 
 
 class ShadowClient:
-    """A second model that trains on the main run's batches, with another loss, hyperparameters or base model.
+    """A second model that trains on the batches of the main run, with another loss, hyperparameters or base model.
 
-    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for it. Further batches are
-    skipped and counted in `missed_steps`. After its first failure it trains no more: `failure` is the error, which is
-    logged as a warning. Cancellation in the middle of a step counts as a failure. On the same server it uses a share of
-    the machine, but the main run's numbers do not change.
+    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for it. If there are more, a
+    batch is skipped and counted in `missed_steps`. After its first failure it does not train any more. `failure` is the
+    error, which is logged as a warning. If it is cancelled during a step, this counts as a failure. A shadow on the
+    same server uses a share of the machine, but does not change the numbers of the main run.
     """
 
     def __init__(
@@ -58,9 +61,9 @@ class ShadowClient:
         self._work: asyncio.Task[None] | None = None
 
     def offer(self, step: int, data: Sequence[tinker.Datum]) -> bool:
-        """Queue a batch, and return whether the batch was accepted for training.
+        """Queue a batch. Return whether the batch was accepted.
 
-        Returns at once; needs a running event loop.
+        This returns immediately, and needs an event loop that runs.
         """
         if self.failure is not None or len(self._waiting) >= self._most_waiting:
             self.missed_steps += 1
@@ -71,7 +74,7 @@ class ShadowClient:
         return True
 
     async def finish(self, within_seconds: float) -> None:
-        """Wait for the queued batches. Cancel what takes longer, and count it as missed."""
+        """Wait for the batches in the queue. Cancel the batches that take longer, and count them as missed."""
         if self._work is None:
             return
         done, _ = await asyncio.wait([self._work], timeout=within_seconds)
@@ -80,7 +83,7 @@ class ShadowClient:
             await self.cancel()
 
     async def cancel(self) -> None:
-        """Cancel the queued batches, count them as missed, and return when nothing is in flight."""
+        """Cancel the batches in the queue, count them as missed, and return when none is in flight."""
         if self._work is None or self._work.done():
             return
         self._work.cancel()
@@ -88,7 +91,7 @@ class ShadowClient:
         self._miss_waiting()
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the newest step as `shadow/<name>/…`, and the state of the queue."""
+        """Return the metrics of the newest step as `shadow/<name>/…`, together with the state of the queue."""
         newest = self.steps[-1].metrics if self.steps else {}
         state = {
             "progress/steps": float(len(self.steps)),
@@ -100,7 +103,7 @@ class ShadowClient:
         return {f"shadow/{self.name}/{name}": value for name, value in (state | optim).items()}
 
     async def _train(self) -> None:
-        """Train on one batch after the other. A batch leaves the queue when it is done."""
+        """Train on one batch after the other. A batch leaves the queue when its step is done."""
         while self._waiting:
             step, data = self._waiting[0]
             try:
@@ -115,7 +118,7 @@ class ShadowClient:
             self._waiting.popleft()
 
     async def _step(self, data: Sequence[tinker.Datum]) -> Mapping[str, float]:
-        """Make a step. The optimizer waits for the gradient, because there must be no step after a failure."""
+        """Make one step. The optimizer step waits for the gradient, because no step may follow a failure."""
         trained = await self.training_client.forward_backward(list(data), self._loss_fn, self._loss_fn_config)
         stepped = await self.training_client.optim_step(self._adam(len(self.steps)))
         return {**trained.metrics, **(stepped.metrics or {})}

@@ -1,4 +1,4 @@
-"""`RLTrainer`: reinforcement learning from groups of environments, which samples and trains at the same time."""
+"""`RLTrainer`: reinforcement learning from groups of environments. It samples and trains at the same time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """A count of groups and failures. `most_fruitless` in a row without data end the run."""
+    """The numbers of groups and failures. If `most_fruitless` groups in a row have no data, the run ends."""
 
     def __init__(self, most_fruitless: int, in_a_row: Mapping[str, int] | None = None) -> None:
         if most_fruitless < 1:
@@ -44,7 +44,7 @@ class Tally:
         self._of_step: list[RolledOutGroup] = []
 
     def add(self, group: RolledOutGroup, step: int) -> None:
-        """Count a group; `step` is the number of steps before it. Raises NothingToTrainOn."""
+        """Count a group. `step` is the number of steps before it. Raises NothingToTrainOn."""
         self._of_step.append(group)
         if group.fruitless is None:
             self._in_a_row.clear()
@@ -57,7 +57,7 @@ class Tally:
             raise NothingToTrainOn(self._in_a_row.total(), self._in_a_row, step)
 
     def state(self) -> dict[str, int]:
-        """Return the current row of groups without data by reason, for `loop_state`."""
+        """Return, by reason, the current row of groups without data, for `loop_state`."""
         return dict(self._in_a_row)
 
     def metrics_of_step(self) -> dict[str, float]:
@@ -76,7 +76,7 @@ class Tally:
 
 
 def metrics_of_training(report: StepReport, learning_rate: float, seconds: float) -> Mapping[str, float]:
-    """Return the metrics of a step. `seconds` is the time since the previous step."""
+    """Return the metrics of a step. `seconds` is the time that has passed since the previous step."""
     return {
         **{f"optim/{name}": float(value) for name, value in report.metrics.items()},
         "optim/lr": learning_rate,
@@ -91,38 +91,45 @@ def metrics_of_training(report: StepReport, learning_rate: float, seconds: float
 log = logging.getLogger(__name__)
 
 OnStep: TypeAlias = Callable[[StepReport, tinker.SamplingClient], Awaitable[None]]
-"""A function that is called after each step with its report, including metrics, and a client of the new weights."""
+"""A function that is called after each step.
+
+Its arguments are the report with metrics, and a client of the new weights.
+"""
 POSITION = "groups"
-"""The key in `loop_state` of the position in the data."""
+"""The key in `loop_state` for the position in the data."""
 FRUITLESS = "fruitless"
-"""The key in `loop_state` of the row of groups without data, so that a resumed run ends at the same group."""
+"""The key in `loop_state` for the row of groups without data. With it, a resumed run ends at the same group."""
 SHADOW_SECONDS = 60.0
-"""The time that shadows have to finish after the last step."""
+"""The time in which shadows may finish after the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The weights from which groups are sampled, and their number of steps."""
+    """The weights from which groups are sampled, and the number of steps that made them."""
 
     sampling_client: tinker.SamplingClient
     step: int
 
 
 class RLTrainer:
-    """A trainer of `training_client` on groups of environments, repeated as often as needed.
+    """A trainer of `training_client` on groups of environments. The groups are repeated as often as necessary.
 
-    - `plan`: the groups of a step and the staleness bound. With `most_stale_steps=0` and a `seed`, a run is
-      reproducible bit for bit on a server that computes deterministically, even if it is resumed from a checkpoint.
-    - `shuffle_seed`: the seed of the order of `groups` in each epoch; without it they keep their order.
-    - `adam`: the parameters of every step, or a function of the step's number, from 0.
-    - `max_tokens`, `temperature`: for each answer.
-    - `groups_in_flight`: the most groups sampled at once; by default as many as the plan can use.
-    - `strategy`: a rollout strategy of tinker-cookbook, for example to retry failures. It samples without seeds.
-    - `most_fruitless_groups`: so many groups in a row without data, because of failures or equal rewards, end the run;
-      by default those of eight steps.
-    - `checkpoints`: saves as often as its `save_every` says and at the end. `resumed` is what its `resume()` returned.
+    - `plan`: the number of groups in a step, and the limit on staleness. With `most_stale_steps=0` and a `seed`, a run
+      can be reproduced bit for bit on a server that computes deterministically, even if it is resumed from a
+      checkpoint.
+    - `shuffle_seed`: the seed for the order of `groups` in each epoch. Without it, the groups keep their order.
+    - `adam`: the parameters for every step, or a function of the number of the step, from 0.
+    - `max_tokens`, `temperature`: the sampling parameters of each answer.
+    - `groups_in_flight`: the largest number of groups that are sampled at the same time; by default, as many as the
+      plan can use.
+    - `strategy`: a rollout strategy of tinker-cookbook, for example to retry failures. A strategy samples without
+      seeds.
+    - `most_fruitless_groups`: if this many groups in a row have no data, because of failures or equal rewards, the run
+      ends. The default is the number of groups in eight steps.
+    - `checkpoints`: the manager that saves the run, at the steps that its `save_every` selects and at the end.
+      `resumed` is the result of its `resume()`.
     - `shadows`: models that train on the same data.
-    - `on_step`: functions awaited after each step, in order, while the next groups are sampled.
+    - `on_step`: functions that are awaited after each step, in order, while the next groups are sampled.
     """
 
     def __init__(
@@ -177,17 +184,17 @@ class RLTrainer:
         self._progress = progress
 
     def train(self, steps: int) -> int:
-        """Call `run` from a program without an event loop. In a notebook, await `run`."""
+        """Call `run`, for a program without an event loop. In a notebook, await `run`."""
         return asyncio.run(self.run(steps))
 
     async def run(self, steps: int) -> int:
-        """Train until `steps` optimizer steps are done, including those before a resume, and return their number.
+        """Train until `steps` optimizer steps are done, including steps before a resume. Return the number of steps.
 
-        The number is smaller if `most_fruitless_groups` in a row had equal rewards after at least one step: there is
-        nothing more to learn. A warning is logged.
+        The number is smaller if `most_fruitless_groups` groups in a row had equal rewards after at least one step,
+        because there is nothing more to learn. In that case a warning is logged.
 
-        Raises NothingToTrainOn, MinibatchFailed, SaveFailed, the SDK's errors, and what `on_step` raises. Groups in
-        flight and shadows are cancelled then.
+        Raises NothingToTrainOn, MinibatchFailed, SaveFailed, the errors of the SDK, and the errors of `on_step`. After
+        an error, groups in flight and shadows are cancelled.
         """
         if self.step >= steps:
             return self.step
@@ -238,7 +245,10 @@ class RLTrainer:
         )
 
     async def _taken(self, pump: RolloutPump) -> AsyncIterator[RolledOutGroup]:
-        """Yield each group as the step takes or drops it. A step without any data leaves its number unused."""
+        """Yield each group when the step takes it or drops it.
+
+        If a step gets no data, the next step uses its number.
+        """
         taken, fruitful = 0, False
         async for group in pump.groups:
             assert isinstance(group, RolledOutGroup), "the pump puts no others"
@@ -290,7 +300,7 @@ class RLTrainer:
 
 
 def _position(resumed: Resumed | None) -> Mapping[str, Any] | None:
-    """Return the position in the data. Raises ValueError for a checkpoint of another loop."""
+    """Return the position in the data, from the checkpoint. Raises ValueError if the checkpoint is of another loop."""
     if resumed is None:
         return None
     if POSITION not in resumed.loop_state:

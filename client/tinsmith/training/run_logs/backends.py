@@ -23,12 +23,15 @@ from tinsmith.training.run_logs.metrics import numbers_of
 IDENTITY_FILE = "run.json"
 DEFAULT_PROJECT = "tinsmith"
 STEP_AXIS = "training/step"
-"""The cookbook's name for the axis."""
+"""The name that the cookbook uses for the axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """The identity of a run in a service. `is_resumed` means that an earlier process of this directory used it."""
+    """The identity of a run at a service.
+
+    `is_resumed` means that an earlier process in this directory used the identity.
+    """
 
     run_id: str
     project: str
@@ -37,7 +40,7 @@ class RunIdentity:
 
     @classmethod
     def of(cls, directory: Path, project: str | None, name: str | None) -> Self:
-        """Return the identity that is stored in the directory. A later project or name does not change it."""
+        """Return the identity that the directory stores. A later project or name does not change it."""
         file = directory / IDENTITY_FILE
         if file.exists():
             return cls(**json.loads(file.read_text()), is_resumed=True)
@@ -49,7 +52,10 @@ class RunIdentity:
 
 
 def wandb_logger(identity: RunIdentity, config: Mapping[str, Any], directory: Path) -> ml_log.Logger:
-    """Return a W&B logger, whose mode is the environment's `WANDB_MODE`. Raises BackendRefused, as without a key."""
+    """Return a W&B logger. `WANDB_MODE` in the environment sets its mode.
+
+    Raises BackendRefused, for example without a key.
+    """
     # The cookbook's logger has no parameters for these; W&B reads them from the environment.
     variables = {"WANDB_RUN_ID": identity.run_id} | ({"WANDB_RESUME": "allow"} if identity.is_resumed else {})
     try:
@@ -63,7 +69,7 @@ def wandb_logger(identity: RunIdentity, config: Mapping[str, Any], directory: Pa
 
 
 def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.Logger:
-    """Return a trackio logger. The environment sets its location (`TRACKIO_DIR`). Raises BackendRefused."""
+    """Return a trackio logger. `TRACKIO_DIR` in the environment sets its location. Raises BackendRefused."""
     try:
         return _Trackio(identity, config)
     except Exception as error:
@@ -71,7 +77,7 @@ def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.L
 
 
 class _Wandb(ml_log.WandbLogger):
-    """The cookbook's logger, without its request for the run's address at each step, which warns offline.
+    """The logger of the cookbook, but without its request for the run's address at each step, which warns offline.
 
     W&B accepts no metrics for an earlier step. If some metrics will come late, W&B's own steps count arrivals, and
     `training/step` is the axis of all metrics.
@@ -102,7 +108,7 @@ class _Wandb(ml_log.WandbLogger):
 
 
 class _Trackio(ml_log.TrackioLogger):
-    """The cookbook's logger, which would start a new run each time."""
+    """The logger of the cookbook, changed so that it does not start a new run each time."""
 
     def __init__(self, identity: RunIdentity, config: Mapping[str, Any]) -> None:
         trackio: Any = importlib.import_module("trackio")
@@ -112,7 +118,7 @@ class _Trackio(ml_log.TrackioLogger):
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the block, unless the user has set them."""
+    """Set variables inside the context, unless the user has set them."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -123,7 +129,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class TensorBoardLogger(ml_log.Logger):
-    """A logger of TensorBoard events. Events of earlier processes are hidden from the first logged step on."""
+    """A logger that writes events for TensorBoard.
+
+    From the first logged step on, the events of earlier processes are hidden.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -133,7 +142,7 @@ class TensorBoardLogger(ml_log.Logger):
         self._begins_at: int | None = None
 
     def begin_at(self, step: int) -> None:
-        """Hide earlier events from this step on instead of from the first logged step on."""
+        """Hide earlier events from this step on."""
         self._begins_at = step
 
     @override
@@ -142,7 +151,7 @@ class TensorBoardLogger(ml_log.Logger):
 
     @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Log the numbers. Without a step they belong to the previous one."""
+        """Log the numbers. Without a step, they belong to the step before."""
         self._step = self._step if step is None else step
         writer = self._opened()
         for name, number in numbers_of(metrics).items():
@@ -159,7 +168,7 @@ class TensorBoardLogger(ml_log.Logger):
             self._writer.close()
 
     def _opened(self) -> Any:
-        """Open the file at the first step, because the file starts with it."""
+        """Open the file at the first step. The file begins with this step."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 

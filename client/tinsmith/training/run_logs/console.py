@@ -1,4 +1,4 @@
-"""A logger for the console: a progress bar on a terminal, lines in a file."""
+"""A logger for the console. It shows a progress bar on a terminal, and lines in a file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ HEADLINES = {
     "accuracy": "accuracy",
     "time/tokens_per_second": "tokens/s",
 }
-"""The metrics of a line, by the names of this library's loops, of the cookbook's, and of common loops."""
+"""The metrics that a line shows, by the names that this library's loops, the cookbook and common loops use."""
 TOKENS = ("train/tokens", "num_tokens", "env/all/total_ac_tokens")
-"""The tokens of a step, from which the rate is computed if the loop does not log it."""
+"""The metrics for the tokens of a step. If the loop does not log a rate, the rate is computed from them."""
 EVALUATIONS = ("eval/", "test/")
 MOST_OTHERS = 3
 
 
 class ConsoleLogger(ml_log.Logger):
-    """A logger that counts steps to `total_steps`. The last step is done when its metrics are logged."""
+    """A logger that shows how many of `total_steps` are done.
+
+    The last step is done when its metrics have been logged.
+    """
 
     def __init__(
         self, total_steps: int | None, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -48,7 +51,7 @@ class ConsoleLogger(ml_log.Logger):
 
     @override
     def log_hparams(self, config: Any) -> None:
-        """Log nothing: the config is longer than a screen, and is in `config.json`."""
+        """Log nothing, because the config is longer than a screen and is in `config.json`."""
 
     @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -87,7 +90,7 @@ class ConsoleLogger(ml_log.Logger):
 
 
 class _Pace:
-    """The pace of this process's steps."""
+    """The speed of the steps in this process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -104,7 +107,7 @@ class _Pace:
         self._began = self._began or (step, now)
 
     def seconds_left(self, step: int, total: int | None) -> float | None:
-        """Return the remaining seconds, or None while they are unknown."""
+        """Return the seconds that remain, or None if they are not known yet."""
         if self._began is None or total is None or step <= self._began[0]:
             return None
         per_step = (self._noted_at - self._began[1]) / (step - self._began[0])
@@ -112,7 +115,7 @@ class _Pace:
 
 
 def headlines(metrics: Mapping[str, Plain]) -> dict[str, str]:
-    """Return what to show of a step: the metrics in HEADLINES, or else the first few numbers."""
+    """Return the metrics of a step to show: those in HEADLINES, or the first few numbers if there are none."""
     known = {HEADLINES[name]: _figure(value) for name, value in metrics.items() if name in HEADLINES}
     if known:
         return known

@@ -1,4 +1,4 @@
-"""The record of a run, `metrics.jsonl`, and metrics as plain values."""
+"""The record of a run in `metrics.jsonl`, and the conversion of metrics to plain values."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ REPLACED_FILE = "metrics.replaced.jsonl"
 
 
 class MetricsHistory:
-    """The lines that earlier processes of this run wrote. Only one process at a time writes them."""
+    """The lines that earlier processes of this run have written. Only one process at a time may write."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / METRICS_FILE
         self._replaced = directory / REPLACED_FILE
 
     def last_step(self) -> int | None:
-        """Return the highest logged step, or None."""
+        """Return the highest step that was logged, or None."""
         return max((step for line in self._lines() if (step := _step_of(line)) is not None), default=None)
 
     def has_line_of(self, step: int, prefix: str) -> bool:
-        """Return whether a line of that step has only metrics with this prefix."""
+        """Return whether a line of that step has only metrics whose names begin with this prefix."""
         return any(
             _step_of(line) == step and all(name.startswith(prefix) for name in json.loads(line) if name != "step")
             for line in self._lines()
         )
 
     def forget_from(self, step: int) -> None:
-        """Move the lines of `step` and of later steps to `metrics.replaced.jsonl`, because the run repeats these steps.
+        """Move the lines of `step` and later steps to `metrics.replaced.jsonl`, because the run repeats these steps.
 
-        Also moves a line that was cut off by a kill. Raises OSError.
+        If a kill has cut off the last line, this line is moved, too. Raises OSError.
         """
         lines = self._lines()
         replaced = [line for line in lines if _is_replaced(line, step)]
@@ -55,7 +55,7 @@ def _is_replaced(line: bytes, step: int) -> bool:
 
 
 def _step_of(line: bytes) -> int | None:
-    """Return the line's step, or None if it has none or was not written by this library."""
+    """Return the step of the line, or None if the line has no step or was not written by this library."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -65,11 +65,11 @@ def _step_of(line: bytes) -> int | None:
 
 
 Plain = bool | int | float | str
-"""A value that JSON can represent, unlike the numbers of NumPy and PyTorch."""
+"""A value that JSON can represent. Numbers of NumPy and PyTorch are not such values."""
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Plain]:
-    """Convert the numbers of NumPy and PyTorch to Python's, and other values to strings."""
+    """Convert numbers of NumPy and PyTorch to Python's numbers, and other values to strings."""
     return {name: _plain(value) for name, value in metrics.items()}
 
 
@@ -87,6 +87,6 @@ def _plain(value: Any) -> Plain:
 
 
 def _has_one_element(value: Any) -> bool:
-    """Return whether it is a PyTorch tensor with one element; its `size` is a method."""
+    """Return whether the value is a PyTorch tensor with one element. The `size` of a tensor is a method."""
     count = getattr(value, "numel", None)
     return callable(count) and count() == 1

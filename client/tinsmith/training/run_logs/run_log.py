@@ -1,4 +1,4 @@
-"""`run_log`: one logger for all places in which a run is observed."""
+"""`run_log`: one logger for all places where a run can be observed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 Backend = Literal["console", "jsonl", "tensorboard", "wandb", "trackio"]
 PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-"""The packages of backends that the extra `training` does not install."""
+"""The packages of those backends that the extra `training` does not install."""
 APPEND_ONLY = ("wandb", "trackio")
-"""Backends that cannot remove metrics. A repeated step is not logged there again."""
+"""The backends that cannot remove metrics. If a step is repeated, it is not logged again there."""
 
 
 def run_log(
@@ -35,10 +35,10 @@ def run_log(
     to: Sequence[Backend] = ("console", "jsonl"),
     total_steps: int | None = None,
 ) -> RunLog:
-    """Return a logger to every backend in `to`. Close it, or use it as a context.
+    """Return a logger that writes to every backend in `to`. Close it at the end, or use it as a context.
 
-    One directory is one run, and a process that resumes the run appends to it. Its first logged step replaces the lines
-    of this and later steps in `metrics.jsonl` and TensorBoard. `project` and `name` are for W&B and trackio.
+    A directory is one run. A process that resumes the run appends to it. In `metrics.jsonl` and TensorBoard, its first
+    logged step replaces the lines of this step and later steps. `project` and `name` are for W&B and trackio.
 
     Raises BackendMissing, BackendRefused, and ValueError for an unknown backend.
     """
@@ -60,10 +60,10 @@ def run_log(
 
 
 class RunLog(ml_log.Logger):
-    """A logger made by `run_log`.
+    """A logger that `run_log` returns.
 
-    `metrics.jsonl` is the run's record: if it cannot be written, MetricsLost is raised. Any other backend that fails is
-    reported once and retried at the next step. It never ends the run.
+    `metrics.jsonl` is the record of the run. If it cannot be written, MetricsLost is raised. If another backend fails,
+    this is reported once, and the backend is tried again at the next step. Such a failure never ends the run.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class RunLog(ml_log.Logger):
 
     @override
     def enable_event_steps(self) -> None:
-        """Prepare for metrics of earlier steps. Call it before the first metrics."""
+        """Prepare for metrics of earlier steps. Call this before any metrics are logged."""
         for backend in self._shown:
             if hasattr(backend.logger, "enable_event_steps"):
                 backend.call("enable_event_steps")
 
     def begin_at(self, step: int) -> None:
-        """Remove the metrics of `step` and later steps. Call it before metrics of an earlier step.
+        """Remove the metrics of `step` and later steps. Call this before metrics of an earlier step are logged.
 
         Raises MetricsLost.
         """
@@ -119,7 +119,10 @@ class RunLog(ml_log.Logger):
     def log_metrics_event(
         self, metrics: dict[str, Any], step: int, step_metric: str, metric_axes: dict[str, str] | None = None
     ) -> None:
-        """Log metrics of a step that may be in the past, such as those of an evaluation. Raises MetricsLost."""
+        """Log the metrics of a step that may be in the past, for example the metrics of an evaluation.
+
+        Raises MetricsLost.
+        """
         plain = plain_metrics(metrics)
         self._keep(plain, step)
         for backend in self._shown:
@@ -153,13 +156,13 @@ class RunLog(ml_log.Logger):
 
     @override
     def get_logger_url(self) -> str | None:
-        """Return the URL of the run at W&B."""
+        """Return the URL of the run at W&B, if there is one."""
         return next((url for backend in self._shown if (url := backend.logger.get_logger_url())), None)
 
     @property
     @override
     def store(self) -> Any:
-        """Return the cookbook's store of this directory, if metrics are written as JSONL."""
+        """Return the cookbook's store for this directory, if metrics are written as JSONL."""
         return None if self._record is None else self._record.store
 
     def _begin(self, step: int | None) -> None:
@@ -177,7 +180,10 @@ class RunLog(ml_log.Logger):
 
 
 class _Guarded:
-    """A backend whose failures do not affect the others. `had_step` is the last step of earlier processes."""
+    """A backend whose failures do not affect other backends.
+
+    `had_step` is the last step that earlier processes logged.
+    """
 
     def __init__(self, name: str, backend: ml_log.Logger, had_step: int | None) -> None:
         self.name = name
@@ -190,7 +196,7 @@ class _Guarded:
             self.call("log_metrics", metrics, step)
 
     def log_late_metrics(self, metrics: dict[str, Any], step: int, step_metric: str) -> None:
-        """Log metrics of a past step. Only W&B has a separate call for that."""
+        """Log the metrics of a past step. Only W&B has a separate call for this."""
         if self.name != "wandb":
             self.log_metrics(metrics, step)
         elif not self._has_had(step):

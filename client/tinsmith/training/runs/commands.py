@@ -1,4 +1,4 @@
-"""`tinsmith train`: train and evaluate an adapter on examples or in an environment."""
+"""`tinsmith train`: train an adapter on examples or in an environment, and evaluate it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RUN_FILE = "run.yaml"
 
 
 def _run(config: RunConfig) -> None:
-    """Run the training. Heavy imports are here, so that help and mistakes in settings are fast."""
+    """Run the training. Large packages are imported here, so that help and wrong settings are shown fast."""
     import tinker
 
     from tinsmith.training.runs.loop import Stopped
@@ -71,7 +71,10 @@ def _run(config: RunConfig) -> None:
 
 
 def heading(config: RunConfig, start: RunStart) -> list[str]:
-    """Return the lines that describe a run before it trains. `config.yaml` has the other settings."""
+    """Return the lines that describe a run. They are shown before it trains.
+
+    The other settings are in `config.yaml`.
+    """
     counted = start.counted
     if isinstance(config, DataConfig):
         data = f"{config.data}: {counted['examples']} examples, {counted['held_out']} held out"
@@ -95,7 +98,10 @@ def _progress(start: RunStart) -> str:
 
 
 def _how_to_resume(config: RunConfig, otherwise: str) -> str:
-    """Return the end of the message about a failed run: the step from which it resumes, if there is a checkpoint."""
+    """Return the end of the message about a failed run.
+
+    If there is a checkpoint, it names the step from which the run resumes.
+    """
     from tinsmith.training.checkpoints.store import CheckpointStore
 
     steps = CheckpointStore(str(config.out / CHECKPOINTS)).steps()
@@ -117,7 +123,7 @@ def _outcome(config: RunConfig, on_start: OnStart) -> Outcome:
 
 
 def _command(kind: type[RunConfig]) -> Callable[..., None]:
-    """Return a command with a flag for each setting. Flags are checked together with the file."""
+    """Return a command that has a flag for each setting. The flags and the file are checked together."""
 
     def command(config: Path | None, example: Path | None, **flags: str | None) -> None:
         try:
@@ -187,7 +193,7 @@ def _copy_example(kind: str, folder: Path) -> None:
 
 
 def find_examples() -> Path:
-    """Return `examples/train`, next to this package in a wheel or in the checkout."""
+    """Return the path of `examples/train`. It is next to this package in a wheel, and in a checkout."""
     package = Path(__file__).parents[2]
     installed = package / EXAMPLES / "train"
     return installed if installed.exists() else package.parents[1] / EXAMPLES / "train"

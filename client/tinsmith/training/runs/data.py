@@ -1,4 +1,4 @@
-"""Training and evaluation data of a run: reading, splitting, batches, and the learning rate of each step."""
+"""The data for training and evaluation in a run: reading, splitting, batches, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate_at(step: int, total_steps: int, highest: float, schedule: Schedule, warmup_steps: int) -> float:
-    """Return the learning rate of `step`, which counts from 0. No step of a warm-up has the rate 0."""
+    """Return the learning rate of `step`. Steps count from 0. During a warm-up, the rate is never 0."""
     if step < warmup_steps:
         return highest * (step + 1) / (warmup_steps + 1)
     done = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
@@ -33,9 +33,9 @@ def learning_rate_at(step: int, total_steps: int, highest: float, schedule: Sche
 
 
 class ShuffledBatches:
-    """Batches over several epochs, each shuffled by the seed. The last batch may be smaller.
+    """Batches over several epochs. The seed shuffles each epoch. The last batch may be smaller.
 
-    A batch is determined by its number, so a resumed run needs no other position.
+    A batch depends only on its number, so a resumed run needs no other position.
     """
 
     def __init__(self, count: int, batch_size: int, epochs: int, seed: int) -> None:
@@ -49,14 +49,14 @@ class ShuffledBatches:
         return math.ceil(self._examples / self.batch_size)
 
     def __getitem__(self, number: int) -> list[int]:
-        """Return the positions of the batch's examples in the data. Raises IndexError after the last batch."""
+        """Return the positions in the data of the examples in the batch. Raises IndexError after the last batch."""
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
         first = number * self.batch_size
         return [self._place(at) for at in range(first, min(first + self.batch_size, self._examples))]
 
     def epoch_after(self, number: int) -> float:
-        """Return how many epochs are done after batch `number`, as a fraction."""
+        """Return how many epochs are done after the batch `number`. The result may be a fraction."""
         return min((number + 1) * self.batch_size, self._examples) / self._count
 
     def _place(self, at: int) -> int:
@@ -69,9 +69,9 @@ class ShuffledBatches:
 
 
 def held_out_split(count: int, fraction: float, most: int, seed: int) -> tuple[list[int], list[int]]:
-    """Split the positions at random into training and evaluation, with at most `most` for evaluation.
+    """Split the positions at random into training and evaluation. Evaluation gets at most `most`.
 
-    At least one remains for training.
+    At least one position is left for training.
     """
     # The fraction is computed as an exact decimal, because in floating point 70 * 0.1 is more than 7.
     held_out = min(math.ceil(count * Fraction(str(fraction))), most, count - 1)
@@ -82,12 +82,12 @@ def held_out_split(count: int, fraction: float, most: int, seed: int) -> tuple[l
 
 Example = TypeVar("Example")
 Sequences = tuple[Tokens, ...]
-"""The sequences of an example: one or more for a conversation, two for a preference."""
+"""The sequences of an example: one or several for a conversation, and two for a preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples(Generic[Example]):
-    """The examples of a run as they were read. `digest` is the digest of the files."""
+    """The examples of a run, as they were read. `digest` is the digest of the files."""
 
     train: list[Located[Example]]
     held_out: list[Located[Example]]
@@ -106,7 +106,10 @@ class Examples(Generic[Example]):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The examples as tokens. `dropped` and `truncated` count examples that were too long or had nothing to learn."""
+    """The examples as tokens.
+
+    `dropped` and `truncated` count examples that were too long, or in which nothing is learned.
+    """
 
     train: list[Sequences]
     held_out: list[Sequences]
@@ -130,9 +133,11 @@ def prepare(
     *,
     are_compared: bool = False,
 ) -> Prepared:
-    """Render the examples as tokens. `are_compared` means that an example needs all of its sequences.
+    """Render the examples as tokens.
 
-    Raises BadData for an example that cannot be rendered or is refused as too long, and if none is left.
+    `are_compared` means that an example is useless if one of its sequences is missing.
+
+    Raises BadData if an example cannot be rendered or is refused as too long, and if no example is left.
     """
     cut = _Cut(config, are_compared=are_compared)
     train = [
@@ -151,7 +156,10 @@ def prepare(
 
 
 def datum_of(tokens: Tokens, weight: float = 1.0) -> types.Datum:
-    """Return a datum in which each token is predicted from the previous ones. `weight` applies to learned tokens."""
+    """Return a datum in which each token is predicted from the tokens before it.
+
+    `weight` is the weight of learned tokens.
+    """
     inputs: Any = {
         "target_tokens": tokens.tokens[1:],
         "weights": [weight if learned else 0.0 for learned in tokens.learned[1:]],
@@ -160,12 +168,12 @@ def datum_of(tokens: Tokens, weight: float = 1.0) -> types.Datum:
 
 
 def learned_count(tokens: Tokens) -> int:
-    """Return the number of learned tokens. The first token is never learned, because nothing precedes it."""
+    """Return the number of tokens that are learned. The first token is never learned, because no token precedes it."""
     return sum(tokens.learned[1:])
 
 
 def learned_logprobs(client: tinker.TrainingClient, sequences: Sequence[Tokens], size: int) -> list[float]:
-    """Return each sequence's sum of logprobs of learned tokens under the current weights, `size` sequences a call."""
+    """Return, for each sequence, the sum of the logprobs of its learned tokens under the current weights."""
     calls = [
         client.forward([datum_of(sequence) for sequence in sequences[first : first + size]], "cross_entropy")
         for first in range(0, len(sequences), size)
@@ -187,7 +195,7 @@ def _rendered(located: Located[Example], render: Callable[[Example], Sequences])
 
 
 class _Cut:
-    """A filter for examples that are too long, with counts."""
+    """A filter that truncates or drops examples that are too long, and counts them."""
 
     def __init__(self, config: DataConfig, *, are_compared: bool) -> None:
         self._are_compared = are_compared
@@ -196,7 +204,7 @@ class _Cut:
         self.dropped = self.truncated = 0
 
     def fit(self, location: str, sequences: Sequences) -> Sequences | None:
-        """Return the sequences, truncated if necessary, or None if the example is dropped."""
+        """Return the sequences, which may be truncated, or None if the example is dropped."""
         length = max(len(sequence.tokens) for sequence in sequences)
         if length > self._longest:
             if self._too_long == "refuse":

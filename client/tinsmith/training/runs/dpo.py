@@ -1,4 +1,7 @@
-"""Direct preference optimization: make the chosen answer more likely than the rejected one, relative to a reference."""
+"""Direct preference optimization.
+
+It makes the chosen answer more likely than the rejected one, relative to a reference.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class PreferenceObjective(Objective):
-    """The loss of equation 7 of arXiv 2305.18290, averaged over a batch's pairs.
+    """The loss in equation 7 of arXiv 2305.18290, as the mean over the pairs of a batch.
 
-    The reference is the initial model. Its logprobs of all pairs are computed once, before the first step, and are part
-    of the run's state.
+    The reference is the initial model. Its logprobs for all pairs are computed once, before the first step. They are
+    part of the state of the run.
     """
 
     panels = (
@@ -86,7 +89,7 @@ class PreferenceObjective(Objective):
         return {"reference": [self._train_reference, self._held_out_reference]}
 
     def _margins(self, pairs: Sequence[Sequences]) -> list[float]:
-        """Return how much more likely the chosen answer is, in nats, under the current weights."""
+        """Return how much more likely the chosen answer is under the current weights, in nats."""
         logprobs = learned_logprobs(
             self.client, [sequence for pair in pairs for sequence in pair], 2 * self.batches.batch_size
         )
@@ -105,7 +108,7 @@ class PreferenceObjective(Objective):
 
 
 def _margins_of(data: Sequence[types.Datum], logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the margins of sequences that alternate between chosen and rejected."""
+    """Return the margins of sequences in which chosen and rejected answers alternate."""
     import torch
 
     sums = torch.stack(

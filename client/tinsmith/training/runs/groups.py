@@ -1,4 +1,4 @@
-"""Environments of a run: prompts with answers in JSONL, and the user's own functions."""
+"""The environments of a run: prompts with answers in JSONL, or the user's own functions."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tinsmith.training.runs.data import held_out_split
 from tinsmith.training.runs.json_lines import AnsweredPrompt, Located, parse_answered, read_examples
 
 Grader: TypeAlias = Callable[[str, str], float]
-"""A function of the sampled text and the answer."""
+"""A function that scores a sampled text, given the expected answer."""
 Groups: TypeAlias = Sequence[EnvGroupBuilder]
 NAMED = tuple(grade.__name__ for grade in (exact, contains, number))
-"""The graders of `tinsmith eval` that can be used as rewards, with the same result."""
+"""The graders of `tinsmith eval` that can serve as rewards. The result is the same."""
 MOST_HELD_OUT = 0.5
-"""The largest fraction of prompts to hold out, even if `eval_groups` is more."""
+"""The largest fraction of prompts that is held out, even if `eval_groups` asks for more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of the environment `jsonl`; empty for other environments."""
+    """The prompts of the environment `jsonl`. Other environments have none."""
 
     train: Sequence[Located[AnsweredPrompt]] = ()
     held_out: Sequence[Located[AnsweredPrompt]] = ()
 
 
 def read_prompts(config: RlConfig) -> Prompts:
-    """Read the prompts. Raises BadData, and BadConfig if `data` and `environment` do not fit together."""
+    """Read the prompts. Raises BadData, and BadConfig if `data` and `environment` do not match."""
     if config.environment != "jsonl":
         if config.data is not None or config.eval_data is not None:
             raise BadConfig(f"data needs environment jsonl, but environment is {config.environment}")
@@ -62,7 +62,10 @@ def _read(config: RlConfig, file: Path) -> list[Located[AnsweredPrompt]]:
 
 
 def make_groups(config: RlConfig, prompts: Prompts, renderer: Renderer | None) -> tuple[Groups, Groups]:
-    """Return groups for training, and held-out groups of other lines or another seed. Raises BadConfig."""
+    """Return groups for training, and groups that are held out, which use other lines or another seed.
+
+    Raises BadConfig.
+    """
     if config.environment == "jsonl":
         if renderer is None:
             raise BadConfig("environment jsonl needs a renderer, but renderer is none")
@@ -99,7 +102,7 @@ def _groups_of_function(config: RlConfig, renderer: Renderer | None, count: int,
 
 
 def grader(name: str) -> Grader:
-    """Return the grader of this name. Raises BadConfig."""
+    """Return the grader with this name. Raises BadConfig."""
     if name not in NAMED:
         return named_function(name, "grader", NAMED)
     grade = GRADERS[name]
@@ -107,7 +110,7 @@ def grader(name: str) -> Grader:
 
 
 def named_function(name: str, setting: str, known: Sequence[str]) -> Callable[..., Any]:
-    """Import `module:function`, also from the working directory. Raises BadConfig."""
+    """Import `module:function`. The module may also be in the working directory. Raises BadConfig."""
     module, colon, function = name.partition(":")
     if not colon:
         raise BadConfig(f"{setting} is {name!r}: it must be {', '.join(known)} or module:function")

@@ -1,4 +1,4 @@
-"""Examples in JSONL files, and mistakes in them by file and line."""
+"""Examples in JSONL files. Mistakes in them are reported by file and line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tinsmith.files import NoJson, numbered_lines, parse_line, without_empty
 from tinsmith.training.errors import BadData
 
 Message: TypeAlias = dict[str, str]
-"""A message with role and content."""
+"""A message with a role and content."""
 ROLES = ("system", "user", "assistant", "tool")
 EXAMPLE_KEYS = ("messages", "prompt", "completion", "text", "chosen", "rejected", "answer")
 MAX_REPORTED = 10
 
 
 class BadExample(ValueError):
-    """An error for a line that is not an example. `str(error)` says why."""
+    """An error for a line that is no example. `str(error)` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A prompt with a completion; only the completion is learned."""
+    """A prompt and a completion. Only the completion is learned."""
 
     prompt: str
     completion: str
@@ -47,7 +47,7 @@ SftExample: TypeAlias = Conversation | Completion | Text
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Two answers to one prompt; each is a whole conversation or a completion."""
+    """Two answers to one prompt. Each of them is a whole conversation or a completion."""
 
     chosen: Conversation | Completion
     rejected: Conversation | Completion
@@ -55,7 +55,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """A prompt, and the answer that a grader compares."""
+    """A prompt, and the answer with which a grader compares."""
 
     prompt: str | list[Message]
     answer: str
@@ -66,14 +66,14 @@ Example = TypeVar("Example")
 
 @dataclass(frozen=True, slots=True)
 class Located(Generic[Example]):
-    """An example and its location, `file:line`."""
+    """An example and the place where it was read, `file:line`."""
 
     example: Example
     location: str
 
 
 def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> list[Located[Example]]:
-    """Read all examples, without empty lines. Raises BadData, which lists up to ten wrong lines."""
+    """Read all examples. Empty lines are skipped. Raises BadData. It lists up to ten wrong lines."""
     found: list[Located[Example]] = []
     wrong: list[str] = []
     for number, line in _lines(file):
@@ -90,7 +90,7 @@ def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> 
 
 
 def digest_of_files(files: Sequence[Path | None]) -> str:
-    """Return a digest of the contents, which a resumed run compares."""
+    """Return a digest of the contents of the files. A resumed run compares it."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(b"" if file is None else hashlib.sha256(file.read_bytes()).digest())
@@ -124,7 +124,7 @@ def parse_dpo(record: Mapping[str, Any]) -> Preference:
 
 
 def parse_answered(record: Mapping[str, Any]) -> AnsweredPrompt:
-    """Parse a prompt with an answer. Raises BadExample."""
+    """Parse a prompt that has an answer. Raises BadExample."""
     missing = [name for name in ("prompt", "answer") if name not in record]
     if missing:
         raise BadExample(f"no {missing[0]}; it has {_names(record)}")
@@ -192,7 +192,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _record(line: str) -> Mapping[str, Any]:
-    """Return the keys of an example, without `id` and keys with empty values."""
+    """Return the keys of an example. `id` and keys with empty values are left out."""
     try:
         record = parse_line(line)
     except NoJson as error:

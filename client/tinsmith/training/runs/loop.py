@@ -1,4 +1,7 @@
-"""The loop of runs on a file of examples. After a kill, the same command resumes the run, with the same result."""
+"""The loop of a run that trains on a file of examples. After a kill, the same command resumes the run.
+
+The result is the same as without the kill.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ STANDARD_ERROR = 2
 
 
 class Stopped(Exception):
-    """An error that ends a run after it was asked to stop and has saved its state."""
+    """An error that ends a run after it was asked to stop, when its state is saved."""
 
     def __init__(self, step: int, total_steps: int) -> None:
         super().__init__(
@@ -39,14 +42,14 @@ SECOND_SIGNAL = "stopping without saving"
 
 
 def write_to_stderr(sentence: str) -> None:
-    """Write to standard error from a signal handler, in which the stream's lock may be held."""
+    """Write to standard error from a signal handler. The lock of the stream may be held at that moment."""
     with suppress(OSError):
         os.write(STANDARD_ERROR, f"\n{sentence}\n".encode())
 
 
 @dataclass(slots=True)
 class StopRequest:
-    """A handler of SIGINT and SIGTERM. The first signal requests a stop, the second ends the process."""
+    """A handler of SIGINT and SIGTERM. The first signal requests a stop, and the second signal ends the process."""
 
     requested: bool = False
     say: Callable[[str], None] = write_to_stderr
@@ -75,7 +78,7 @@ class StopRequest:
 
 
 def run(kind: RunKind[Config, Example], config: Config, on_start: OnStart) -> Outcome:
-    """Run or resume the training to its end. Raises RunError, Stopped, SaveFailed, and the SDK's errors."""
+    """Run the training to its end, or resume it. Raises RunError, Stopped, SaveFailed, and the errors of the SDK."""
     assert isinstance(config, DataConfig)
     examples = kind.read(config)
     with opened(config, examples.digest) as open_run:
@@ -103,7 +106,7 @@ def logged(config: RunConfig, total_steps: int) -> RunLog:
 
 
 def adam_at(config: RunConfig, total_steps: int, step: int) -> types.AdamParams:
-    """Return the optimizer's parameters for `step`, from 0."""
+    """Return the parameters of the optimizer for `step`. Steps count from 0."""
     return types.AdamParams(
         learning_rate=learning_rate_at(step, total_steps, config.learning_rate, config.schedule, config.warmup_steps),
         beta1=config.adam_beta1,
@@ -119,7 +122,7 @@ def is_every(every: int, step: int) -> bool:
 
 
 class _Steps:
-    """The remaining steps of a run. `last` is the evaluation after the last step."""
+    """The steps that remain in a run. `last` is the evaluation that follows the last step."""
 
     def __init__(self, config: DataConfig, open_run: OpenRun, work: Objective, log: RunLog, total: int) -> None:
         self._config = config
@@ -132,7 +135,7 @@ class _Steps:
         self.last: Mapping[str, float] = {}
 
     def go_on(self, stop: StopRequest) -> None:
-        """Make the remaining steps. Raises Stopped."""
+        """Make the steps that remain. Raises Stopped."""
         self._manager.is_due = lambda step: step == self._total or stop.requested
         if self.step == 0:
             self._log.log_metrics(self._work.evaluate(), 0)
@@ -145,7 +148,10 @@ class _Steps:
             raise Stopped(self.step, self._total)
 
     def _one(self) -> None:
-        """Make one step. Log it before it is saved, so that a repeated step is logged again and none is missing."""
+        """Make one step. It is logged before it is saved.
+
+        So a step that is repeated is logged again, and no step is missing.
+        """
         began = time.monotonic()
         adam = self._adam(self.step)
         metrics = self._work.step(self.step, adam)

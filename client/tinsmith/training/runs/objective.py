@@ -20,7 +20,7 @@ HELD_OUT = "eval/held_out"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel of the curves: metrics over steps."""
+    """A panel with curves: metrics over the steps."""
 
     title: str
     metrics: Sequence[str]
@@ -28,7 +28,10 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run before this process's first step. `counted` describes the data, `done` counts earlier steps."""
+    """A run before the first step of this process.
+
+    `counted` describes the data, and `done` is the number of earlier steps.
+    """
 
     steps: int
     done: int
@@ -39,9 +42,9 @@ OnStart = Callable[[RunStart], None]
 
 
 class Objective(ABC):
-    """The objective of a run on one training client.
+    """The objective of a run that uses one training client.
 
-    Metrics of a step begin with `train/`, those of an evaluation with `eval/held_out/`.
+    The names of a step's metrics begin with `train/`, and those of an evaluation with `eval/held_out/`.
     """
 
     panels: Sequence[Panel]
@@ -53,20 +56,23 @@ class Objective(ABC):
 
     @abstractmethod
     def step(self, number: int, adam: types.AdamParams) -> dict[str, float]:
-        """Make optimizer step `number`, from 0, and return its metrics."""
+        """Make the optimizer step `number`, from 0, and return the metrics of the step."""
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """Return metrics of the current weights; empty without held-out examples."""
+        """Return metrics of the current weights. They are empty if no examples are held out."""
 
     def state(self) -> dict[str, Any]:
-        """Return state for `loop_state`, in addition to the step."""
+        """Return state for `loop_state`. The step itself is not part of it."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class RunKind(Generic[Config, Example]):
-    """A kind of run. `read` raises BadData before a server is contacted. `begin` gets the state of a resumed run."""
+    """A kind of run: how it reads data, and how it begins. `read` raises BadData before any request to a server.
+
+    `begin` receives the state of a resumed run.
+    """
 
     config: type[Config]
     read: Callable[[Config], Examples[Example]]
@@ -74,6 +80,6 @@ class RunKind(Generic[Config, Example]):
 
 
 def with_optimizer(trained: Mapping[str, float], stepped: types.OptimStepResponse) -> dict[str, float]:
-    """Add the optimizer's metrics that every server reports, as `optim/…`."""
+    """Add those metrics of the optimizer that every server reports, as `optim/…`."""
     reported = stepped.metrics or {}
     return {**trained, **({"optim/grad_norm": reported["grad_norm"]} if "grad_norm" in reported else {})}

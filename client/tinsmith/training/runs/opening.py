@@ -1,4 +1,4 @@
-"""The start of a run, new or resumed: its folder, the server, and the newest checkpoint."""
+"""The start of a run that is new or resumed: its folder, the server, and the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DATA_DIGEST_FILE = "data.sha256"
 
 
 class RunCheckpoints(CheckpointManager):
-    """A checkpoint manager that also saves when `is_due` says so: at the last step and after a stop request."""
+    """A checkpoint manager that also saves if `is_due` says so. This is at the last step and after a stop request."""
 
     is_due: Callable[[int], bool] = staticmethod(lambda _: False)
     saved_step: int | None = None
-    """The last step for which a save was requested."""
+    """The last step for which a save was requested, or None."""
 
     @override
     def maybe_save(
@@ -52,7 +52,7 @@ class RunCheckpoints(CheckpointManager):
         return True
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
-        """Save the tokenizer in each checkpoint. Warn now if it has no file format, before the first save."""
+        """Save the tokenizer in each checkpoint. If it cannot be written to a file, warn now, before the first save."""
         self._tokenizer = tokenizer if has_tokenizer_json(tokenizer) else False
         if self._tokenizer is False:
             logger.warning(
@@ -62,7 +62,7 @@ class RunCheckpoints(CheckpointManager):
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """The resources of a run. `resumed` is None for a new run."""
+    """The resources that a run uses. `resumed` is None for a new run."""
 
     manager: RunCheckpoints
     client: tinker.TrainingClient
@@ -76,10 +76,12 @@ class OpenRun:
 
 @contextmanager
 def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
-    """Open the run; at the end, save everything and close the session. `digest` is the digest of the data.
+    """Open the run. At the end of the context, save everything and close the session.
 
-    Raises BadConfig and BadData if settings or data differ from those with which the run began, ServerNotReady, and the
-    SDK's errors.
+    `digest` is the digest of the data.
+
+    Raises BadConfig and BadData if settings or data differ from those at the begin of the run, ServerNotReady, and the
+    errors of the SDK.
     """
     claim_folder(config, digest)
     base_url, api_key = base_url_from_environment(), api_key_from_environment()
@@ -105,7 +107,7 @@ def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
 
 
 def claim_folder(config: RunConfig, digest: str) -> None:
-    """Write the settings and the data's digest to the run's folder.
+    """Write the settings and the digest of the data to the folder of the run.
 
     Raises BadConfig and BadData if the folder has checkpoints of a run with other settings or data.
     """
@@ -123,7 +125,7 @@ def claim_folder(config: RunConfig, digest: str) -> None:
 
 
 def require_server(model: str, base_url: str, api_key: str | None) -> None:
-    """Raise ServerNotReady if the server does not serve the model. The message says how to start one."""
+    """Raise ServerNotReady if the server does not serve the model. The message says how to start such a server."""
     try:
         with Api(base_url, api_key) as api:
             served = [model.name for model in api.served_models()]
@@ -142,16 +144,16 @@ def _new_client(service: tinker.ServiceClient, config: RunConfig) -> tinker.Trai
 
 
 def _user_metadata(config: RunConfig) -> dict[str, str]:
-    """Return what `tinker run info` shows of the run.
+    """Return the metadata that `tinker run info` shows for the run.
 
-    A finished run that is started again trains nothing, so its training run is omitted from the server's list.
+    If a finished run is started again, it trains nothing. So its training run is left out of the server's list.
     """
     named = {"name": config.name or str(config.out)}
     return named | {PURPOSE: "summary"} if _is_finished(config) else named
 
 
 def _is_finished(config: RunConfig) -> bool:
-    """Return whether the run's summary belongs to its newest checkpoint."""
+    """Return whether the summary of the run belongs to its newest checkpoint."""
     store = CheckpointStore(str(config.out / CHECKPOINTS))
     summary, steps = config.out / SUMMARY, store.steps()
     if not steps or not summary.exists():
@@ -163,7 +165,7 @@ def _is_finished(config: RunConfig) -> bool:
 
 
 def _found_tokenizer(config: RunConfig, base_url: str, api_key: str | None) -> Any | None:
-    """Return the tokenizer, or None to let the SDK look for it."""
+    """Return the tokenizer. If it is None, the SDK looks for it."""
     if config.tokenizer is not None:
         return _tokenizer_at(config.tokenizer)
     try:

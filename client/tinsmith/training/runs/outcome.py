@@ -1,4 +1,4 @@
-"""The results of a run: an adapter, curves, and a summary."""
+"""The results of a run: an adapter, curves and a summary."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ ADAPTER, CURVES = "adapter", "curves.png"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a finished run. Evaluations are empty if nothing was held out.
+    """The results of a finished run. Evaluations are empty if no examples were held out.
 
-    `state` and `sampler` are paths on the server: to continue from, and to sample from or promote.
+    `state` and `sampler` are paths on the server. A run can continue from `state`; `sampler` can be sampled or
+    promoted.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class Outcome:
         return json.dumps({name: getattr(self, name) for name in self.__slots__}, indent=2) + "\n"
 
     def table(self) -> Table:
-        """Return a table of the evaluations."""
+        """Return the evaluations as a table."""
         table = Table("", "before", f"after {self.steps} steps", box=None, pad_edge=False)
         for name in self.after:
             table.add_row(
@@ -63,7 +64,7 @@ def finish(
     after: Mapping[str, float],
     panels: Sequence[Panel],
 ) -> Outcome:
-    """Write the results of the last step, whose weights `client` has. Earlier results are replaced."""
+    """Write the results of the last step. `client` has the weights of this step. Earlier results are replaced."""
     adapter = config.out / ADAPTER
     shutil.rmtree(adapter, ignore_errors=True)
     export_adapter(manager.store, steps, adapter)
@@ -86,7 +87,10 @@ def finish(
 
 
 def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: int) -> str:
-    """Return the sampler that was saved for this state before, which may be promoted, or save a new one."""
+    """Return the sampler that was saved for this state before, because it may be promoted.
+
+    If there is none, save one.
+    """
     if summary.exists():
         earlier = json.loads(summary.read_text())
         if earlier.get("state") == state:
@@ -95,13 +99,13 @@ def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: in
 
 
 def evaluation_before(metrics_file: Path) -> dict[str, float]:
-    """Return the evaluation before the first step; empty if the user removed it."""
+    """Return the evaluation before the first step. It is empty if the user has removed it."""
     curves = curves_of(metrics_file, None)
     return {name: points[0][1] for name, points in curves.items() if name.startswith("eval/") and points[0][0] == 0}
 
 
 def curves_of(metrics_file: Path, names: Sequence[str] | None) -> dict[str, list[tuple[int, float]]]:
-    """Return the points of the named metrics, or of all metrics for None."""
+    """Return the points of the metrics with these names. For None, return those of all metrics."""
     points: dict[str, list[tuple[int, float]]] = {}
     for _, line in numbered_lines(metrics_file):
         record = json.loads(line)

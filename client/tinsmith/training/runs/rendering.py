@@ -1,4 +1,4 @@
-"""Examples as tokens, with the tokens that are learned."""
+"""Examples as tokens, and which of the tokens are learned."""
 
 from __future__ import annotations
 
@@ -26,26 +26,29 @@ OF_COOKBOOK = {
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A sequence of tokens. `learned` says for each token whether it is learned."""
+    """A sequence of tokens. `learned` has an entry for each token: whether the token is learned."""
 
     tokens: list[int]
     learned: list[bool]
 
 
 class Rendering(ABC):
-    """A way to turn examples into tokens. Raises BadExample for an example that it cannot render."""
+    """A way to convert examples to tokens. Raises BadExample for an example that it cannot render."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name = name
         self._tokenizer = tokenizer
 
     def render(self, example: Conversation | Completion | Text) -> Tokens:
-        """Render an example. Of a conversation, only the last answer is learned."""
+        """Render an example. In a conversation, only the last answer is learned."""
         [tokens] = self.sequences(example, "last_assistant")
         return tokens
 
     def sequences(self, example: Conversation | Completion | Text, train_on: TrainOn) -> tuple[Tokens, ...]:
-        """Render an example as one sequence, or as one for each answer if earlier answers are rendered differently."""
+        """Render an example as one sequence.
+
+        If earlier answers are rendered differently, return one sequence for each answer.
+        """
         if isinstance(example, Text):
             return (self._with_end([], self._encoded(example.text)),)
         if isinstance(example, Completion):
@@ -56,7 +59,7 @@ class Rendering(ABC):
     def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> tuple[Tokens, ...]: ...
 
     def completion(self, example: Completion) -> Tokens:
-        """Render a completion as a question and its answer."""
+        """Render a completion as a question with its answer."""
         question = {"role": "user", "content": example.prompt}
         return self.render(Conversation([question, {"role": "assistant", "content": example.completion}]))
 
@@ -64,17 +67,17 @@ class Rendering(ABC):
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _with_end(self, prompt: list[int], learned: list[int]) -> Tokens:
-        """Append the end of the text, which is learned."""
+        """Append the token for the end of the text. It is learned, too."""
         end = [] if self._tokenizer.eos_token_id is None else [int(self._tokenizer.eos_token_id)]
         tokens = [*prompt, *learned, *end]
         return Tokens(tokens, [False] * len(prompt) + [True] * (len(tokens) - len(prompt)))
 
 
 class OfCookbook(Rendering):
-    """A rendering by a tinker-cookbook renderer.
+    """A rendering by a renderer of tinker-cookbook.
 
-    Some renderers, such as Qwen3's, omit the thoughts of earlier answers. The cookbook then makes one sequence for each
-    answer, with the prompt that precedes the answer when it is sampled.
+    Some renderers, such as Qwen3's, leave out the thoughts of earlier answers. The cookbook then makes one sequence for
+    each answer. Its prompt is the one before the answer at sampling time.
     """
 
     def __init__(self, name: str, tokenizer: Any, renderer: renderers.Renderer) -> None:
@@ -97,7 +100,7 @@ class OfCookbook(Rendering):
 
 
 class Plain(OfCookbook):
-    """A rendering without a chat format. In conversations, the role is written before each message."""
+    """A rendering that uses no chat format. In a conversation, each message begins with its role."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(PLAIN, tokenizer, renderers.get_renderer(ROLE_COLON, tokenizer))
@@ -108,9 +111,9 @@ class Plain(OfCookbook):
 
 
 class ChatTemplate(Rendering):
-    """A rendering by the tokenizer's chat template, applied to the messages before each answer.
+    """A rendering by the chat template of the tokenizer. It is applied to the messages before each answer.
 
-    What precedes an answer is encoded separately, as it is when the answer is sampled.
+    The text before an answer is encoded separately, as it is when the answer is sampled.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -149,7 +152,10 @@ class ChatTemplate(Rendering):
 
 
 def choose_rendering(requested: str, tokenizer: Any, model: str) -> Rendering:
-    """Return the rendering of this name. Raises BadConfig for an unknown or unsuitable renderer."""
+    """Return the rendering with this name.
+
+    Raises BadConfig for a renderer that is unknown or does not suit the model.
+    """
     name = _known_to_cookbook(model) if requested == AUTO else requested
     if name is None:
         name = CHAT_TEMPLATE if getattr(tokenizer, "chat_template", None) else PLAIN
@@ -163,7 +169,7 @@ def choose_rendering(requested: str, tokenizer: Any, model: str) -> Rendering:
 
 
 def choose_cookbook_renderer(requested: str, tokenizer: Any, model: str) -> renderers.Renderer:
-    """Return a cookbook renderer for environments, which also decode answers. Raises BadConfig."""
+    """Return a renderer of the cookbook for environments. Environments also decode answers. Raises BadConfig."""
     name = (_known_to_cookbook(model) or ROLE_COLON) if requested == AUTO else requested
     return _of_cookbook(name, tokenizer, model)
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning with `RLTrainer`, on-policy and with seeds: a resumed run has the same result."""
+"""Reinforcement learning with `RLTrainer`, on-policy and with seeds. So a resumed run has the same result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ PANELS = (
 
 
 def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
-    """Run or resume the training to its end. Raises RunError, Stopped, SaveFailed, and the trainer's errors."""
+    """Run the training to its end, or resume it.
+
+    Raises RunError, Stopped, SaveFailed, and the errors of the trainer.
+    """
     prompts = read_prompts(config)
     with opened(config, digest_of_files([config.data, config.eval_data])) as open_run:
         renderer = _renderer(config, open_run.tokenizer)
@@ -53,7 +56,7 @@ def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
 
 
 class _Run:
-    """A run in progress. `last` is the evaluation after the last step."""
+    """A run that is in progress. `last` is the evaluation that follows the last step."""
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class _Run:
         self.last: Mapping[str, float] = {}
 
     async def go_on_until_interrupted(self, groups: Sequence[EnvGroupBuilder]) -> int:
-        """Run, and abandon the save in progress when interrupted: the event loop would wait for its thread."""
+        """Run. If interrupted, abandon the save in progress, because the event loop would wait for its thread."""
         try:
             return await self.go_on(groups)
         except asyncio.CancelledError:
@@ -81,7 +84,10 @@ class _Run:
             raise
 
     async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> int:
-        """Train, and return the number of steps: fewer than configured if there is nothing to learn. Raises Stopped."""
+        """Train, and return the number of steps. It is smaller than configured if there is nothing more to learn.
+
+        Raises Stopped.
+        """
         config, manager, client = self._config, self._open_run.manager, self._open_run.client
         manager.is_due = lambda step: step == config.steps or self._stop.requested
         begins_at = self._open_run.step
@@ -119,11 +125,14 @@ class _Run:
             raise Stopped(step, self._config.steps)
 
     def _lacks_evaluation(self, step: int) -> bool:
-        """Return whether the step's evaluation is missing. The trainer saves first, so a kill may prevent it."""
+        """Return whether the evaluation of the step is missing.
+
+        This can happen after a kill, because the trainer saves before it evaluates.
+        """
         return is_every(self._config.eval_every, step) and not self._record.has_line_of(step, "eval/")
 
     async def _evaluate_at(self, step: int, sampling_client: tinker.SamplingClient) -> None:
-        """Evaluate once, and log the result unless an earlier process has logged it."""
+        """Evaluate once, and log the result if no earlier process has logged it."""
         if self._evaluated_at == step:
             return
         self._evaluated_at, self.last = step, await self._evaluate(sampling_client)
@@ -149,7 +158,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _StepsDone(ml_log.Logger):
-    """A logger that counts completed steps, as checkpoints do. The trainer counts from 0."""
+    """A logger that counts the steps that are done, as checkpoints do. The trainer counts from 0."""
 
     log: ml_log.Logger
 

@@ -1,1 +1,1 @@
-"""Custom resource definitions of other projects, and KubeRay's operator."""
+"""CRDs of other projects, and the operator of KubeRay."""

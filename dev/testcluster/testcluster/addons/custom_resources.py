@@ -1,4 +1,4 @@
-"""Other projects' kinds of which the chart creates objects, and the wait until objects of a new kind can be created."""
+"""The kinds of other projects that the chart uses, and the wait until objects of a new kind can be created."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ ESTABLISHED_SECONDS = 60.0
 
 
 def definition_files() -> list[Path]:
-    """Return the definitions, in the versions and with the hashes of `definitions/`. Download missing ones."""
+    """Return the definitions, with the versions and hashes in `definitions/`.
+
+    Download the definitions that are missing.
+    """
     if shutil.which("go") is None:
         raise ClusterError(GO_MISSING)
     command = ["go", "mod", "download", "-json"]
@@ -44,7 +47,10 @@ def install_other_kinds(kubectl: Callable[..., str]) -> None:
 
 
 def wait_established(kubectl: Callable[..., str], *crds: str) -> None:
-    """Wait until the CRDs are established. `crds`: their names, or `--filename=…` with the path of their files."""
+    """Wait until the CRDs are established.
+
+    `crds`: the names of the CRDs, or `--filename=…` with the path of their files.
+    """
     ends_at = time.monotonic() + ESTABLISHED_SECONDS
     what = () if crds[0].startswith("--") else ("crd",)
     while True:
@@ -58,9 +64,9 @@ def wait_established(kubectl: Callable[..., str], *crds: str) -> None:
 
 
 def wait_explained(kubectl: Callable[..., str], kind: str) -> None:
-    """Wait until `kubectl` can check an object of this kind.
+    """Wait until `kubectl` can validate an object of this kind.
 
-    Discovery and OpenAPI follow an established CRD with a delay.
+    Discovery and OpenAPI know a new CRD only after a delay.
     """
     ends_at = time.monotonic() + ESTABLISHED_SECONDS
     while True:
@@ -75,7 +81,7 @@ def wait_explained(kubectl: Callable[..., str], kind: str) -> None:
 
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:
-    """Return the JSON documents in a text that contains several in sequence."""
+    """Return the JSON documents in a text in which several documents follow each other."""
     decoder, rest = json.JSONDecoder(), text.lstrip()
     while rest:
         document, end = decoder.raw_decode(rest)

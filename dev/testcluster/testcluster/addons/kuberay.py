@@ -1,4 +1,4 @@
-"""KubeRay in a test cluster: its CRDs, and its operator as a process on this machine, both in the same version."""
+"""KubeRay in a test cluster: its CRDs, and its operator as a process on this machine. Both have the same version."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 def definitions() -> list[Manifest]:
-    """Return KubeRay's CRDs from Go's module cache in their stored version. Only RayCluster keeps its whole schema.
+    """Return the CRDs of KubeRay from the module cache of Go, in the version that is stored.
 
-    KubeRay needs its other kinds before it starts. Their schemas contain several whole pods, which would keep an API
-    server busy for many seconds. No test creates objects of those kinds.
+    Only RayCluster keeps its whole schema.
+
+    The other kinds must exist, because KubeRay does not start without them. Their schemas contain several whole pods,
+    which would take an API server many seconds. No test creates objects of those kinds.
     """
     return [_lightened(yaml.load(file.read_bytes(), yaml.CSafeLoader)) for file in _files()]
 
 
 def install_kuberay_kinds(kubectl: Kubectl) -> None:
-    """Install KubeRay's kinds, and return when objects of them can be created."""
+    """Install the kinds of KubeRay, and return when objects of these kinds can be created."""
     crds = definitions()
     kubectl(
         "apply", "--server-side", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": crds})
@@ -51,7 +53,7 @@ def _lightened(crd: Manifest) -> Manifest:
 
 
 def _files() -> list[Path]:
-    """Return the module's files. Download the module if it is missing."""
+    """Return the files of the module. If the module is missing, download it."""
     _go("mod", "download", MODULE)
     directory = Path(_go("list", "-m", "-f={{.Dir}}", MODULE))
     return sorted((directory / "config" / "crd" / "bases").glob("ray.io_*.yaml"))
@@ -70,7 +72,7 @@ def _go(*words: str) -> str:
 
 @contextmanager
 def kuberay_operator(kubeconfig: Path, namespace: str, log: Path) -> Iterator[None]:
-    """Run the operator for one namespace during the block. Its CRDs must be installed."""
+    """Run the operator for one namespace while the context is open. Its CRDs must be installed."""
     options = ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"]
     command = [str(built(KUBERAY) / "ray-operator"), f"--watch-namespace={namespace}", *options]
     with log.open("wb") as output:

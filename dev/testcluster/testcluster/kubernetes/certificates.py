@@ -1,4 +1,4 @@
-"""One certificate authority per cluster, and the certificates and kubeconfig files that it issues."""
+"""The certificate authority of a cluster, and the certificates and kubeconfig files that it issues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Authority:
-    """The certificate authority of the cluster; its files lie in `directory`."""
+    """The certificate authority of the cluster. Its files are in `directory`."""
 
     directory: Path
     certificate: x509.Certificate
@@ -52,7 +52,10 @@ class Authority:
     def issue(
         self, file_name: str, common_name: str, *, groups: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
     ) -> Pair:
-        """Issue a certificate for servers and clients. Kubernetes reads the user and the groups from its subject."""
+        """Issue a certificate for servers and clients.
+
+        Kubernetes reads the user and the groups from the subject of the certificate.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _certificate(_subject(common_name, groups), self.certificate.subject, key)
         builder = builder.add_extension(x509.ExtendedKeyUsage(_USAGES), critical=False)

@@ -1,4 +1,4 @@
-"""A control group for each node. It contains all processes of the node's pods."""
+"""The control groups of nodes. Each node has one. It contains all processes of the pods on the node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def root_name(cluster: str, node: int) -> str:
 
 
 def create(name: str) -> None:
-    """Create the group in every hierarchy that the kubelet reads."""
+    """Create the group in each hierarchy that the kubelet reads."""
     for hierarchy in _hierarchies():
         if _is_unified(hierarchy):
             _delegate(hierarchy)
@@ -37,7 +37,7 @@ def create(name: str) -> None:
 
 
 def processes(name: str) -> list[Running]:
-    """Return the processes of the group and of the groups below it."""
+    """Return the processes in the group and in the groups below it."""
     pids: set[int] = set()
     for hierarchy in _mounted():
         for folder, _, _ in os.walk(hierarchy / name):  # this function ignores a folder that vanishes
@@ -47,7 +47,7 @@ def processes(name: str) -> list[Running]:
 
 
 def delete(name: str) -> None:
-    """Delete the group and the groups below it, after their last processes have ended.
+    """Delete the group and the groups below it. Their last processes must have ended.
 
     Raises OSError if files remain, and ClusterError if a process remains.
     """
@@ -75,15 +75,18 @@ def _delete_now(name: str) -> None:
 
 
 def _hierarchies() -> list[Path]:
-    """Return the hierarchies. Version 1 has one for each controller; version 2 alone has one for all controllers."""
+    """Return the hierarchies of control groups.
+
+    Version 1 has a hierarchy for each controller; version 2 has one hierarchy for all controllers.
+    """
     mounted = _mounted()
     return [path for path in mounted if not _is_unified(path)] or mounted
 
 
 def _mounted() -> list[Path]:
-    """Return the mounted hierarchies.
+    """Return the hierarchies that are mounted.
 
-    Version 1 may be mounted together with an empty hierarchy of version 2, in which runc makes groups.
+    Version 1 may be mounted together with an empty hierarchy of version 2. In this hierarchy, runc makes groups.
     """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return [Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")]

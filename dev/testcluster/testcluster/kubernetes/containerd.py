@@ -1,4 +1,4 @@
-"""Loads images into the nodes of a cluster without a registry, and accesses their containers from outside."""
+"""The containerd of nodes. Images are loaded into it without a registry, and containers are accessed from outside."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ _SECONDS = 600.0
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """An image in the cluster. `name`: repository:tag. `digest`: the digest of its manifest, or None if unknown."""
+    """An image in the cluster. `name`: repository:tag.
+
+    `digest`: the digest of its manifest, or None if it is unknown.
+    """
 
     name: str
     digest: str | None = None
 
     @property
     def pinned(self) -> str:
-        """The reference repository@digest. A pod names it to get exactly this image, and the pod's status shows it.
+        """The reference repository@digest.
 
-        Raises ClusterError if the digest is not known.
+        If a pod names it, the pod gets exactly this image, and the status of the pod shows it.
+
+        Raises ClusterError if the digest is unknown.
         """
         if self.digest is None:
             raise ClusterError(f"The digest of {self.name} is not known: a command of yours brought it there.")
@@ -34,7 +39,7 @@ class LoadedImage:
 
 
 def repository(name: str) -> str:
-    """Return the name without its tag. The colon before a registry's port stays."""
+    """Return the name without the tag. If the registry has a port, the colon before the port is kept."""
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition('@')[0].partition(':')[0]}"
 
@@ -58,7 +63,7 @@ class Containerd:
         return images
 
     def kill(self, container_id: str, number: signal.Signals) -> None:
-        """Send a signal to the container's first process. No process inside the container can do that."""
+        """Send a signal to the first process of the container. A process inside the container cannot do this."""
         self._run("tasks", "kill", f"--signal={number.name}", container_id)
 
     def _run(self, *words: str, stdin: int = subprocess.DEVNULL) -> str:
@@ -70,10 +75,10 @@ class Containerd:
 
 
 def load(archive: Path, nodes: Iterable[Containerd]) -> list[LoadedImage]:
-    """Import an OCI or docker archive into every node, with its tags and its digest.
+    """Import an OCI or docker archive into every node. The images get their tags and their digest.
 
-    A pod that pins the digest starts only if the image also has a name with the digest. That name also sets `imageID`
-    in the pod's status. Raises ClusterError if the archive names no image.
+    If a pod pins the digest, it starts only if the image also has a name with the digest. This name also determines
+    `imageID` in the pod's status. Raises ClusterError if the archive names no image.
     """
     loaded: list[LoadedImage] = []
     for node in nodes:

@@ -1,4 +1,4 @@
-"""etcd, the API server, the controller manager and, in a cluster with nodes, the scheduler."""
+"""The control plane: etcd, the API server, the controller manager, and the scheduler if the cluster has nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kuberne
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """The address of the control plane and its network namespace. None stands for the host's own namespace."""
+    """The address of the control plane and its network namespace. None means the namespace of the host."""
 
     places: Places
     programs: Path
@@ -39,7 +39,7 @@ class ControlPlane:
         return ProcessTable(self.places)
 
     def start_api(self) -> None:
-        """Start etcd and the API server, and return when the API server answers."""
+        """Start etcd and the API server. Return when the API server answers."""
         self.places.certificates.mkdir(parents=True, exist_ok=True)
         admin = self.authority.issue("admin", "tinsmith-test-admin", groups=("system:masters",))
         self.authority.kubeconfig(self.places.kubeconfig, self.server, admin)
@@ -56,7 +56,7 @@ class ControlPlane:
             self.table.start("kube-scheduler", self._scheduler(kubeconfig), network=self.namespace)
 
     def wait_for_controllers(self) -> None:
-        """Wait until the controllers work. A namespace without its service account accepts no pods."""
+        """Wait until the controllers work. Without a service account, a namespace accepts no pods."""
         self.table.wait_until(
             "the controllers work",
             lambda: self._kubectl("get", "serviceaccount", "default", "--namespace=default").returncode == 0,
@@ -160,5 +160,5 @@ class ControlPlane:
 
 
 def inside_ports() -> Sequence[int]:
-    """Return the well-known ports. They are free in a network namespace of the control plane's own."""
+    """Return the well-known ports. They are free, because the control plane has its own network namespace."""
     return 6443, 2379, 2380, 10257

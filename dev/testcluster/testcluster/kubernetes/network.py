@@ -1,6 +1,6 @@
-"""The network of a cluster: a bridge on the host, and one network namespace per node, connected to the bridge.
+"""The network of a cluster. Each node has a network namespace, which is connected to a bridge on the host.
 
-The host's own routes and packet filters stay unchanged, and pods cannot reach anything beyond the host.
+The routes and packet filters of the host are not changed, and pods can reach nothing beyond the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUBNETS = range(1, 255)
 
 @dataclass(frozen=True)
 class Network:
-    """Subnet `number` of 10.213.0.0/16, used by the cluster called `cluster`."""
+    """Subnet `number` of 10.213.0.0/16. The cluster with the name `cluster` uses it."""
 
     cluster: str
     number: int
@@ -52,7 +52,7 @@ class Network:
         return f"{self.bridge}n{node}"
 
     def create(self, nodes: int) -> None:
-        """Create the bridge, and a namespace for each node with routes to the pods of the other nodes."""
+        """Create the bridge. Create a namespace for each node, with routes to the pods on the other nodes."""
         run("ip", "link", "add", self.bridge, "type", "bridge")
         run("ip", "address", "add", f"{self.host_address}/24", "dev", self.bridge)
         run("ip", "link", "set", self.bridge, "up")
@@ -79,9 +79,9 @@ class Network:
         self._inside(node, "iptables", "-t", "nat", "-A", "POSTROUTING", *rule)
 
     def _fence(self, node: int) -> None:
-        """Reject packets that leave the cluster.
+        """Reject packets that would leave the cluster.
 
-        The host would drop them, and the sender would wait for its timeout.
+        Without this, the host would drop them, and the sender would wait for a timeout.
         """
         self._inside(node, "iptables", "-N", "OUTWARD")
         for inner in (f"{self.host_address}/24", POD_RANGE):
@@ -94,7 +94,7 @@ class Network:
         run("nsenter", f"--net={self.namespace(node)}", *command)
 
     def delete(self) -> None:
-        """Delete everything that `create` made, even if it was interrupted."""
+        """Delete everything that `create` has made, even if `create` was interrupted."""
         for namespace in Path("/run/netns").glob(f"{self.namespace_name(0)[:-1]}*"):
             if namespace.name.removeprefix(self.namespace_name(0)[:-1]).isdigit():
                 run("ip", "netns", "delete", namespace.name)
@@ -109,7 +109,7 @@ class Network:
 
 
 def claim(places: Places) -> Network:
-    """Claim a subnet that no other cluster on this machine uses. The cluster's folder records the subnet."""
+    """Claim a subnet that is not used by another cluster on this machine. The cluster's folder records the subnet."""
     with locked(clusters_directory() / "subnets.lock"):
         places.directory.mkdir(parents=True, exist_ok=True)
         taken = {int(file.read_text()) for file in clusters_directory().glob("*/subnet")} | set(_in_use())
@@ -121,7 +121,7 @@ def claim(places: Places) -> Network:
 
 
 def claimed(places: Places) -> Network | None:
-    """Return the network of a cluster that is fully or partly running; None if the cluster has no network."""
+    """Return the network of a cluster of which at least a part runs, or None if the cluster has no network."""
     with contextlib.suppress(FileNotFoundError):
         return Network(places.name, int((places.directory / "subnet").read_text()))
     return None

@@ -1,4 +1,4 @@
-"""A node: containerd, the kubelet and kube-proxy, with their own folders, sockets and network."""
+"""A node: containerd, the kubelet and kube-proxy. They have their own folders, sockets and network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLICIES = "tinsmith-policies"
 
 @dataclass(frozen=True)
 class Node:
-    """Node `number` of a cluster, counted from 1."""
+    """The node `number` of a cluster. Nodes count from 1."""
 
     places: Places
     network: Network
@@ -55,7 +55,7 @@ class Node:
         return cgroups.root_name(self.places.name, self.number)
 
     def process(self, program: str) -> str:
-        """Return the name of this node's `program` in the cluster's process table."""
+        """Return the name that `program` on this node has in the process table of the cluster."""
         return f"{program}-{self.number}"
 
     @property
@@ -89,9 +89,9 @@ class Node:
         self.network.set_cable(self.number, "up")
 
     def power_off(self) -> None:
-        """Kill the agents first, because they restart pods.
+        """Kill the agents first, because they would restart pods.
 
-        Then kill the rest; containerd's shims remain without containers.
+        Then kill the other processes. The shims of containerd remain, without containers.
         """
         self.disconnect()
         self._table.stop(*self.processes)
@@ -176,7 +176,10 @@ class Node:
         ]
 
     def _cni_settings(self) -> dict[str, object]:
-        """Return settings with one link per pod and no bridge, so that all traffic passes the rules of the Services."""
+        """Return settings in which each pod has one link and there is no bridge.
+
+        So all traffic passes the rules of Services.
+        """
         addresses = {
             "type": "host-local",
             "dataDir": str(self.directory / "cni-addresses"),
@@ -191,7 +194,7 @@ class Node:
         return {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
 
     def _gather_cni_programs(self) -> None:
-        """Link the machine's CNI programs and the policy plugin into the single folder that containerd reads."""
+        """Link the CNI programs of the machine, and the policy plugin, into the one folder that containerd reads."""
         programs = self.directory / "cni-programs"
         programs.mkdir(exist_ok=True)
         for program in CNI_PROGRAMS.iterdir():

@@ -1,7 +1,9 @@
-"""Creates volumes for the storage classes `local` and `shared`, as folders below one directory of the machine.
+"""The provisioner of volumes for the storage classes `local` and `shared`.
 
-The provisioner runs as a process of the cluster: `python -m testcluster.kubernetes.provisioner KUBECONFIG DIRECTORY`.
-After every change of a claim or volume, it checks all of them again, so a missed event does no harm.
+A volume is a folder in a directory of the machine.
+
+It is a process of the cluster: `python -m testcluster.kubernetes.provisioner KUBECONFIG DIRECTORY`. After each change
+of a claim or volume it checks all of them again, so a missed event does no harm.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ Document = dict[str, Any]
 
 
 def requested_volume(claim: Document, directory: Path) -> Document | None:
-    """Return the volume that the claim waits for; None if it is early or another provisioner's."""
+    """Return the volume for which the claim waits.
+
+    Return None if it is too early, or if another provisioner makes the volume.
+    """
     spec, metadata = claim["spec"], claim["metadata"]
     storage_class = spec.get("storageClassName")
     if spec.get("volumeName") or storage_class not in (LOCAL, SHARED) or metadata.get("deletionTimestamp"):
@@ -73,7 +78,7 @@ def _only_on(node: str) -> Document:
 
 
 def requested_capacity(claim: Document, volume: Document) -> str | None:
-    """Return the size to which a bound volume must grow; None if the volume is large enough."""
+    """Return the size to which a bound volume must grow, or None if it is large enough."""
     requested: str = claim["spec"]["resources"]["requests"]["storage"]
     return requested if _bytes(requested) > _bytes(volume["spec"]["capacity"]["storage"]) else None
 
@@ -84,7 +89,7 @@ def _bytes(quantity: str) -> Decimal:
 
 
 def is_released(volume: Document) -> bool:
-    """Return whether the volume's claim is gone and the volume's files must be deleted."""
+    """Return whether the claim of the volume is gone and the files of the volume must be deleted."""
     phase, policy = volume.get("status", {}).get("phase"), volume["spec"]["persistentVolumeReclaimPolicy"]
     return (phase, policy) == ("Released", "Delete")
 

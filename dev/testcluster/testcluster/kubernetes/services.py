@@ -1,4 +1,4 @@
-"""The services of a cluster in addition to Kubernetes: DNS, ingress, storage classes and NetworkPolicy enforcement."""
+"""The services of a cluster besides Kubernetes itself: DNS, ingress, storage classes, and NetworkPolicy enforcement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Services:
         return ProcessTable(self.places)
 
     def apply(self, manifest: str, **values: str) -> None:
-        """Apply a file from `manifests/`, with its `${…}` placeholders replaced."""
+        """Apply a file in `manifests/`, after replacing its placeholders `${…}`."""
         document = Template((MANIFESTS / manifest).read_text()).substitute(values)
         kubeconfig = f"--kubeconfig={self.places.kubeconfig}"
         run(self.kubectl, kubeconfig, "apply", "--server-side", "--filename=-", stdin=document)
@@ -82,7 +82,10 @@ class Services:
         self._table.start("provisioner", command, environment=environment)
 
     def start_policies(self, nodes: Sequence[Node]) -> None:
-        """Start policy enforcement before the kubelets, because a pod starts only when its policies are in force."""
+        """Start the enforcement of policies.
+
+        Call this before the kubelets start: a pod starts only if its policies are in force.
+        """
         module = [sys.executable, "-m", "testcluster.policies.enforcer"]
         namespaces = [_namespace(node) for node in nodes]
         command: list[str | Path] = [*module, self.places.kubeconfig, self.places.policies_socket, *namespaces]
@@ -90,7 +93,7 @@ class Services:
         self._table.start("policies", command, environment=environment)
 
     def wait_until_ready(self, node: Node) -> None:
-        """Wait until names resolve, an Ingress would work and pods would be isolated."""
+        """Wait until names can be resolved, an Ingress would work, and pods would be isolated."""
         for name, address in (("coredns", "127.0.0.1:8181/ready"), ("traefik", "127.0.0.1:8082/ping")):
             self._table.wait_until(f"{name} is ready", partial(_answers, node, address), needs=[name])
         self._table.wait_until("policies are enforced", self.places.policies_socket.exists, needs=["policies"])

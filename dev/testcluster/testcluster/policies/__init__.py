@@ -1,1 +1,1 @@
-"""Enforces NetworkPolicies in this package's clusters, whose other network programs do not enforce them."""
+"""Enforcement of NetworkPolicies in clusters of this package. Their other network programs do not enforce them."""

@@ -1,7 +1,7 @@
-"""Updates the rules of every node to match the NetworkPolicies, pods and namespaces of the cluster.
+"""The enforcer. It updates the rules of every node to match the NetworkPolicies, pods and namespaces of the cluster.
 
-The enforcer runs as a process of the cluster: `python -m testcluster.policies.enforcer KUBECONFIG SOCKET
-NETWORK_NAMESPACE…`. Through the socket, the CNI plugin reports each pod's address and waits for the answer.
+It is a process of the cluster: `python -m testcluster.policies.enforcer KUBECONFIG SOCKET NETWORK_NAMESPACE…`. Through
+the socket, the CNI plugin reports the address of each pod, and waits for the answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WATCH_SECONDS = 300
 
 
 class Enforcer:
-    """The observed cluster and the rules in force."""
+    """The state of the cluster that was observed, and the rules that are in force."""
 
     def __init__(self, put_in_force: Callable[[str], None]) -> None:
         self._put_in_force = put_in_force
@@ -57,7 +57,7 @@ class Enforcer:
             self._refresh()
 
     def admit(self, container: str, uid: str, address: str) -> None:
-        """Wait until the policies of the pod are in force. Raises TimeoutError if the pod stays unknown."""
+        """Wait until the policies for the pod are in force. Raises TimeoutError if the pod remains unknown."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_complete() and uid in self._known[PODS], _WAIT_SECONDS):
                 raise TimeoutError(f"the API server names no pod {uid}")
@@ -65,7 +65,7 @@ class Enforcer:
             self._refresh()
 
     def release(self, container: str) -> None:
-        """Release the pod's address."""
+        """Release the address of the pod."""
         with self._changed:
             if self._sandboxes.pop(container, None) is not None:
                 self._refresh()

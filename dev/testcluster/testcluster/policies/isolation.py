@@ -1,4 +1,4 @@
-"""The effect of NetworkPolicies on one pod: its permitted sources and destinations. All functions are pure."""
+"""The effect of NetworkPolicies on one pod: the connections that it may make and accept. All functions are pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES: dict[Direction, str] = {"ingress": "Ingress", "egress": "Egress"}
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod with an address in the pod network. `ports`: its named ports, by name and protocol."""
+    """A pod that has an address in the pod network. `ports`: the ports that have a name, by name and protocol."""
 
     namespace: str
     labels: Mapping[str, str]
@@ -34,7 +34,7 @@ class World:
 
 @dataclass(frozen=True)
 class Block:
-    """A range of addresses, except the ranges in `excepted`."""
+    """A range of addresses, without the ranges in `excepted`."""
 
     cidr: str
     excepted: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports from `first` to `last`. If `first` is None, every port of the protocol."""
+    """The ports from `first` to `last`. If `first` is None, it means every port of the protocol."""
 
     protocol: str
     first: int | None = None
@@ -51,14 +51,14 @@ class Ports:
 
 @dataclass(frozen=True)
 class Allowed:
-    """One kind of permitted connection. None stands for any peer, or for any port and protocol."""
+    """A kind of connection that is permitted. None means any peer, or any port and protocol."""
 
     peers: tuple[str | Block, ...] | None
     ports: tuple[Ports, ...] | None
 
 
 def described(pod: Document, address: str) -> Pod:
-    """Return a pod of the Kubernetes API in the form that the rules use."""
+    """Return a pod of the Kubernetes API in the form for the rules."""
     containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
     ports = {
         (port["name"], port.get("protocol", "TCP")): port["containerPort"]
@@ -71,7 +71,7 @@ def described(pod: Document, address: str) -> Pod:
 
 
 def allowed(pod: Pod, direction: Direction, world: World) -> list[Allowed] | None:
-    """Return the permitted connections to or from the pod; None if no policy selects the pod."""
+    """Return the connections that the pod may make or accept. If no policy selects the pod, return None."""
     about = [policy for policy in world.policies if _is_about(policy, pod, direction)]
     if not about:
         return None
@@ -84,7 +84,7 @@ def allowed(pod: Pod, direction: Direction, world: World) -> list[Allowed] | Non
 
 
 def _is_about(policy: Document, pod: Pod, direction: Direction) -> bool:
-    """Return whether the policy selects the pod in this direction. The API server always fills in the types."""
+    """Return whether the policy selects the pod in this direction. The API server always sets the types of a policy."""
     return (
         policy["metadata"]["namespace"] == pod.namespace
         and _TYPES[direction] in policy["spec"]["policyTypes"]
@@ -112,7 +112,7 @@ def _of_rule(rule: Document, pod: Pod, direction: Direction, namespace: str, wor
 
 
 def _selected(sources: list[Document] | None, namespace: str, world: World) -> list[Pod]:
-    """Return the pods among the peers, or all pods if no peers are named."""
+    """Return the pods that are among the peers. If no peers are named, return all pods."""
     if sources is None:
         return list(world.pods)
     return [pod for pod in world.pods if any(_is_peer(source, pod, namespace, world) for source in sources)]
@@ -143,7 +143,7 @@ def _holds(block: Block, address: str) -> bool:
 
 
 def _blocks(sources: list[Document]) -> Iterator[Block]:
-    """Yield the IPv4 blocks. Pods have only IPv4 addresses."""
+    """Yield the blocks of IPv4 addresses. Pods have only IPv4 addresses."""
     for block in (source["ipBlock"] for source in sources if "ipBlock" in source):
         if ":" not in block["cidr"]:
             yield Block(block["cidr"], tuple(block.get("except") or ()))
@@ -162,7 +162,7 @@ def _looked_up(named: list[Document], pod: Pod) -> Iterator[Ports]:
 
 
 def selects(selector: Document, labels: Mapping[str, str]) -> bool:
-    """Return whether the selector matches. An empty selector matches everything."""
+    """Return whether the selector matches the labels. An empty selector matches everything."""
     wanted = selector.get("matchLabels") or {}
     return all(labels.get(key) == value for key, value in wanted.items()) and all(
         _meets(expression, labels) for expression in selector.get("matchExpressions") or []

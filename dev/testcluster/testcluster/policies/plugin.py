@@ -1,7 +1,7 @@
-"""The last CNI plugin of a pod: it reports the pod's address, and waits until the pod's policies are in force.
+"""The last CNI plugin of a pod. It reports the address of the pod, and waits until the pod's policies are in force.
 
-Thus no pod runs before it is isolated, and the policies of other pods already know its address. The plugin uses only
-the standard library, because containerd starts it for every pod.
+So no pod runs before it is isolated, and the policies for other pods already know its address. The plugin uses only the
+standard library, because containerd starts it for every pod.
 """
 
 import json
@@ -38,7 +38,10 @@ def _pod(result: dict) -> dict:  # type: ignore[type-arg]
 
 
 def _forget(path: str) -> None:
-    """Report that the container is gone. During the removal of a cluster, the enforcer may no longer listen."""
+    """Report that the container does not exist any more.
+
+    During the removal of a cluster, the enforcer may no longer listen.
+    """
     try:
         _ask(path, {"container": os.environ["CNI_CONTAINERID"]})
     except (ConnectionRefusedError, FileNotFoundError):

@@ -1,9 +1,9 @@
-"""The kernel's rules that enforce NetworkPolicies, as a table for nft.
+"""The rules by which the kernel enforces NetworkPolicies, as a table for nft.
 
-The rules judge each connection once, when it begins: first by the policies of its sender, then by the policies of its
-receiver. At this point, a Service's address has already been replaced by a pod's address. Every node has the table for
-all pods. Connections from a node itself to its pods are not judged, as in every Kubernetes. DNS and the ingress are
-such processes of a node.
+Each connection is judged once, when it begins: first by the policies for its sender, then by the policies for its
+receiver. At that time, the address of a Service has already been replaced by the address of a pod. Every node has the
+table with the rules for all pods. Connections from the node itself to pods on it are not judged. This is the same in
+every Kubernetes. For example, DNS and the ingress are processes of a node.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _name(pod: Pod, direction: Direction) -> str:
 
 
 def _chain(pod: Pod, direction: Direction, found: list[Allowed]) -> str:
-    """Return the chain for one direction. No policy blocks connections from a pod to itself."""
+    """Return the chain of rules for one direction. A connection from a pod to itself is never blocked."""
     to_itself = f"ip {_OTHER[direction]} {pod.address}"
     let_through = [to_itself, *(match for one in found for match in _matches(one, direction))]
     lines = [*(f"{' '.join([match, 'return']).strip()}" for match in dict.fromkeys(let_through)), _REFUSE]
@@ -58,7 +58,7 @@ def _matches(one: Allowed, direction: Direction) -> Iterator[str]:
 
 
 def _peers(peers: tuple[str | Block, ...], side: str) -> Iterator[str]:
-    """Return single addresses in one set, and each range separately, because ranges in a set must not overlap."""
+    """Return single addresses in one set, and each range on its own, because ranges in a set must not overlap."""
     if addresses := sorted({peer for peer in peers if isinstance(peer, str)}):
         yield f"ip {side} {{ {', '.join(addresses)} }}"
     for block in peers:

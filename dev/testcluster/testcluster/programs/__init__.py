@@ -1,1 +1,1 @@
-"""The programs that a cluster runs, built from Go modules, and archives of images made by this package."""
+"""The programs of a cluster, which are built from Go modules, and archives of images that this package makes."""

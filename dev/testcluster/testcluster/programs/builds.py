@@ -1,4 +1,4 @@
-"""The programs of a test cluster, built from Go modules once and kept in the cache."""
+"""The programs of a test cluster. They are built from Go modules once, and kept in the cache."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ GO_MISSING = (
 
 @dataclass(frozen=True)
 class Stub:
-    """A file in the program's folder that replaces a package, so that the imports of that package are not compiled."""
+    """A file that replaces a package, so that the imports of this package are not compiled.
+
+    It is in the program's folder.
+    """
 
     module: str
     package: str
-    """The package's folder in the module."""
+    """The folder of the package in the module."""
     file: str
 
 
 @dataclass(frozen=True)
 class Program:
-    """A folder of `programs/` with its own go.mod. The dependencies of two such folders conflict."""
+    """A folder in `programs/` that has its own go.mod. Two such folders have dependencies that conflict."""
 
     name: str
     packages: tuple[str, ...] = (".",)
@@ -49,7 +52,7 @@ class Program:
         return SOURCES / self.name
 
     def key(self) -> str:
-        """Return a key that changes with all inputs of the program."""
+        """Return a key. It changes when any input of the program changes."""
         digest = hashlib.sha256(repr((self.packages, self.variables, *self.stubs)).encode())
         for file in sorted(self.source.iterdir()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -65,7 +68,10 @@ class Program:
 
 
 def _kubernetes_variables() -> tuple[tuple[str, str], ...]:
-    """Return Kubernetes' version variables: without them the kubelet and the API server disagree about skew."""
+    """Return the version variables of Kubernetes.
+
+    Without them, the kubelet and the API server disagree about their versions.
+    """
     major, minor, _ = KUBERNETES_VERSION.split(".")
     values = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
     homes = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -105,13 +111,16 @@ KIND = Program(
 KIND_STORAGE = Program("kind", packages=("github.com/rancher/local-path-provisioner",), cold_build="a minute")
 
 OF_TESTS = (KUBERNETES, COREDNS, TRAEFIK, KUBERAY, PAUSE, HELLO, PROMQL)
-"""The programs of clusters and tests. A test that builds for minutes would reach its time limit."""
+"""The programs that clusters and tests use.
+
+They are built before the tests, because a test that builds for minutes would reach its time limit.
+"""
 
 
 def built(program: Program) -> Path:
-    """Return the folder of the program's binaries. Build missing programs first.
+    """Return the folder with the binaries of the program. If they are missing, build them first.
 
-    Two builds of one program wait for each other. An interrupted build leaves no folder that looks complete.
+    Two builds of one program wait for each other. After an interrupted build, there is no folder that looks complete.
     """
     folder = program.folder()
     if folder.is_dir():
@@ -140,9 +149,9 @@ def _build(program: Program, folder: Path) -> None:
 
 
 def _module_file(program: Program, scratch: Path) -> Path:
-    """Write a go.mod in which modules with stubs are replaced by modified copies. Return its path.
+    """Write a go.mod in which modules with stubs are replaced by changed copies. Return its path.
 
-    Go's own -overlay option cannot replace these files, because it refuses files in the module cache.
+    The option -overlay of Go cannot replace these files, because it refuses files in the module cache.
     """
     scratch.mkdir()
     for name in ("go.mod", "go.sum"):
