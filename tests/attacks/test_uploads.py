@@ -58,7 +58,7 @@ def of_nesting(mebibytes: int) -> bytes:
 @pytest.mark.parametrize(
     "weights", [pytest.param(of_entries(20), id="header"), pytest.param(of_nesting(20), id="metadata")]
 )
-def test_it_is_refused_before_it_is_read(server: ServedInstallation, weights: bytes) -> None:
+def test_an_upload_beyond_the_limit_is_refused_before_it_is_read(server: ServedInstallation, weights: bytes) -> None:
     [pid] = server.worker_pids()
     before = highest_bytes(pid)
     refused = refusal(server, CONFIG, weights)

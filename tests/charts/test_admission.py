@@ -151,7 +151,7 @@ def is_refused(place: Place, manifest: Object) -> str:
 
 
 @pytest.mark.parametrize(("manifest", "says"), REFUSED.values(), ids=REFUSED.keys())
-def test_it_is_refused_in_a_sentence(guarded: Place, manifest: Object, says: str) -> None:
+def test_the_refusal_is_one_sentence(guarded: Place, manifest: Object, says: str) -> None:
     assert says in is_refused(guarded, manifest)
 
 

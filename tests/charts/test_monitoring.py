@@ -62,7 +62,7 @@ def expressions_of(dashboard: Object) -> Iterator[str]:
 SHOWN = [expression for dashboard in DASHBOARDS.values() for expression in expressions_of(dashboard)]
 
 
-def test_prometheus_takes_the_alerts_and_what_they_say(prometheus: Prometheus) -> None:
+def test_prometheus_accepts_the_alerts_and_their_texts(prometheus: Prometheus) -> None:
     prometheus.check_rules(GROUPS)
 
 
@@ -258,7 +258,7 @@ def test_every_alert_is_tried() -> None:
 
 
 @pytest.mark.parametrize("alert", WRONG)
-def test_an_alert_fires_for_what_it_is_called_after(prometheus: Prometheus, alert: str) -> None:
+def test_an_alert_fires_for_the_problem_in_its_name(prometheus: Prometheus, alert: str) -> None:
     found = firing(prometheus, WRONG[alert])
     assert len(found[alert]) == 1
     # A stalled pool is not ready either; nothing else comes along.

@@ -49,7 +49,7 @@ def test_scratch_space_is_bounded(pod: Object) -> None:
 
 
 @every_pod
-def test_a_pod_asks_for_what_it_needs_and_ends_at_a_bound_of_memory(pod: Object) -> None:
+def test_a_pod_requests_its_resources_and_has_a_memory_limit(pod: Object) -> None:
     for container in pod["containers"]:
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
         assert "memory" in container["resources"]["limits"]
@@ -89,7 +89,7 @@ def test_servers_on_a_database_are_replaced_one_by_one_and_none_goes_before_anot
         pytest.param(merged(DATABASE, REMOTE), set(), id="both"),
     ],
 )
-def test_a_volume_is_made_and_mounted_where_nothing_else_keeps_what_it_is_for(values: Object, claims: set[str]) -> None:
+def test_a_volume_is_created_only_if_no_other_storage_is_configured(values: Object, claims: set[str]) -> None:
     objects = render(values)
     volumes = pods(objects)[f"Deployment {API_SERVER}"]["volumes"]
     mounted = {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}

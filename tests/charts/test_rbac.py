@@ -130,7 +130,7 @@ API_SERVER_RIGHTS: dict[str, Rights] = {
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_the_accounts_may_do_what_is_called_where_it_is_called_and_nothing_else(scope: str) -> None:
+def test_the_accounts_have_exactly_the_rights_of_their_calls(scope: str) -> None:
     objects = render(SCOPES[scope])
     assert rights(objects, "operator") == OPERATOR_RIGHTS[scope]
     assert rights(objects, "api-server") == API_SERVER_RIGHTS[scope]

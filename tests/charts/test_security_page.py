@@ -304,13 +304,13 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
             "unit/operator/build/test_golden.py::test_the_objects_of_a_session_or_pool_are_as_reviewed",
             "cluster/crd/test_validation.py::test_objects_built_for_a_session_are_accepted",
             "cluster/crd/test_pool_validation.py::test_objects_built_for_a_pool_are_accepted",
-            "charts/test_admission.py::test_it_is_refused_in_a_sentence",
+            "charts/test_admission.py::test_the_refusal_is_one_sentence",
             "cluster/operator/test_reserved_names.py::test_images_and_secrets_that_are_not_listed_run_nothing",
         ),
     ),
     (WRITER, "cannot", "give their pods"): (
         tried_by(
-            "charts/test_admission.py::test_it_is_refused_in_a_sentence",
+            "charts/test_admission.py::test_the_refusal_is_one_sentence",
             "unit/operator/test_policy.py::test_a_list_of_images_keeps_variables_out_that_load_other_code",
             "unit/operator/test_policy.py::test_a_list_of_images_keeps_words_out_that_load_other_code",
         ),
@@ -327,7 +327,7 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
         names_no_tinsmith_secret,
         tried_by(
             "unit/operator/common/test_blocking_reason.py::"
-            "test_a_session_that_names_what_is_the_installations_has_nothing_at_all",
+            "test_a_session_that_names_an_object_of_the_installation_has_no_objects",
             "unit/operator/common/test_blocking_reason.py::"
             "test_a_running_session_that_names_a_reserved_secret_stops_until_the_name_is_removed",
         ),
@@ -378,7 +378,7 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
     (REPLICA, "can", "get from a worker"): (
         tried_by(
             "contract/sampler/test_streams_between_pods.py::"
-            "test_a_save_comes_by_stream_and_is_what_the_root_has_which_is_not_read",
+            "test_a_streamed_save_equals_the_save_on_the_root_which_is_not_read",
             "unit/operator/build/test_sampler.py::"
             "test_a_sampler_reaches_the_workers_of_its_namespace_and_workers_reach_no_sampler",
         ),

@@ -403,7 +403,7 @@ EXISTING_CLAIM = {"storage": {"existingClaim": "ours"}}
         ),
     ],
 )
-def test_values_that_cannot_work_together_are_refused_with_what_to_do(values: Object, sentence: str) -> None:
+def test_values_that_exclude_each_other_are_refused_with_the_remedy(values: Object, sentence: str) -> None:
     assert sentence in refusal(values)
 
 

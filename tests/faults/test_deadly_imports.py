@@ -67,7 +67,9 @@ async def appears(file: Path) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_it_is_refused_for_good_after_three_and_others_are_read(deadly: Path, tmp_path: Path) -> None:
+async def test_an_import_is_refused_permanently_after_three_deaths_and_others_are_read(
+    deadly: Path, tmp_path: Path
+) -> None:
     async with worker(tmp_path, 3, deadly) as lives:
         (deadly / "import").touch()
         assert [await bring_in(lives) for _ in range(3)] == [""] * 3

@@ -109,7 +109,7 @@ async def test_no_moment_for_a_power_cut_is_a_bad_one(
         assert final_files(folder) == final_files(tmp_path / "undisturbed")
 
 
-async def test_the_image_does_lose_what_was_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_disk_image_loses_unsynced_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above could not fail otherwise."""
     folders = LossyFolders(tmp_path, monkeypatch)
     (tmp_path / "unsynced").write_bytes(b"lost")

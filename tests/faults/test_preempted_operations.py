@@ -114,7 +114,7 @@ async def test_separate_runs_find_the_operation_that_kills_a_shared_forward(
         assert (ending.results[0], ending.files[0]) == (undisturbed.results[0], undisturbed.files[0])
 
 
-async def test_a_preempted_operation_that_kills_the_worker_is_blamed_and_not_who_came_between(
+async def test_a_preempted_operation_that_kills_the_worker_is_blamed_and_not_the_operation_between(
     undisturbed: Ending, tmp_path: Path
 ) -> None:
     async with lives_of_a_worker(tmp_path, ONE_ATTEMPT) as lives:

@@ -38,7 +38,7 @@ def test_in_float32_it_agrees_with_the_cpu_in_every_loss() -> None:
     parity("peft:device=cpu", "peft:device=cuda,dtype=float32", steps=6, atol=FLOAT32_ATOL)
 
 
-def test_in_bfloat16_it_agrees_with_the_cpu_within_what_bfloat16_rounds() -> None:
+def test_the_engine_agrees_with_the_cpu_within_the_rounding_of_bfloat16() -> None:
     parity("peft:device=cpu", "peft:device=cuda,dtype=bfloat16", steps=6, atol=BFLOAT16_ATOL)
 
 

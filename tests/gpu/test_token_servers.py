@@ -74,7 +74,7 @@ def test_prompt_logprobs_are_those_of_the_model(sampler: Sampler, model: TorchMo
     np.testing.assert_allclose(scores[1:], full_logprobs(plain_model(model), PROMPT), atol=ATOL)
 
 
-def test_an_adapter_is_loaded_while_it_serves_and_changes_what_is_sampled(sampler: Sampler, model: TorchModel) -> None:
+def test_an_adapter_is_loaded_during_operation_and_changes_the_samples(sampler: Sampler, model: TorchModel) -> None:
     adapter = random_adapter(model, families=("attn", "mlp"))
     sampler.load_adapter("version-1", adapter)
     (sequence,) = ask(sampler, job(PROMPT, adapter="version-1", max_tokens=16)).sequences

@@ -93,13 +93,13 @@ def test_ranks_train_two_adapters_as_the_peft_engine_does_and_take_a_state_back(
     note(f"{layout}, float32", str(FLOAT32), str(apart))
 
 
-def test_a_rank_in_bfloat16_trains_what_bfloat16_rounds_of_it(tmp_path: Path, note: Note) -> None:
+def test_a_rank_in_bfloat16_trains_within_the_rounding_of_bfloat16(tmp_path: Path, note: Note) -> None:
     apart = apart_from_peft(in_bfloat16(tiny_model(), tmp_path), LAYOUTS["Qwen3, one rank"])
     assert apart.within(BFLOAT16), apart
     note("Qwen3, one rank, bfloat16 as on GPUs", str(BFLOAT16), str(apart))
 
 
-def test_stages_in_bfloat16_train_what_bfloat16_rounds_of_it(tmp_path: Path, note: Note) -> None:
+def test_stages_in_bfloat16_train_within_the_rounding_of_bfloat16(tmp_path: Path, note: Note) -> None:
     apart = apart_from_peft(in_bfloat16(tiny_model(), tmp_path), LAYOUTS["Qwen3, pipeline 2"])
     assert apart.within(BFLOAT16), apart
     note("Qwen3, pipeline 2, bfloat16 as on GPUs", str(BFLOAT16), str(apart))

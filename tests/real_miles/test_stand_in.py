@@ -31,7 +31,7 @@ CALLED = [
 
 
 @pytest.mark.parametrize(("module", "name"), ASSUMED)
-def test_miles_has_what_is_assumed_of_it(module: str, name: str) -> None:
+def test_miles_behaves_as_assumed(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name)
 
 

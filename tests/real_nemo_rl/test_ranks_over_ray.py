@@ -54,7 +54,7 @@ def test_ranks_train_two_adapters_as_the_peft_engine_does(layout: str, note: Any
     note(f"`Policy` over Ray, {layout}, float32", str(FLOAT32), str(apart))
 
 
-def test_a_rank_in_bfloat16_trains_what_bfloat16_rounds_of_it(note: Any) -> None:
+def test_a_rank_in_bfloat16_trains_within_the_rounding_of_bfloat16(note: Any) -> None:
     apart = _apart(LAYOUTS["one rank"], float32=False)
     assert apart.within(BFLOAT16), apart
     note("`Policy` over Ray, one rank, bfloat16 as on GPUs", str(BFLOAT16), str(apart))

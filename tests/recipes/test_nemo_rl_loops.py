@@ -86,5 +86,5 @@ def test_the_supervised_loop_learns_and_saves_on_ranks_of_ray_that_share_matrice
     SUPERVISED.run(serve_on(BASE, "--ranks 2 --tensor-parallel 2"))
 
 
-def test_the_reward_loop_trains_what_its_sampler_drew_on_a_rank_in_the_worker(serve_on: ServeOn) -> None:
+def test_the_reward_loop_trains_on_its_samples_on_a_rank_in_the_worker(serve_on: ServeOn) -> None:
     REWARD.run(serve_on(LLAMA, ""))

@@ -85,7 +85,7 @@ def test_a_name_that_was_deleted_and_saved_again_samples_from_its_new_weights(
     assert newer == unnamed.compute_logprobs(tokens).result() != older
 
 
-def test_listings_show_what_was_saved_and_deletes_remove_it(
+def test_listings_show_saved_checkpoints_and_deletes_remove_them(
     model: tinker.TrainingClient, rest: tinker.RestClient, server: ServedInstallation
 ) -> None:
     path = model.save_state("listed", ttl_seconds=7200, user_metadata={"step": "3"}).result().path

@@ -52,7 +52,7 @@ def shell(installation: ServedInstallation, tmp_path: Path) -> Shell:
     return Shell(installation.url, tmp_path)
 
 
-def test_a_key_that_was_pasted_is_what_commands_go_by(shell: Shell) -> None:
+def test_commands_use_a_pasted_key(shell: Shell) -> None:
     login = shell.run("auth", "login", key=None, typed=f"{API_KEY}\n")
     assert "Logged in as default (default)" in login.output
     assert "yes" in shell.run("auth", "status", key=None).stdout

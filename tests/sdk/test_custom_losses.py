@@ -93,7 +93,7 @@ def new_model(client: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_in_the_worker_is_what_the_sdk_makes_of_it(client: tinker.ServiceClient, name: str) -> None:
+def test_a_loss_in_the_worker_equals_the_loss_of_the_sdk(client: tinker.ServiceClient, name: str) -> None:
     fn, ranks = LOSSES[name]
     data = [datum(length) for length in LENGTHS]
     handle = client.create_custom_loss(fn, input_ranks=ranks).result()

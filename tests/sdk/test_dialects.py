@@ -79,7 +79,7 @@ def test_the_examples_of_the_page_run_as_they_stand(
     assert len(examples) == len(capsys.readouterr().out.split("\n", 1)) == 2
 
 
-def test_a_completion_is_what_tinkers_own_sample_is(
+def test_a_completion_equals_a_sample_of_tinker(
     oai: openai.OpenAI, client: tinker.ServiceClient, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     tokens = tokenizer("Ada has", add_special_tokens=False)["input_ids"]
@@ -178,7 +178,7 @@ def test_the_same_answer_in_anthropics_words(claude: anthropic.Anthropic, taught
         assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
 
 
-def test_text_is_streamed_while_it_is_drawn_and_who_leaves_gives_the_place_back(
+def test_text_is_streamed_while_it_is_drawn_and_a_disconnected_client_frees_its_place(
     server: ServedInstallation, oai: openai.OpenAI
 ) -> None:
     """A random model ends a sequence after about 500 tokens."""

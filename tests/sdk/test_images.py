@@ -55,7 +55,7 @@ def train(model: tinker.TrainingClient) -> list[list[float]]:
     return exact_logprobs(result.result())
 
 
-def test_a_program_trains_on_images_outlives_a_kill_and_samples_what_it_trained(server: ServedInstallation) -> None:
+def test_a_program_trains_on_images_survives_a_kill_and_samples_its_adapter(server: ServedInstallation) -> None:
     with service_client(server) as client:
         undisturbed, model = (client.create_lora_training_client(MODEL, rank=4, seed=1).result() for _ in range(2))
         expected = [train(undisturbed) for _ in range(4)]

@@ -87,7 +87,7 @@ def without_numbers(line: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "N", line.strip())
 
 
-def test_nothing_of_others_warns_on_the_screen(typed: Typed) -> None:
+def test_warnings_of_other_packages_do_not_appear_on_the_screen(typed: Typed) -> None:
     assert re.findall(r".*Warning:.*", typed.text) == []
 
 

@@ -70,7 +70,7 @@ def bits(out: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("kind", "judged_by", "at_most"), [("sft", "eval/held_out/nll", 2.5), ("dpo", "eval/held_out/loss", 0.5)]
 )
-def test_an_example_learns_and_leaves_what_it_says(
+def test_an_example_learns_and_leaves_the_documented_files(
     train: Train,
     server: ServedInstallation,
     tmp_path: Path,

@@ -35,7 +35,7 @@ def elsewhere(server: ServedInstallation, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path / "here")
 
 
-def test_the_unmodified_sdk_finds_what_the_command_has_fetched_and_asks_no_hub(server: ServedInstallation) -> None:
+def test_the_unmodified_sdk_finds_the_fetched_tokenizer_without_a_hub(server: ServedInstallation) -> None:
     subprocess.run([*tinsmith_command(), "tokenizer", PRIVATE], check=True, capture_output=True)
     assert Path(PRIVATE, "tokenizer.json").is_file()
     assert not list(Path(PRIVATE).glob("*.safetensors"))

@@ -71,7 +71,7 @@ def command(server: ServedInstallation, *words: str) -> Result:
     return result
 
 
-def test_a_known_number_of_tokens_is_what_the_sdk_and_its_command_line_report(
+def test_the_sdk_and_its_command_line_report_a_known_number_of_tokens(
     server: ServedInstallation, admin: tinker.AdminClient, session_id: str
 ) -> None:
     def used() -> dict[tuple[str, bool], int]:

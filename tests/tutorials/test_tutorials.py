@@ -48,14 +48,14 @@ def test_runs_to_its_end(notebook: Path, server: ServedInstallation, tmp_path: P
 
 
 @each(notebooks())
-def test_shows_what_its_own_cells_did(notebook: Path) -> None:
+def test_a_tutorial_shows_the_outputs_of_its_cells(notebook: Path) -> None:
     """`make tutorials` was run after the last change."""
     shown = read(notebook)
     assert shown.metadata.get(EXECUTED) == sources_digest(shown)
 
 
 @each(notebooks())
-def test_says_first_what_it_costs_and_what_is_else_on_a_gpu(notebook: Path) -> None:
+def test_a_tutorial_begins_with_its_cost_and_the_differences_on_a_gpu(notebook: Path) -> None:
     first = read(notebook).cells[0].source
     assert [wanted for wanted in FOR_READERS if wanted not in first] == []
 

@@ -41,7 +41,7 @@ def test_it_says_that_no_test_ran_on_a_gpu_only_while_that_is_so() -> None:
 
 
 @pytest.mark.parametrize("sizes", MODELS, ids=lambda sizes: sizes.name)
-def test_how_many_gpus_a_model_needs_is_what_the_formula_says(sizes: Sizes) -> None:
+def test_the_formula_gives_the_number_of_gpus_of_a_model(sizes: Sizes) -> None:
     assert tokens_row(sizes) in PROSE
     assert f"GPUs of {GPU_GIB} GiB" in PROSE
 

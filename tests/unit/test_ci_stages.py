@@ -40,7 +40,7 @@ def calls(name: str) -> Iterator[tuple[Path, ast.Call]]:
 
 
 @pytest.mark.parametrize("target", InstalledBy)
-def test_every_target_that_installs_what_a_test_requires_is_a_stage(target: InstalledBy) -> None:
+def test_every_target_that_installs_a_requirement_of_a_test_is_a_stage(target: InstalledBy) -> None:
     assert target in make_targets()
 
 

@@ -20,7 +20,7 @@ ON_A_SINGLE_MACHINE = {"server", "trainer", "client", "training", "cookbook"}
 FOR_CLUSTERS_RANKS_AND_DEVELOPERS = {"operator", "megatron", "dev"}
 
 
-def test_the_extra_all_is_the_union_of_what_a_single_machine_needs() -> None:
+def test_the_extra_all_is_the_union_of_the_extras_of_a_single_machine() -> None:
     [all_of_them] = map(Requirement, EXTRAS["all"])
     assert (all_of_them.name, all_of_them.extras) == ("tinsmith", ON_A_SINGLE_MACHINE)
     assert EXTRAS.keys() == ON_A_SINGLE_MACHINE | FOR_CLUSTERS_RANKS_AND_DEVELOPERS | {"all"}
@@ -100,7 +100,7 @@ def test_the_metadata_names_authors_audience_and_licence() -> None:
     assert supported == {"3.11", "3.12", "3.13"}
 
 
-def test_the_source_distribution_has_what_the_wheel_is_built_from_and_no_tests() -> None:
+def test_the_source_distribution_has_the_sources_of_the_wheel_and_no_tests() -> None:
     build = PYPROJECT["tool"]["hatch"]["build"]["targets"]
     included = {path.removeprefix("/") for path in build["sdist"]["include"]}
     assert included >= set(build["wheel"]["packages"])

@@ -35,7 +35,7 @@ CAREFREE_POD = {
 }
 
 
-def test_controllers_make_pods_that_stay_pending_and_collect_what_loses_its_owner(
+def test_controllers_create_pending_pods_and_collect_objects_without_an_owner(
     api_cluster: Cluster, namespace: str
 ) -> None:
     inside = f"--namespace={namespace}"

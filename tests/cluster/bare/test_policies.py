@@ -101,7 +101,7 @@ def policy(neighbours: Neighbours) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("peers", "let_in"), [([selected(FRIEND)], FRIEND), ([{"namespaceSelector": {}, **selected(FAR)}], FAR)]
 )
-def test_only_who_is_let_in_reaches_a_pod(
+def test_only_allowed_clients_reach_a_pod(
     peers: list[dict[str, Any]], let_in: str, neighbours: Neighbours, policy: Any
 ) -> None:
     policy(about(SERVER, "ingress", {"from": peers, "ports": [{"port": "http"}]}))

@@ -32,7 +32,7 @@ def test_a_pools_status_comes_back_as_it_was_written(ready_pool: Kubectl) -> Non
     assert SamplerPoolStatus.model_validate(status).to_manifest() == status
 
 
-def test_a_list_of_pools_shows_what_one_wants_to_know_first(ready_pool: Kubectl) -> None:
+def test_a_list_of_pools_shows_the_main_columns(ready_pool: Kubectl) -> None:
     shown = cells(ready_pool("get", "spool"))
     assert shown.pop("AGE")
     assert shown == {
@@ -50,6 +50,6 @@ def test_a_list_of_pools_shows_what_one_wants_to_know_first(ready_pool: Kubectl)
     ("selector", "found"),
     [("spec.model.name=Qwen/Qwen3-8B", True), ("spec.model.name=another", False), ("spec.engine=builtin", True)],
 )
-def test_a_pool_can_be_selected_by_what_clients_ask_for(selector: str, found: bool, ready_pool: Kubectl) -> None:
+def test_a_pool_can_be_selected_by_its_model(selector: str, found: bool, ready_pool: Kubectl) -> None:
     names = ready_pool("get", "samplerpools", f"--field-selector={selector}", "--output=name")
     assert bool(names.strip()) is found

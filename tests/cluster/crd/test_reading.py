@@ -42,7 +42,7 @@ def test_a_status_comes_back_as_it_was_written(ready_session: Kubectl) -> None:
     assert parsed.adapters is not None
 
 
-def test_a_list_shows_what_one_wants_to_know_first(ready_session: Kubectl) -> None:
+def test_a_list_of_sessions_shows_the_main_columns(ready_session: Kubectl) -> None:
     shown = cells(ready_session("get", "tsess"))
     assert shown.pop("AGE")
     assert shown == {
@@ -74,7 +74,7 @@ def test_it_is_found_under_the_category(ready_session: Kubectl) -> None:
         ("spec.suspend=false", True),
     ],
 )
-def test_it_can_be_selected_by_what_clients_ask_for(selector: str, found: bool, ready_session: Kubectl) -> None:
+def test_a_session_can_be_selected_by_its_model(selector: str, found: bool, ready_session: Kubectl) -> None:
     names = ready_session("get", "trainingsessions", f"--field-selector={selector}", "--output=name")
     assert bool(names.strip()) is found
 

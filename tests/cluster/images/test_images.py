@@ -134,7 +134,7 @@ def test_its_sources_are_compiled_so_that_a_read_only_root_costs_no_time(name: s
     assert int(compiled) == int(sources) > 3
 
 
-def test_nothing_of_the_machine_that_built_it_is_left(name: str) -> None:
+def test_the_image_has_no_settings_of_the_build_machine(name: str) -> None:
     variables = shell(name, "env | cut -d= -f1").split()
     assert [name for name in variables if name.lower().endswith("_proxy") or name.startswith(("PIP_", "SSL_"))] == []
     assert shell(name, "find /run/secrets /var/lib/apt/lists /var/cache -type f") == ""

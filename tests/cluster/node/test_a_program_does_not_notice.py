@@ -93,7 +93,7 @@ def test_the_final_weights_are_those_of_an_undisturbed_run(
     assert ending == undisturbed
 
 
-def test_nothing_stops_while_no_operator_is_there(installation: Installation, run: Run, undisturbed: Ending) -> None:
+def test_workers_keep_running_without_an_operator(installation: Installation, run: Run, undisturbed: Ending) -> None:
     operator = f"deployment/{installation.release}-operator"
 
     def lose_operator_and_worker() -> None:

@@ -190,7 +190,7 @@ def scored(sampler: tinker.SamplingClient) -> list[float | None]:
     return sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:]
 
 
-def test_vllm_in_a_pool_samples_what_is_saved_while_it_serves(installation: Installation, pool: str) -> None:
+def test_vllm_in_a_pool_samples_saves_made_during_its_operation(installation: Installation, pool: str) -> None:
     with installation.service_client() as client:
         installation.wait_ready(pool)
         model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()

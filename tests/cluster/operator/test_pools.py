@@ -82,7 +82,7 @@ async def test_a_pool_is_scaled_by_its_subresource_and_keeps_the_pods_that_stay(
         assert await uids(hands) == set()
 
 
-async def test_an_autoscaler_finds_what_it_scales(hands: KubectlUser, kubelet: Kubelet) -> None:
+async def test_an_autoscaler_finds_its_target(hands: KubectlUser, kubelet: Kubelet) -> None:
     autoscaler = yaml.safe_load((EXAMPLES / "sampler-pool-autoscaler.yaml").read_text())
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest())

@@ -85,7 +85,7 @@ async def test_a_child_that_is_deleted_comes_back(hands: KubectlUser, kubelet: K
 
 
 @pytest.mark.parametrize("edit", EDITS)
-async def test_a_child_that_is_edited_becomes_what_it_was(hands: KubectlUser, kubelet: Kubelet, edit: str) -> None:
+async def test_an_edited_child_is_reverted(hands: KubectlUser, kubelet: Kubelet, edit: str) -> None:
     name, resource, patch, look = EDITS[edit]
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())

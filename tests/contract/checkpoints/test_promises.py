@@ -129,7 +129,7 @@ def test_a_file_that_is_missing_is_refused_by_its_name(root: str, name: str) -> 
         read(root, written)
 
 
-def test_a_server_lists_what_was_written_after_it_had_looked(root: str) -> None:
+def test_a_server_lists_files_written_after_its_first_look(root: str) -> None:
     files = CheckpointFiles(root)
     written = write(root, seq_id=1)
     assert sorted(files.list(written.directory)) == FILES
@@ -141,7 +141,7 @@ def test_a_server_lists_what_was_written_after_it_had_looked(root: str) -> None:
     assert sorted(files.list(later.directory)) == FILES
 
 
-def test_a_server_reads_what_a_worker_wrote(root: str) -> None:
+def test_a_server_reads_the_files_of_a_worker(root: str) -> None:
     written = write(root)
     files = CheckpointFiles(root)
     for name, size_bytes in files.list(written.directory).items():

@@ -101,7 +101,7 @@ def test_one_works_error_does_not_touch_the_others(engine: Engine) -> None:
     assert any(gradient.any() for gradient in gradients(engine, "b").values())
 
 
-def test_a_step_after_a_failed_call_uses_what_succeeded_before_it(engine: Engine) -> None:
+def test_a_step_after_a_failed_call_uses_the_earlier_successful_calls(engine: Engine) -> None:
     engine.load_state("b", engine.state("a"), with_optimizer=True)
     for adapter in ("a", "b"):
         forward_backward(engine, DATUMS, adapter=adapter)

@@ -85,7 +85,7 @@ def test_one_product_for_all_experts_takes_any_rank_and_has_each_experts_own(
         pytest.param(["--lora-products", "bfloat16"], 2e-2, marks=pytest.mark.gpu, id="gpu-bfloat16-products"),
     ],
 )
-def test_a_worker_samples_from_what_it_trains_on_one_device(flags: list[str], tolerance: float) -> None:
+def test_a_worker_samples_from_its_trained_adapters_on_one_device(flags: list[str], tolerance: float) -> None:
     """The worker plans the memory of both. The sampler scores a prompt as the engine does."""
     if "cpu" not in flags:
         require_gpus()

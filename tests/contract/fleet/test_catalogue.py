@@ -40,7 +40,7 @@ def with_catalogue(settings: Settings, folder: Path, entries: list[dict[str, Any
     return settings.model_copy(update={"catalogue": file})
 
 
-async def test_a_session_is_made_for_who_waits_and_another_once_the_first_is_at_work(
+async def test_a_session_is_created_for_waiting_clients_and_another_after_the_first_is_at_work(
     fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
     for _ in range(3):
@@ -84,7 +84,7 @@ async def test_a_session_name_that_is_taken_is_skipped_and_not_counted(
     assert await operator.session_names() == ["tiny-1", "tiny-2"]
 
 
-async def test_a_spec_that_the_cluster_refuses_is_quoted_to_who_waits(
+async def test_waiting_clients_get_the_refusal_of_a_spec(
     cluster_settings: Settings, operator: StandInOperator, store: Store, tmp_path: Path
 ) -> None:
     entries = [{"name": "odd", "maxSessions": 1, "spec": spec_of(adapters={"slots": 0})}]

@@ -151,7 +151,7 @@ async def pushed_back(server: TestedServer, sampler: str) -> str:
     return str(response.json()["detail"])
 
 
-async def test_a_sample_without_a_ready_replica_is_pushed_back_with_what_the_pool_lacks(
+async def test_a_sample_without_a_ready_replica_is_refused_with_the_reason_of_the_pool(
     cluster_settings: Settings, operator: StandInOperator
 ) -> None:
     await operator.apply_pool("fast")

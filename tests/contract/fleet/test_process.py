@@ -28,7 +28,7 @@ class FullDisk:
         pass
 
 
-async def test_a_worker_is_heard_to_its_end_also_where_what_it_says_cannot_be_passed_on(
+async def test_the_output_of_a_worker_is_read_to_its_end_even_if_it_cannot_be_forwarded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise it would stop at its own log as soon as the pipe is full, and every client with it."""

@@ -94,7 +94,7 @@ async def test_an_imported_checkpoint_is_loaded_without_an_optimizer_and_sampled
     assert (await server.post("/create_sampling_session", body)).status_code == 200
 
 
-async def test_another_tenant_sees_neither_the_upload_nor_what_became_of_it(server: TestedServer) -> None:
+async def test_another_tenant_sees_neither_the_upload_nor_its_checkpoint(server: TestedServer) -> None:
     started, stranger = await uploaded(server), await other_tenant(server)
     assert (await finish(server, started, **stranger)).status_code == 404
     assert server.worker.imports == []
@@ -251,7 +251,7 @@ async def test_a_link_takes_the_files_of_an_adapter_alone(server: TestedServer, 
     assert files_in(server) == []
 
 
-async def test_imports_count_as_what_a_tenant_holds(tmp_path: Path, fleet: FakeFleet) -> None:
+async def test_imports_count_against_the_storage_of_a_tenant(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_server(settings_for(tmp_path, checkpoint_bytes_per_tenant=1), fleet) as server:
         started = [(await start(server)).json() for _ in range(2)]
         for each in started:

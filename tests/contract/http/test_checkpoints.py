@@ -116,7 +116,7 @@ async def test_a_download_link_ends_when_its_time_is_over(server: TestedServer) 
 
 
 @pytest.mark.parametrize("path", ["../../tinsmith.db", "manifest.json", "none", "../ex/adapter_config.json"])
-async def test_a_download_link_opens_only_what_was_exported(server: TestedServer, path: str) -> None:
+async def test_a_download_link_opens_only_the_exported_archive(server: TestedServer, path: str) -> None:
     model_id = await server.model()
     await save_external(server, model_id, 1, "ex")
     urls = await links(server, model_id)

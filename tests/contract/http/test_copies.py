@@ -42,7 +42,7 @@ async def other_tenants_key(server: TestedServer) -> str:
     return (await server.services.keys.create("stranger", "laptop")).secret
 
 
-async def test_a_copy_outlives_what_it_was_made_of(server: TestedServer) -> None:
+async def test_a_copy_outlives_its_source(server: TestedServer) -> None:
     source = await saved(server)
     files = content_of(server.newest_directory)
     run = source.split("/")[2]

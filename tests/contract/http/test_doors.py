@@ -93,7 +93,7 @@ async def test_health_needs_no_key_behind_closed_doors(tmp_path: Path, fleet: Fa
             assert (await server.client.get(path, headers={"X-API-Key": ""})).status_code == 200
 
 
-async def test_behind_a_trusted_proxy_requests_are_counted_by_who_sent_them(tmp_path: Path, fleet: FakeFleet) -> None:
+async def test_requests_behind_a_trusted_proxy_are_counted_by_their_sender(tmp_path: Path, fleet: FakeFleet) -> None:
     settings = {"trusted_proxies": ("10.0.0.0/8",), "connections_per_address": 1, "poll_hold_seconds": 0.2}
     async with server_with(tmp_path, fleet, **settings) as server:
         refused = []

@@ -42,7 +42,7 @@ async def test_requests_over_the_rate_limit_get_a_retry_time_and_polls_do_not_co
 
 
 @pytest.mark.parametrize("compress", [bytes, zstandard.compress], ids=["plain", "zstd"])
-async def test_tokens_of_training_over_the_rate_hold_back_what_follows(
+async def test_training_tokens_over_the_rate_limit_delay_later_operations(
     start: Start, compress: Callable[[bytes], bytes]
 ) -> None:
     async with start(trained_tokens_per_minute=1) as server:

@@ -57,7 +57,7 @@ async def test_a_body_without_a_model_id_is_refused(server: TestedServer, body: 
     assert (await server.post("/forward_backward", body)).status_code == 422
 
 
-async def test_a_result_is_in_protobuf_for_those_who_read_it_and_in_json_for_the_others(server: TestedServer) -> None:
+async def test_a_result_is_protobuf_for_clients_that_accept_it_and_json_for_others(server: TestedServer) -> None:
     model_id = await server.model()
     request_id = (await server.forward_backward(model_id, 1)).json()["request_id"]
     in_protobuf = await server.result(request_id, headers={"accept": "application/x-protobuf, application/json"})
@@ -101,7 +101,7 @@ async def test_an_unloaded_model_is_over_and_says_so(server: TestedServer) -> No
         "/checkpoints",
     ],
 )
-async def test_a_list_holds_what_the_sdk_knows(server: TestedServer, address: str) -> None:
+async def test_a_list_has_only_types_that_the_sdk_knows(server: TestedServer, address: str) -> None:
     """SDKs below 0.28 fail on the whole list for one unknown type."""
     model_id = await server.model()
     await server.outcome(await server.save(model_id, 1, "ck"))

@@ -61,7 +61,7 @@ def policy_of(answer: httpx.Response) -> dict[str, str]:
 
 
 @one_server
-async def test_the_page_of_calls_loads_only_what_this_server_serves(server: TestedServer) -> None:
+async def test_the_page_of_calls_loads_only_files_of_this_server(server: TestedServer) -> None:
     answer = await opened(server, "/docs")
     page = Page(answer.text)
     assert len(page.loaded) == 4

@@ -331,7 +331,7 @@ async def test_a_sample_without_a_known_form_is_refused(server: TestedServer, bo
 
 @one_server
 @pytest.mark.core("GET /api/v1/get_tokenizer")
-async def test_a_tokenizer_is_named_with_what_the_workers_say(server: TestedServer) -> None:
+async def test_the_capabilities_name_the_tokenizers_of_the_workers(server: TestedServer) -> None:
     model_id = await a_model(server)
     answer = (await server.client.get("/get_tokenizer", params={"model_id": model_id})).json()
     assert (answer["tokenizer_id"], answer["tokenizer_type"]) == (BASE_MODEL, "HuggingFace")

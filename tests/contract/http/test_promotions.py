@@ -65,9 +65,7 @@ async def directory_of(server: TestedServer, path: str) -> str:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_a_name_answers_by_what_it_stands_for_from_the_next_request_on(
-    server: TestedServer, dialect: str
-) -> None:
+async def test_a_changed_name_applies_from_the_next_request(server: TestedServer, dialect: str) -> None:
     first, second = await saved(server, "one", "two")
     for path in (first, second):
         assert (await promoted(server, "prod", path)).json()["model_path"] == path
@@ -147,7 +145,7 @@ async def test_a_rollback_that_is_repeated_after_a_lost_answer_rolls_back_once(s
 
 
 @pytest.mark.core("GET /api/v1/promotions")
-async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServer) -> None:
+async def test_a_name_is_changed_only_from_its_expected_value(server: TestedServer) -> None:
     first, second = await saved(server, "one", "two")
     assert (await promoted(server, "prod", first, expected_path=None)).status_code == 200
     for expected in (None, second):

@@ -147,7 +147,7 @@ async def test_a_sampler_that_cannot_tell_of_many_says_what_to_do(server: Tested
 
 
 @pytest.mark.core("POST /api/v1/join_sampling_session")
-async def test_each_client_that_joins_has_a_number_of_its_own(server: TestedServer) -> None:
+async def test_each_joining_client_gets_a_unique_number(server: TestedServer) -> None:
     sampler, other = await server.sampler(), await server.sampler()
     answers = await asyncio.gather(
         *(server.post("/join_sampling_session", {"sampling_session_id": sampler}) for _ in range(5))

@@ -187,7 +187,7 @@ async def test_a_replica_that_a_server_never_heard_of_is_looked_for_before_its_s
     assert fleet.refreshes == needed
 
 
-async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
+async def test_a_replica_that_hangs_does_not_delay_the_reports_of_the_others(
     one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinsmith_server.services.background.inspection.DESCRIBE_SECONDS", 2.0)

@@ -30,7 +30,7 @@ async def ids(server: TestedServer, **body: Any) -> list[str]:
     return [session["session_id"] for session in (await search(server, **body))["sessions"]]
 
 
-async def test_a_summary_has_what_the_session_holds_and_how_it_ended(server: TestedServer) -> None:
+async def test_a_summary_has_the_content_and_the_end_of_the_session(server: TestedServer) -> None:
     model_id = await server.model()
     session_id = model_id.split(":", maxsplit=1)[0]
     await server.outcome(await server.save(model_id, 1, "ck"))

@@ -128,7 +128,7 @@ async def test_the_timeout_sets_how_often_heartbeats_are_written_to_the_store(
 
 
 @pytest.mark.core("GET /api/v1/sessions", "GET /api/v1/sessions/{session_id}")
-async def test_a_session_lists_what_was_made_in_it(server: TestedServer) -> None:
+async def test_a_session_lists_its_models_and_samplers(server: TestedServer) -> None:
     model_id = await server.model()
     session_id = model_id.split(":", maxsplit=1)[0]
     body = {"session_id": session_id, "sampling_session_seq_id": 3, "base_model": "org/tiny"}

@@ -130,7 +130,7 @@ async def test_trap_05_an_oversize_chunk_is_acknowledged_and_its_future_fails(
         assert "limit of 1048576 bytes" in failed["error"]
 
 
-async def test_trap_07_a_gap_is_named_to_the_one_who_waits_behind_it(hasty_server: TestedServer) -> None:
+async def test_trap_07_an_operation_behind_a_gap_reports_the_gap(hasty_server: TestedServer) -> None:
     model_id = await hasty_server.model()
     reason = "waiting for operation 1, which has not arrived yet"
     pending = worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=reason))
@@ -294,7 +294,7 @@ async def test_trap_21_a_full_disk_refuses_training_before_it_is_acknowledged_bu
     assert refused.headers["x-should-retry"] == "false"
 
 
-async def test_trap_21_who_waits_for_a_model_on_a_full_disk_reads_why(hasty_server: TestedServer) -> None:
+async def test_trap_21_a_waiter_for_a_model_on_a_full_disk_gets_the_reason(hasty_server: TestedServer) -> None:
     """The SDK keeps the reason of a poll to itself for a quarter of an hour."""
     hasty_server.worker.disk_full = True
     made = await hasty_server.create_model(await hasty_server.session())

@@ -267,7 +267,7 @@ async def test_numbers_that_the_store_did_not_take_are_kept_and_no_more_are_take
     assert [event["event_info"]["token_count"] for event in (await usage(server, hour))["data"]] == [3]
 
 
-async def test_a_server_that_stops_takes_what_workers_have_counted(
+async def test_a_stopping_server_collects_the_usage_of_workers(
     tmp_path: Path, fleet: FakeFleet, hour: datetime
 ) -> None:
     async with running_server(settings_for(tmp_path), fleet) as server:

@@ -75,5 +75,5 @@ def test_never_more_than_a_chunks_logits_are_there() -> None:
     check(1)
 
 
-def test_tensor_ranks_that_share_the_sequence_find_what_one_rank_does() -> None:
+def test_tensor_ranks_with_a_divided_sequence_have_the_results_of_one_rank() -> None:
     check(2)

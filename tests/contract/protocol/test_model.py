@@ -19,7 +19,7 @@ def machine() -> Iterator[type[ProtocolMachine]]:
     ProtocolMachine.discard()
 
 
-def test_random_sequences_answer_what_the_reference_says(machine: type[ProtocolMachine]) -> None:
+def test_random_sequences_get_the_answers_of_the_reference(machine: type[ProtocolMachine]) -> None:
     drawn = settings(
         max_examples=SEQUENCES, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
     )

@@ -107,7 +107,7 @@ def test_close_ends_running_and_later_jobs_with_an_error(sampler: Sampler, model
     assert isinstance(running[-1].get().error, ServerError)
 
 
-def test_stats_count_what_was_done(sampler: Sampler, model: TorchModel) -> None:
+def test_stats_count_completed_work(sampler: Sampler, model: TorchModel) -> None:
     with model.device_lock.held():
         answers = [submit(sampler, job(prompt_of(10, seed=n), max_tokens=4)) for n in range(20)]
         stats = sampler.stats()

@@ -59,7 +59,7 @@ def test_adapters_of_one_batch_do_not_mix(sampler: Sampler, model: TorchModel) -
 
 @every_model
 @pytest.mark.parametrize("length", [3, 70], ids="prompt of {}".format)
-def test_greedy_is_what_transformers_generates(sampler: Sampler, model: TorchModel, length: int) -> None:
+def test_greedy_samples_equal_those_of_transformers(sampler: Sampler, model: TorchModel, length: int) -> None:
     prompt = prompt_of(length)
     with torch.no_grad():
         generated = plain_model(model).generate(

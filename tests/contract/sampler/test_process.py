@@ -73,7 +73,7 @@ async def result(stub: Stub, request_id: str, timeout: float = AWAIT_SECONDS) ->
     return await stub.AwaitSample(worker_pb2.AwaitSampleRequest(request_id=request_id, timeout_seconds=timeout))
 
 
-def test_it_draws_what_a_colocated_sampler_draws_bit_for_bit(replica: PoolReplica, model: TorchModel) -> None:
+def test_a_pool_draws_bit_for_bit_the_samples_of_a_colocated_sampler(replica: PoolReplica, model: TorchModel) -> None:
     root = f"file://{replica.folder / 'checkpoints'}"
     afar = RemoteSampler(replica, root, model.info)
     here = BuiltinSampler(model, BuiltinSamplerSettings(deterministic=True, **SMALL_SETTINGS))
@@ -153,7 +153,7 @@ async def test_it_trains_nothing_and_keeps_nothing(stub: Stub) -> None:
         assert refusal.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_describe_tells_who_it_is_and_what_it_holds_in_memory(
+async def test_describe_returns_the_identity_and_the_models_in_memory(
     own_replica: PoolReplica, model: TorchModel
 ) -> None:
     stub = own_replica.rpc()
@@ -173,7 +173,7 @@ async def test_describe_tells_who_it_is_and_what_it_holds_in_memory(
     assert "rank 17; this sampler's limit is 16" in (await result(stub, "wide")).failure.message
 
 
-async def test_a_stop_refuses_what_is_new_and_loses_nothing_that_was_taken(own_replica: PoolReplica) -> None:
+async def test_a_stop_refuses_new_work_and_loses_no_accepted_work(own_replica: PoolReplica) -> None:
     stub = own_replica.rpc()
     taken = [f"taken-{number}" for number in range(12)]
     for request_id in taken:

@@ -125,7 +125,7 @@ def drawn_here(model: TorchModel, root: Path, adapter: worker_pb2.AdapterRef) ->
         sampler.close()
 
 
-async def test_a_save_comes_by_stream_and_is_what_the_root_has_which_is_not_read(pods: Pods, model: TorchModel) -> None:
+async def test_a_streamed_save_equals_the_save_on_the_root_which_is_not_read(pods: Pods, model: TorchModel) -> None:
     assert (await describe(pods.worker)).streams_saves
     assert (await describe(pods.sampler)).streams_saves
     adapter, root = await pods.saved(3), pods.replica.folder / "checkpoints"

@@ -94,7 +94,7 @@ async def test_records_of_a_save_are_written_once_even_if_its_event_is_replayed(
     assert [one.tinker_path for one in await noted(store)] == [SAVED.tinker_path] * 2
 
 
-async def test_entries_come_with_what_changes_a_checkpoint_that_is_there(store: Store) -> None:
+async def test_entries_are_written_together_with_the_change_of_an_existing_checkpoint(store: Store) -> None:
     await store.put_checkpoint(a_checkpoint())
     named = (RUN, "training", "first")
     for event in ("gone", "first"):

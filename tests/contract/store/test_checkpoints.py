@@ -34,7 +34,7 @@ async def test_a_checkpoint_comes_back_as_it_went_in(store: Store) -> None:
     [a_checkpoint(epoch=3, event_id=6), a_checkpoint(epoch=4, event_id=1)],
     ids=["a later event", "a later epoch"],
 )
-async def test_a_newer_save_moves_the_name_and_returns_what_it_replaced(store: Store, newer: Checkpoint) -> None:
+async def test_a_newer_save_moves_the_name_and_returns_the_replaced_save(store: Store, newer: Checkpoint) -> None:
     first = a_checkpoint(epoch=3, event_id=5, public=True, expires_at=later(60))
     await store.put_checkpoint(first)
 
@@ -145,7 +145,7 @@ async def test_the_newest_of_concurrent_saves_stays_and_the_others_become_garbag
     assert saves[-1].directory not in replaced
 
 
-async def test_publishing_and_expiry_change_only_what_is_there(store: Store) -> None:
+async def test_publishing_and_expiry_change_only_existing_checkpoints(store: Store) -> None:
     checkpoint = a_checkpoint()
     await store.put_checkpoint(checkpoint)
 

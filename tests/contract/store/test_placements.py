@@ -63,7 +63,7 @@ async def test_a_model_that_got_a_place_meanwhile_is_not_ended_for_want_of_one(s
     assert await store.used_slots() == {}
 
 
-async def test_many_places_are_given_at_once_and_what_is_one_too_many_is_left_out(store: Store) -> None:
+async def test_many_places_are_assigned_at_once_up_to_the_limit(store: Store) -> None:
     models = await waiting(store, 2 * SLOTS)
     wanted = {model.model_id: "worker-1" for model in models[: SLOTS + 1]} | {models[-1].model_id: "worker-2"}
 
@@ -143,7 +143,7 @@ async def test_a_model_that_has_ended_lives_nowhere(store: Store, state: FinalSt
     assert await store.used_slots() == {}
 
 
-async def test_a_limit_lowered_below_what_is_placed_takes_nothing_more(store: Store) -> None:
+async def test_a_limit_below_the_current_use_accepts_no_more_models(store: Store) -> None:
     first, second, third = await waiting(store, 3)
     for model in (first, second):
         await place(store, model.model_id, "worker-1", 8)
@@ -182,7 +182,7 @@ async def test_places_that_come_and_go_at_once_leave_a_full_worker(store: Store,
     assert await store.used_slots() == {"worker-1": SLOTS}
 
 
-async def test_the_line_shows_who_waits_in_the_order_of_arrival_and_who_holds_a_place(store: Store) -> None:
+async def test_the_queue_shows_waiters_in_order_of_arrival_and_holders_of_places(store: Store) -> None:
     others: list[dict[str, Any]] = [{"state": "released"}, {"base_model": "b"}]
     kinds: list[dict[str, Any]] = [*others, {"created_at": later(2), "tenant": "bo"}, {"lora_rank": 4}]
     for number, fields in enumerate(kinds):

@@ -36,7 +36,7 @@ def after(promotion: Promotion, path: str) -> Promotion:
     return replace(promotion, number=number, tinker_path=path, at=later(number), before=promotion.number)
 
 
-async def test_names_are_of_a_tenant_and_are_found_by_what_they_stand_for_now(store: Store) -> None:
+async def test_names_belong_to_a_tenant_and_are_found_by_their_current_path(store: Store) -> None:
     others = replace(FIRST, tenant="bob")
     for promotion in (FIRST, replace(FIRST, name="beta"), others):
         await promote(store, promotion, None, BOUNDS)

@@ -164,7 +164,7 @@ async def test_any_number_of_sessions_is_forgotten_a_few_in_a_transaction(
     assert (await store.list_sessions("ada", 50, 0)).total == 0
 
 
-async def test_what_comes_behind_a_session_is_older_or_of_the_same_moment_and_less(store: Store) -> None:
+async def test_sessions_are_listed_by_descending_time_and_id(store: Store) -> None:
     for number, seconds in enumerate((0, 5, 5, 9)):
         await store.create_session(a_session(f"session-{number}", created_at=later(seconds)), None)
     await store.create_session(a_session("another", tenant="grace", created_at=later(3)), None)

@@ -58,7 +58,7 @@ async def test_transactions_that_read_before_they_write_wait_for_each_other(url:
         await one.close()
 
 
-async def test_an_unnamed_save_does_not_read_what_is_left_of_all_before_it(url: str) -> None:
+async def test_an_unnamed_save_does_not_read_the_records_of_earlier_ones(url: str) -> None:
     """A program that saves at each step leaves thousands of tombstones; it must not slow down with them."""
     store = await open_store(url)
     asked: list[tuple[str, tuple[object, ...]]] = []

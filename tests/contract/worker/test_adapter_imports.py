@@ -17,9 +17,7 @@ from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.worker.service import NotActive
 
 
-async def test_the_next_one_waits_for_what_a_caller_has_given_up(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_next_import_waits_for_an_abandoned_one(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
     running: list[int] = []
     most = 0
@@ -55,9 +53,7 @@ async def test_a_refused_one_lets_the_next_in(worker: Worker, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("rank", [17, 2**31 - 1])
-async def test_a_rank_above_what_a_model_may_have_here_is_refused_before_a_file_is_read(
-    worker: Worker, rank: int
-) -> None:
+async def test_a_rank_above_the_limit_is_refused_before_a_file_is_read(worker: Worker, rank: int) -> None:
     request = worker_pb2.ImportAdapterRequest(directory="none", lora=worker_pb2.LoraConfig(rank=rank, train_attn=True))
     with pytest.raises(UserError, match=f"rank {rank}; this worker's limit is 16, its max_rank"):
         await worker.service.import_adapter(request)

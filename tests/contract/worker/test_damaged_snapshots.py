@@ -94,7 +94,7 @@ async def test_a_model_with_a_damaged_snapshot_waits_and_continues_when_the_next
     await undisturbed.service.drain()
 
 
-async def test_a_process_that_reads_it_right_clears_what_the_one_before_has_found(
+async def test_a_successful_read_clears_the_damage_that_an_earlier_process_recorded(
     start: StartWorker, tmp_path: Path, damage: Damage
 ) -> None:
     await stopped(start)

@@ -26,7 +26,7 @@ from .test_life import release
         ("release", [create()]),
     ],
 )
-async def test_a_worker_that_cannot_take_note_of_what_is_on_disk_ends_rather_than_forgets_it(
+async def test_a_worker_that_cannot_record_operations_on_disk_ends(
     worker: Worker, ended: Future[int], monkeypatch: pytest.MonkeyPatch, callback: str, calls: list[Call]
 ) -> None:
     """An error in a callback of the journal: the operation was acknowledged, and would never run."""

@@ -62,7 +62,7 @@ async def test_the_newest_results_stay_and_older_ones_are_gone(start: StartWorke
         assert (gone.payload, gone.failure) == (None, None)
 
 
-async def test_a_repeated_submit_of_what_was_forgotten_is_acknowledged_and_runs_nothing(start: StartWorker) -> None:
+async def test_a_repeated_submit_of_a_deleted_operation_is_acknowledged_and_runs_nothing(start: StartWorker) -> None:
     worker = await lived(start)
     for life in (1, 2):
         await worker.submit(create(seed=8), train(1), step(2))
@@ -101,7 +101,9 @@ async def test_an_interrupted_life_is_the_same_bit_for_bit(
     await undisturbed.service.drain()
 
 
-async def test_memory_holds_numbers_of_what_has_a_result(start: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_has_only_the_numbers_of_operations_with_a_result(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = await start()
     await worker.submit(create(), *(train(seq_id) for seq_id in range(1, 40)), broken_train(40), train(42))
     await worker.finished(40)

@@ -159,7 +159,7 @@ async def test_a_seed_that_was_not_given_is_drawn_once(start: StartWorker) -> No
 
 
 @pytest.mark.parametrize("kind", [worker_pb2.TRAINING, worker_pb2.SAMPLER, worker_pb2.EXTERNAL])
-async def test_a_taken_name_is_refused_with_what_helps_in_that_kind_of_save(
+async def test_a_taken_name_is_refused_with_the_remedy_for_its_kind_of_save(
     worker: Worker, kind: worker_pb2.CheckpointKind
 ) -> None:
     """In the SDK, `save_state` alone has `overwrite`."""

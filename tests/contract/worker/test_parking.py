@@ -180,7 +180,7 @@ async def test_a_start_takes_up_those_used_last_and_leaves_the_rest_parked(start
     assert [model for model, status in statuses(successor).items() if status.parked] == [MODELS[1]]
 
 
-async def test_a_snapshot_on_request_and_a_stop_find_nothing_to_do_for_what_is_parked(start: StartWorker) -> None:
+async def test_a_requested_snapshot_and_a_stop_skip_parked_models(start: StartWorker) -> None:
     worker = await start(slots=1, residency=AT_ONCE)
     await done(worker, *program(0)[:2], program(1)[0])
     assert await worker.service.snapshot() > 0

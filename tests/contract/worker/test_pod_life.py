@@ -52,7 +52,7 @@ async def test_it_is_alive_before_the_model_is_loaded_and_ready_after(pod: Start
     assert (described.worker_id, described.model_name) == (WORKER_ID, "some/model")
 
 
-async def test_a_stop_finishes_what_runs_and_snapshots_it(pod: StartPod) -> None:
+async def test_a_stop_finishes_the_running_operation_and_takes_a_snapshot(pod: StartPod) -> None:
     worker = pod(COMPUTING)
     stub = await worker.activated()
     await worker.submit(stub, create(), train(1), train(2))

@@ -39,7 +39,7 @@ def awaited(request_id: str) -> worker_pb2.AwaitSampleRequest:
     return worker_pb2.AwaitSampleRequest(request_id=request_id, timeout_seconds=AWAIT_SECONDS)
 
 
-async def test_a_stop_does_not_wait_for_samples_and_who_asks_for_them_submits_again(
+async def test_a_stop_does_not_wait_for_samples_and_clients_submit_them_again(
     port: Port, sampler: ScriptedSampler
 ) -> None:
     """Training waits for its worker to be back; a sample can be drawn anew anywhere."""

@@ -166,7 +166,7 @@ async def test_two_copies_are_in_memory_at_most_and_the_third_save_comes_after_t
         assert (await worker.finished(1, model)).failure is None
 
 
-async def test_a_stop_ends_the_save_that_is_under_way_and_leaves_what_waits(start: StartWorker, gate: Gate) -> None:
+async def test_a_stop_finishes_the_running_save_and_leaves_the_waiting_ones(start: StartWorker, gate: Gate) -> None:
     worker = await start()
     await worker.submit(create(), train(1), step(2), save(3, "a"), train(4))
     await gate.entered()

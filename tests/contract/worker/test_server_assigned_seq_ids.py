@@ -121,7 +121,7 @@ async def test_a_closed_model_keeps_its_keys_while_a_client_may_repeat_and_then_
     assert "was released" in await worker.failure(2)
 
 
-async def test_nothing_that_is_done_often_looks_at_released_models(worker: Worker) -> None:
+async def test_frequent_queries_do_not_read_released_models(worker: Worker) -> None:
     await worker.submit(create(), create(model_id="sess:train:1"), release())
     await worker.finished(RELEASE_SEQ_ID)
     await worker.finished(0, "sess:train:1")

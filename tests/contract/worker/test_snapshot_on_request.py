@@ -71,7 +71,7 @@ async def test_a_snapshot_is_taken_before_a_replay_costs_too_much(
     assert ((MODEL, 2) in written) == is_taken
 
 
-async def test_only_what_changed_since_its_last_snapshot_is_written(
+async def test_only_adapters_that_changed_since_their_last_snapshot_are_written(
     worker: Worker, written: list[tuple[str, int]]
 ) -> None:
     await trained(worker)

@@ -75,7 +75,9 @@ async def test_a_timeline_reads_no_body_and_no_result(worker: Worker) -> None:
     assert "COVERING INDEX timeline" in worker.service.journal.read(plan).result()
 
 
-async def test_a_sample_has_used_its_prompt_and_what_was_drawn_and_is_in_the_timeline(tmp_path: Path) -> None:
+async def test_the_usage_of_a_sample_has_its_prompt_and_its_tokens_and_the_timeline_has_the_sample(
+    tmp_path: Path,
+) -> None:
     worker = Worker(tmp_path, sampler=ScriptedSampler())
     await worker.service.activate(1)
     samples = worker.service.samples

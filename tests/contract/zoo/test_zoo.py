@@ -15,7 +15,7 @@ def without_advice_about_kernels() -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("model_type", IN_EVERY_RUN)
-def test_a_family_trains_as_in_plain_peft_and_samples_exports_and_replays_what_it_trained(model_type: str) -> None:
+def test_a_family_trains_as_in_plain_peft_and_samples_exports_and_replays_its_adapter(model_type: str) -> None:
     found = examine(model_type)
     assert found.failures() == []
     rows, sentences = rows_of(PAGE.read_text())

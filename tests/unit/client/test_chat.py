@@ -124,7 +124,7 @@ def test_an_unusable_address_or_key_is_one_sentence(
 MODEL = "/oai/api/v1/models/tinker%3A//r%3Atrain%3A0/sampler_weights/a"
 
 
-def test_a_conversation_sends_what_was_said_before_and_ends_with_the_input(run: Run) -> None:
+def test_a_conversation_sends_its_earlier_messages_and_ends_with_the_input(run: Run) -> None:
     received: list[Any] = []
     with stub_server({CHAT: GREETING, MODEL: (200, {})}, received=received) as url:
         path = "tinker://r:train:0/sampler_weights/a"

@@ -231,7 +231,7 @@ WAITING = {
 
 
 @pytest.mark.usefixtures("tokenizer_here")
-def test_models_that_wait_are_shown_with_what_they_wait_for_and_are_no_failure() -> None:
+def test_waiting_models_are_shown_with_the_reason_and_are_no_failure() -> None:
     with stub_server({**WELL, "/api/v1/waiting_models": (200, WAITING)}) as url:
         results = examine(url)
     assert failures(results) == []

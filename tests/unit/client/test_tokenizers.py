@@ -24,7 +24,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_becomes_what_the_sdk_makes_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_becomes_the_form_of_the_sdk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     class Recorder:

@@ -90,7 +90,7 @@ def test_a_question_names_the_urn_and_the_form_of_its_answer() -> None:
     assert as_sentence(Question(3, True)).startswith("An urn has 3 red balls and 7 blue ones.")
 
 
-def test_it_never_pays_to_say_nothing() -> None:
+def test_an_empty_answer_gets_the_worst_score() -> None:
     [group] = forecasting([Question(3, True)], group_size=2, rule=log_score)
     silent, _ = group.play.reward(group.example, [])  # type: ignore[attr-defined]
     assert silent == worst_score(log_score)

@@ -58,7 +58,7 @@ def test_its_ports_and_its_program_are_those_that_pods_are_built_for(image: Imag
     assert [json.loads(line) for line in lines(image, "ENTRYPOINT")] == [ENTRY_POINTS[image.name]]
 
 
-def test_a_build_is_given_what_it_copies_and_nothing_else() -> None:
+def test_a_build_context_has_only_the_files_that_it_copies() -> None:
     admitted = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
     copied = {
         source

@@ -43,7 +43,7 @@ def test_files_outside_the_sources_do_not_change_the_identity(image: Image, name
     assert image.digest() == before
 
 
-def test_a_dockerfile_that_copies_what_is_not_there_is_refused(image: Image) -> None:
+def test_a_dockerfile_that_copies_a_missing_file_is_refused(image: Image) -> None:
     (image.root / "README.md").unlink()
     with pytest.raises(FileNotFoundError):
         image.digest()

@@ -83,7 +83,7 @@ def test_a_variable_that_sets_nothing_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert unknown_variables() == ["TINSMITH_OPERATOR_NAMESAPCE"]
 
 
-def test_the_program_names_what_is_missing_and_ends() -> None:
+def test_the_program_names_the_missing_requirement_and_exits() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tinsmith_operator"],
         env={"TINSMITH_OPERATOR_NAMESPACE": "tin", "TINSMITH_OPERATOR_BURST": "none"},

@@ -113,14 +113,14 @@ def test_a_refused_key_is_not_shown() -> None:
     assert "hunter2" not in str(refusal.value)
 
 
-def test_a_variable_that_sets_nothing_is_named_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_is_named_with_the_similar_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown_variables() is None
     monkeypatch.setenv("TINSMITH_PROT", "8001")
     monkeypatch.setenv("TINSMITH_HOST", "::1")
     assert unknown_variables() == "not a setting: TINSMITH_PROT (did you mean TINSMITH_PORT?)"
 
 
-def test_secrets_are_shown_as_comments_and_what_is_shown_can_be_read(tmp_path: Path) -> None:
+def test_secrets_are_shown_as_comments_and_the_output_can_be_read(tmp_path: Path) -> None:
     values = {"api_key": "tml-hunter2", "database_url": "postgresql://me:hunter2@host/db", "data": tmp_path}
     shown = describe_settings(load_settings(values))
     assert "hunter2" not in shown
@@ -184,7 +184,7 @@ def test_fewer_places_than_slots_are_refused(tmp_path: Path) -> None:
     assert load_settings({"model_places": 8}).model_places == 8
 
 
-def test_a_timeout_that_would_end_who_waits_in_a_held_poll_is_refused() -> None:
+def test_a_timeout_shorter_than_a_held_poll_is_refused() -> None:
     with pytest.raises(StartupError, match=r"session_timeout_seconds: 49\.9 is less than twice poll_hold_seconds, 25"):
         load_settings({"session_timeout_seconds": 49.9})
     assert load_settings({"session_timeout_seconds": 50}).session_timeout_seconds == 50

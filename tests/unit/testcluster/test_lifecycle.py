@@ -51,7 +51,7 @@ def test_a_cluster_is_not_up_when_one_of_its_processes_ended(
     assert "unit: broken, etcd ended" in capsys.readouterr().out
 
 
-def test_a_start_that_fails_stops_what_it_started_and_keeps_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_stops_its_processes_and_keeps_the_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     places = Places("unit")
 
     def start(places: Places, *_: object) -> Record:

@@ -115,7 +115,7 @@ def test_an_output_folder_that_cannot_be_written_is_named(
         assert capsys.readouterr().err.startswith(f"tinsmith export: {folder} cannot be written: ")
 
 
-def test_in_an_image_without_the_program_a_tinker_path_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+def test_a_tinker_path_is_refused_with_the_alternative_in_an_image_without_the_program(tmp_path: Path) -> None:
     path = "tinker://run:train:0/weights/a"
     command = [sys.executable, "-m", "tinsmith_trainer.cli", "export", path, "--base-model", "any"]
     done = subprocess.run(

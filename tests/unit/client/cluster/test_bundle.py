@@ -91,7 +91,7 @@ def test_a_secret_of_an_object_is_found_in_any_text(name: str, secret: str) -> N
 
 
 @given(text=st.text(max_size=200))
-def test_cleaning_what_is_clean_changes_nothing(text: str) -> None:
+def test_a_second_cleaning_changes_nothing(text: str) -> None:
     once = Redactor().clean_text(text)
     assert Redactor().clean_text(once) == once
 

@@ -77,7 +77,7 @@ def report_of(kubectl: Kubectl, target: Target | None = None) -> dict[str, str]:
     return bundle.files()
 
 
-def test_it_holds_resources_events_logs_and_what_a_person_would_ask_first() -> None:
+def test_a_report_has_resources_events_logs_and_versions() -> None:
     files = report_of(Installation())
     assert {
         INDEX,

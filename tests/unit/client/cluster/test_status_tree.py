@@ -23,7 +23,7 @@ def drawn(*owners: Manifest, children: list[Manifest] | None = None, with_namesp
     return "".join(f"{line.plain}\n" for line in draw(branches))
 
 
-def test_a_healthy_session_shows_what_it_is_made_of() -> None:
+def test_a_healthy_session_shows_its_objects() -> None:
     session = made.session(
         conditions=made.ready(),
         adapters={"used": 3, "capacity": 8, "summary": "3/8"},

@@ -168,7 +168,7 @@ def test_every_field_is_bounded(place: str, field: Schema) -> None:
 
 
 @pytest.mark.parametrize(("place", "field"), ALL_FIELDS)
-def test_no_field_takes_what_the_schema_does_not_name(place: str, field: Schema) -> None:
+def test_no_field_accepts_values_that_the_schema_does_not_name(place: str, field: Schema) -> None:
     """An object that nests deeper than a parser can read would break every list of its kind."""
     assert {"x-kubernetes-preserve-unknown-fields", "x-kubernetes-embedded-resource"}.isdisjoint(field)
     match field.get("type"):

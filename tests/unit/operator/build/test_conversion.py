@@ -100,7 +100,7 @@ def test_the_pod_fields_of_the_user_apply_to_the_conversion_pod() -> None:
     assert own["spec"]["automountServiceAccountToken"] is False
 
 
-def test_neither_the_service_nor_what_keeps_pods_takes_its_pod_for_their_own() -> None:
+def test_neither_the_service_nor_the_workload_selects_the_conversion_pod() -> None:
     own, spec = pod_of(job())["metadata"]["labels"], session().spec
     selectors = [
         build_service(session())["spec"]["selector"],

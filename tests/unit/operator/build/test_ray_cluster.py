@@ -52,14 +52,14 @@ def test_a_session_without_pods_is_a_suspended_cluster(replicas: int, suspend: b
     assert group(replicas=replicas)["spec"]["suspend"] is suspend
 
 
-def test_members_are_not_what_the_service_finds() -> None:
+def test_the_service_does_not_select_members() -> None:
     cluster = group()
     selector = build_service(make_session())["spec"]["selector"].items()
     assert selector <= head_of(cluster)["metadata"]["labels"].items()
     assert not selector <= member_of(cluster)["metadata"]["labels"].items()
 
 
-def test_the_scripts_are_what_a_shell_can_read() -> None:
+def test_a_shell_can_parse_the_scripts() -> None:
     """The kubelet gives scripts to the shell with one dollar for two in commands, and unchanged in hooks."""
     cluster = group()
     member = container_of(member_of(cluster))

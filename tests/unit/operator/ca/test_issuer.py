@@ -113,7 +113,9 @@ async def test_the_api_servers_certificate_is_renewed_in_time(
     read_authority(cluster.objects[AUTHORITY])
 
 
-async def test_it_looks_again_within_the_hour_and_sooner_when_something_is_due(issuer: Issuer, clock: Clock) -> None:
+async def test_a_session_is_requeued_within_an_hour_and_earlier_if_something_is_due(
+    issuer: Issuer, clock: Clock
+) -> None:
     """A timer of twenty days stands still while its machine sleeps."""
     assert await issuer.refresh() == 3600
     clock.now += timedelta(days=20, minutes=-30)

@@ -35,7 +35,7 @@ def ready(world: World | PoolWorld) -> Manifest:
     return said
 
 
-def test_a_session_that_names_what_is_the_installations_has_nothing_at_all() -> None:
+def test_a_session_that_names_an_object_of_the_installation_has_no_objects() -> None:
     world = a_session(pod=CA)
     world.settle()
     assert world.objects == {}

@@ -32,7 +32,7 @@ def facts(world: World) -> CertificateFacts:
 
 
 @pytest.mark.parametrize(("days", "renewed"), [(0, False), (19, False), (20, True), (31, True)])
-def test_it_is_renewed_ten_days_before_its_end(days: int, renewed: bool) -> None:
+def test_a_certificate_is_renewed_ten_days_before_its_expiry(days: int, renewed: bool) -> None:
     world = settled_world()
     world.time_passes(timedelta(days=days))
     assert bool(issued(world)) is renewed

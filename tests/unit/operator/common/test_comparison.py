@@ -37,7 +37,7 @@ def with_defaults(manifest: Manifest) -> Manifest:
 
 
 @pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)
-def test_an_object_with_the_api_servers_defaults_holds_what_was_wanted(built: Built) -> None:
+def test_an_object_with_the_defaults_of_the_api_server_holds_the_desired_fields(built: Built) -> None:
     for manifest in built.objects():
         assert holds(with_defaults(manifest), manifest)
 

@@ -237,7 +237,7 @@ def test_only_the_owner_of_a_foreign_object_is_kept(cache: Cache, kind: str) -> 
 
 
 @pytest.mark.parametrize("resource", [SESSIONS, POOLS], ids=lambda resource: resource.kind)
-def test_sessions_and_pools_are_kept_but_for_who_wrote_which_field(cache: Cache, resource: Resource) -> None:
+def test_sessions_and_pools_are_cached_without_managed_fields(cache: Cache, resource: Resource) -> None:
     cache.note(large(resource))
     whole = large(resource)
     del whole["metadata"]["managedFields"]

@@ -146,7 +146,9 @@ async def test_finalizers_are_set_on_this_very_version(cluster: Cluster, wire: W
     assert body == {"metadata": {"finalizers": ["tinsmith.dev/claim"], **GUARD}}
 
 
-async def test_a_list_asks_for_what_is_watched_and_names_the_kind_of_each_item(cluster: Cluster, wire: Wire) -> None:
+async def test_a_list_requests_the_watched_objects_and_names_the_kind_of_each_item(
+    cluster: Cluster, wire: Wire
+) -> None:
     wire.answer = {"metadata": {"resourceVersion": "99"}, "items": [{"metadata": {"name": "a"}}]}
     items, version = await cluster.list_all(SECRETS, "tin")
     assert wire.requests[0][2] == {"labelSelector": "app.kubernetes.io/managed-by=tinsmith-operator", "limit": "500"}
@@ -283,7 +285,7 @@ async def test_each_status_becomes_an_error_of_the_client(
     assert type(raised.value) is error
 
 
-def test_a_refusal_is_what_the_server_said_and_nothing_else() -> None:
+def test_a_refusal_is_the_message_of_the_server() -> None:
     """The text appears in the session's conditions."""
     body = json.dumps({"reason": "Forbidden", "message": "exceeded quota: small"}).encode()
     assert str(error_of(403, body, None, "POST /x")) == "exceeded quota: small"

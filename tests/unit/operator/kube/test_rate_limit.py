@@ -26,7 +26,7 @@ async def test_a_burst_goes_at_once_and_the_rest_at_the_rate() -> None:
 
 
 @simulated_time
-async def test_status_and_deletes_overtake_what_waits() -> None:
+async def test_status_and_deletes_run_before_waiting_work() -> None:
     limit, sent = RateLimit(per_second=1, burst=1), []  # type: ignore[var-annotated]
     await limit.wait()
     await asyncio.gather(

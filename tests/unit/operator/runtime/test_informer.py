@@ -316,7 +316,7 @@ async def test_a_list_of_several_pages_is_known_with_its_last_one_and_not_before
     assert [house.cache.peek(Ref("Service", "tin", name)) is not None for name in "abc"] == [True] * 3
 
 
-async def test_a_list_that_breaks_off_and_begins_anew_forgets_what_it_had_seen() -> None:
+async def test_a_restarted_list_discards_its_earlier_pages() -> None:
     house = House()
     house.informer.on_list("tin", SERVICES.plural, "200", page("a", after="next"), True)
     house.informer.on_list("tin", SERVICES.plural, "200", page("b", after="next", version=60), True)

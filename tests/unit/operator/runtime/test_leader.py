@@ -119,7 +119,7 @@ async def test_a_lease_that_was_deleted_is_made_anew() -> None:
 
 
 @simulated_time
-async def test_people_read_in_the_lease_who_leads_and_how_often_that_changed() -> None:
+async def test_the_lease_shows_the_leader_and_the_number_of_changes() -> None:
     server = LeaseServer()
     first = Candidate(server, "first")
     await asyncio.sleep(1)

@@ -88,7 +88,7 @@ class House:
 
 
 @simulated_time
-async def test_nothing_is_asked_while_no_session_needs_them() -> None:
+async def test_the_operator_lists_no_rayclusters_while_no_session_needs_them() -> None:
     house = House()
     async with house.running():
         await asyncio.sleep(3600)

@@ -75,5 +75,5 @@ def test_other_changes_of_a_session_request_nothing(change: dict[str, Any]) -> N
     assert requested_state_of(**change) == requested_state_of()
 
 
-def test_nothing_is_asked_of_a_session_that_is_gone() -> None:
+def test_a_deleted_session_has_no_requested_state() -> None:
     assert Reconciler(Cache(lambda _: None), cast(Any, None), {}).requested_state(KEY) is None

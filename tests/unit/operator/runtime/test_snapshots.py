@@ -62,7 +62,7 @@ async def test_another_request_is_made_anew() -> None:
 
 
 @simulated_time
-async def test_it_is_asked_for_until_the_worker_answers() -> None:
+async def test_a_snapshot_is_requested_until_the_worker_answers() -> None:
     worker = Worker(Silent("UNAVAILABLE"), OperatorError("no authority yet"), ValueError("a bug"), seconds=0)
     worker.snapshots.request(KEY, TARGET, FIRST)
     await asyncio.sleep(2.5 * SNAPSHOT_RETRY_SECONDS)

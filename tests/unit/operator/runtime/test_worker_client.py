@@ -286,7 +286,7 @@ def snapshots(authority: Authority) -> GrpcSnapshots:
     [(0.0, NOON), ((NOON - timedelta(hours=1)).timestamp(), NOON), ((NOON + timedelta(seconds=2)).timestamp(), None)],
     ids=["never", "before: nothing had changed since", "now"],
 )
-async def test_a_snapshot_holds_at_least_what_was_there_when_it_was_asked_for(
+async def test_a_snapshot_has_at_least_the_state_at_its_request(
     authority: Authority, worker: Savable, address: str, written: float, expected: datetime | None
 ) -> None:
     worker.last_snapshot_time = written
@@ -294,7 +294,7 @@ async def test_a_snapshot_holds_at_least_what_was_there_when_it_was_asked_for(
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED], ids=str)
-async def test_an_image_without_the_call_is_named_with_what_helps(
+async def test_an_image_without_the_call_is_named_with_the_remedy(
     authority: Authority, worker: Savable, address: str, code: grpc.StatusCode
 ) -> None:
     worker.fails = code

@@ -112,7 +112,7 @@ async def test_a_key_that_is_released_runs_at_once_and_no_second_time_at_its_tim
 
 
 @simulated_time
-async def test_join_returns_when_what_runs_is_done_and_not_before() -> None:
+async def test_join_returns_after_the_running_work_is_done() -> None:
     queue: WorkQueue[str] = WorkQueue()
     await queue.join()
     queue.add("a")
@@ -124,7 +124,7 @@ async def test_join_returns_when_what_runs_is_done_and_not_before() -> None:
 
 
 @simulated_time
-async def test_the_depth_counts_what_waits_and_not_what_runs() -> None:
+async def test_the_queue_depth_counts_waiting_and_not_running_work() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for key in "abc":
         queue.add(key)

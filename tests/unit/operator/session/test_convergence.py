@@ -141,7 +141,7 @@ def test_the_same_input_gives_the_same_decision(life: list[Step]) -> None:
 
 @given(life=st.lists(steps(refusals=True), max_size=30))
 @SETTINGS
-def test_it_comes_to_rest_from_wherever_it_was(life: list[Step]) -> None:
+def test_the_operator_settles_from_every_state(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
     world.settle()

@@ -71,7 +71,7 @@ def runs(world: World) -> None:
 
 
 @KINDS
-def test_nothing_that_has_pods_is_made_before_the_model_is_converted(make: Any) -> None:
+def test_no_workload_is_created_before_the_model_is_converted(make: Any) -> None:
     world = converting(make())
     assert JOB in world.objects
     assert (world.workload_kind, "qwen") not in world.objects

@@ -232,7 +232,7 @@ def test_a_worker_that_was_told_to_stop_when_its_grace_was_over_is_not_woken_aga
     assert world.session is None
 
 
-def test_when_the_worker_was_first_ready_stays_what_it_was() -> None:
+def test_the_time_of_the_first_readiness_stays_unchanged() -> None:
     world = settled_world()
     assert world.session is not None
     first = world.session["status"]["firstReadyTime"]

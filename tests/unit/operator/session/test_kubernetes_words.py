@@ -60,7 +60,7 @@ def test_a_pod_that_may_not_be_created_is_explained_by_the_statefulsets_warning(
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "Secret"])
 @pytest.mark.parametrize(("message", "reason"), NOT_ADMITTED.values(), ids=NOT_ADMITTED)
-def test_an_object_that_is_not_admitted_has_the_cure_of_what_keeps_it_out(kind: str, message: str, reason: str) -> None:
+def test_an_object_that_is_not_admitted_has_the_cure_of_the_cause(kind: str, message: str, reason: str) -> None:
     world = World(session_manifest())
     world.operate()
     ready = conditions(world, refusals={kind: message})["Ready"]

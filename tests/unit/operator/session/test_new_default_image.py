@@ -221,7 +221,7 @@ SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[Healt
 
 @given(life=st.lists(steps, max_size=25))
 @SETTINGS
-def test_no_default_ever_changes_what_runs(life: list[Callable[[World], Any]]) -> None:
+def test_no_default_changes_a_running_worker(life: list[Callable[[World], Any]]) -> None:
     world = settled_world()
     for step in life:
         step(world)

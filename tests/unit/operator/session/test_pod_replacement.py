@@ -110,7 +110,7 @@ def test_restarts_are_counted_once_by_cause(exit_code: int, reason: str, counted
     assert restarts(world) == {cause: int(cause == counted) for cause in ("crash", "outOfMemory", "hang")}
 
 
-def test_it_looks_again_before_an_overdue_pod_becomes_news() -> None:
+def test_a_session_is_requeued_before_an_overdue_pod_is_reported() -> None:
     world = settled_world()
     world.person_deletes(POD)
     world.operate()

@@ -66,7 +66,7 @@ def test_the_fields_that_the_queue_adds_on_admission_stay_without_a_conflict() -
     assert TOLERATION in template["spec"]["tolerations"]
 
 
-def test_a_change_of_the_spec_queues_anew_instead_of_changing_what_was_admitted() -> None:
+def test_a_change_of_the_spec_queues_again_and_does_not_change_the_admitted_workload() -> None:
     world = admitted()
     before = uid(world)
     world.user_sets(adapters={"slots": 4, "maxRank": 32})
@@ -90,7 +90,7 @@ def test_a_suspended_session_leaves_its_queue_and_takes_a_place_again_when_it_is
     assert CLUSTER in world.objects
 
 
-def test_another_who_wrote_the_field_is_left_alone_like_a_queue() -> None:
+def test_a_field_of_another_writer_is_left_alone_like_a_field_of_a_queue() -> None:
     world = GroupWorld(session_manifest(**DIVIDED))
     world.settle()
     fields = {"f:spec": {"f:suspend": {}}}

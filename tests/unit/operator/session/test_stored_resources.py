@@ -53,7 +53,7 @@ def test_every_shape_is_there() -> None:
 
 
 @pytest.mark.parametrize("found", REVISION_1.values(), ids=REVISION_1)
-def test_it_is_read_with_everything_that_it_says(found: Stored) -> None:
+def test_a_stored_session_is_read_with_all_of_its_fields(found: Stored) -> None:
     session = parse_session(found.session)
     assert session.status.to_manifest() == found.session["status"]
     assert holds(session.spec.to_manifest(), found.session["spec"])

@@ -41,7 +41,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def test_print_config_shows_what_is_in_force_and_starts_nothing(tmp_path: Path) -> None:
+def test_print_config_shows_the_settings_in_force_and_starts_nothing(tmp_path: Path) -> None:
     result = run("serve", "--model", "a=b", "--model", "c=d", "--port", "0", "--print-config")
     assert result.exit_code == 0
     assert yaml.safe_load(result.stdout)["models"] == ["a=b", "c=d"]

@@ -38,7 +38,7 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return lines
 
 
-def test_a_person_gets_the_url_the_key_and_what_to_type_next(
+def test_a_person_gets_the_url_the_key_and_the_next_command(
     listener: socket.socket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_terminal(monkeypatch)

@@ -62,7 +62,7 @@ async def post(path: str, words: str = "word") -> Answered:
         return await client.post(f"/api{path}", headers={"x-words": words})
 
 
-async def test_each_dependency_is_called_once_and_what_it_opens_is_closed() -> None:
+async def test_each_dependency_is_called_once_and_its_resources_are_closed() -> None:
     answer = await post("/answer")
 
     assert answer.status_code == 200

@@ -130,9 +130,7 @@ async def test_a_caller_that_gives_up_does_not_cancel_the_read_for_others(
     assert store.reads == 1
 
 
-async def test_a_read_that_fails_fails_for_those_who_share_it_and_not_for_the_next(
-    delivery: Delivery, store: EpochsOneByOne
-) -> None:
+async def test_a_failed_read_fails_its_callers_and_not_the_next_read(delivery: Delivery, store: EpochsOneByOne) -> None:
     store.broken = StoreUnavailable("away")
     both = (delivery.submit("w1", operation(number), "ada") for number in (1, 2))
     failed = await asyncio.gather(*both, return_exceptions=True)

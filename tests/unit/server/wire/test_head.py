@@ -26,7 +26,7 @@ def body(model_id: str = "s:train:0", seq_id: int = 1, datums: int = 0, loss_fn:
 @given(
     st.text(min_size=1, max_size=200), st.integers(1, 2**31 - 1), st.integers(0, 3), st.text(min_size=1, max_size=40)
 )
-def test_the_head_is_what_protobuf_wrote(model_id: str, seq_id: int, datums: int, loss_fn: str) -> None:
+def test_the_head_equals_the_encoding_of_protobuf(model_id: str, seq_id: int, datums: int, loss_fn: str) -> None:
     assert read_head(body(model_id, seq_id, datums, loss_fn)) == Head(model_id, seq_id, loss_fn)
 
 

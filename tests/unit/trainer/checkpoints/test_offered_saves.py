@@ -58,7 +58,7 @@ def test_a_streamed_save_has_the_bytes_of_the_root(tmp_path: Path, sizes: tuple[
     assert min(map(len, parts)) > 0
 
 
-def test_no_more_bytes_are_kept_than_were_allowed_and_what_is_larger_drives_out_none(tmp_path: Path) -> None:
+def test_kept_bytes_stay_within_the_limit_and_a_larger_item_evicts_none(tmp_path: Path) -> None:
     small, other, large = saved(tmp_path, 1, 1000), saved(tmp_path, 2, 1000), saved(tmp_path, 3, 9000)
     saves = OfferedSaves(size_bytes=small.written.size_bytes + other.written.size_bytes - 1)
     saves.add(small)

@@ -165,7 +165,9 @@ def test_memory_that_another_process_could_shorten_is_not_mapped(tmp_path: Path)
 @pytest.mark.parametrize(
     "altered", [{"size_bytes": 10**6}, {"begins_at": 1}, {"lora": {}}, {"base_model_revision": "other"}]
 )
-def test_memory_that_is_not_what_was_said_is_not_used(tmp_path: Path, altered: dict[str, object]) -> None:
+def test_shared_memory_that_differs_from_its_description_is_not_used(
+    tmp_path: Path, altered: dict[str, object]
+) -> None:
     sealed = SealedWeights(state(), BASE.revision)
     description = json.dumps({**json.loads(sealed.description), **altered}).encode()
     with server(tmp_path / "saves", lambda client: send(client, description, sealed.fileno())) as path:

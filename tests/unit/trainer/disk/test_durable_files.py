@@ -110,7 +110,7 @@ def test_content_is_read_whole_into_the_memory_that_was_given_with_its_digest(tm
     assert read.sha256 == described(content).sha256
 
 
-def test_a_file_that_is_shortened_while_it_is_read_is_as_long_as_what_was_read(tmp_path: Path) -> None:
+def test_a_file_shortened_during_a_read_has_the_length_that_was_read(tmp_path: Path) -> None:
     """Its digest then differs from the manifest's, and nothing worse happens."""
     content = content_of(3 * BLOCK_BYTES)
     (tmp_path / "file").write_bytes(content)

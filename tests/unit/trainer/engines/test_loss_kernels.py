@@ -27,7 +27,7 @@ def test_ligers_kernel_makes_the_logprobs_and_gradients_of_a_log_softmax() -> No
     assert done.stdout.splitlines() == [*CASES, "in chunks", "the trial"], done.stderr
 
 
-def test_on_the_cpu_it_is_not_taken_and_refused_to_who_asks_for_it() -> None:
+def test_the_kernel_is_neither_chosen_nor_allowed_on_the_cpu() -> None:
     assert choose_loss_kernel("auto", torch.device("cpu"), torch.float32) == "torch"
     with pytest.raises(ServerError, match="--loss-kernel liger: it requires a GPU, and this worker uses the CPU"):
         build_peft_engine(tiny_model(), PeftEngineSettings(loss_kernel="liger"))

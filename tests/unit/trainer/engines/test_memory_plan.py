@@ -46,7 +46,7 @@ def planned(memory_gb: int, configured_budget: int | None = None, recompute: Rec
         pytest.param(200, 8192, id="192 GB"),
     ],
 )
-def test_a_gpu_takes_what_its_memory_holds(memory_gb: int, tokens: int) -> None:
+def test_the_default_of_a_gpu_fits_its_memory(memory_gb: int, tokens: int) -> None:
     assert planned(memory_gb).token_budget == tokens
 
 
@@ -68,7 +68,7 @@ def test_the_configured_token_budget_applies_and_the_default_of_a_cpu_is_1024() 
     assert plan_memory(tiny_model(), None, "layers") == MemoryPlan(1024, 0)
 
 
-def test_the_estimate_of_activations_holds_what_a_forward_keeps() -> None:
+def test_the_estimate_of_activations_covers_the_tensors_that_a_forward_keeps() -> None:
     """Counted by autograd, with LoRA on every layer; it may be too high by half, and never too low."""
     model, tokens = tiny_model(), 256
     kept: dict[int, int] = {}
@@ -90,7 +90,7 @@ def test_the_estimate_of_activations_holds_what_a_forward_keeps() -> None:
     assert measured <= activation_bytes_per_token(model.model.config, 4) <= 2 * measured
 
 
-def test_the_plan_of_memory_is_what_the_code_would_do() -> None:
+def test_the_memory_plan_agrees_with_the_code() -> None:
     plan = (ROOT / "docs" / "how-to" / "gpu.md").read_text()
     per_token = activation_bytes_per_token(QWEN3_8B, 2)
     assert f"{4096 * per_token / GB:.1f} | {per_token / 10**6:.1f} MB a token" in plan

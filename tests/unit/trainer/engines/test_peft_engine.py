@@ -84,7 +84,7 @@ def test_a_low_precision_base_keeps_adapters_moments_and_losses_in_float32(dtype
 
 @pytest.mark.usefixtures("portable_kernels")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")  # by the flag's context itself
-def test_products_in_bfloat16_train_as_those_in_float32_within_what_it_rounds() -> None:
+def test_products_in_bfloat16_train_as_in_float32_within_rounding() -> None:
     model = tiny_model(dtype=torch.bfloat16)
     low, full = new_engine(PeftEngineSettings(lora_products="bfloat16"), model), new_engine(model=model)
     low.load_state("a", full.state("a"), with_optimizer=True)
@@ -241,7 +241,7 @@ def test_a_state_of_another_shape_is_refused_and_changes_nothing(how: str) -> No
     assert state_bits(engine.state("b")) == before
 
 
-def test_an_adapter_comes_back_after_slots_and_rank_were_lowered_below_what_it_takes() -> None:
+def test_an_adapter_is_restored_after_the_slots_and_the_rank_were_lowered_below_its_needs() -> None:
     before = new_engine()
     after = build_peft_engine(tiny_model(), PeftEngineSettings(adapter_slots=1, max_rank=4))
     for adapter in "ab":

@@ -167,7 +167,7 @@ def test_the_reason_of_a_model_that_waits_says_what_ends_and_that_nothing_is_los
     assert "Nothing is lost" in refusal.message
 
 
-def test_a_snapshot_forgets_what_processes_ended_at_with_older_ones(tmp_path: Path) -> None:
+def test_a_snapshot_removes_the_records_of_deaths_before_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     works = [InFlightWork(purpose, "a", seq) for purpose in ("snapshot", "restore") for seq in (3, 5)]
     other = InFlightWork("snapshot", "b", 3)

@@ -94,7 +94,7 @@ def test_one_bad_write_does_not_fail_its_neighbours(tmp_path: Path) -> None:
     assert read_all(tmp_path / "journal") == {"good": "1", "also good": "1"}
 
 
-def test_on_a_full_disk_what_has_happened_waits_and_all_else_is_served(tmp_path: Path) -> None:
+def test_finished_work_waits_on_a_full_disk_and_other_requests_are_served(tmp_path: Path) -> None:
     async def scenario(disk: SmallDisk) -> None:
         journal = Journal(tmp_path / "journal")
         journal.write(lambda db: set_meta(db, "before", "1")).result()
@@ -144,7 +144,7 @@ def test_a_write_that_finds_no_room_again_and_again_is_tried_less_often(
     assert waits[first : first + retries] == [0.01, 0.02, 0.04]
 
 
-def test_a_journal_that_is_closed_on_a_full_disk_ends_and_says_nothing_of_what_waits(tmp_path: Path) -> None:
+def test_a_journal_closed_on_a_full_disk_ends_and_leaves_waiting_operations_open(tmp_path: Path) -> None:
     async def scenario(disk: SmallDisk) -> None:
         journal = Journal(tmp_path / "journal")
         disk.fill(leaving_bytes=MIB)
@@ -155,7 +155,7 @@ def test_a_journal_that_is_closed_on_a_full_disk_ends_and_says_nothing_of_what_w
     on_small_disk(tmp_path, 16, scenario)
 
 
-def test_the_reserve_is_for_what_must_be_written_and_made_again_when_there_is_room(tmp_path: Path) -> None:
+def test_the_reserve_serves_mandatory_writes_and_is_created_again_when_space_is_free(tmp_path: Path) -> None:
     async def scenario(disk: SmallDisk) -> None:
         room = DiskRoom(tmp_path, 4 * MIB, tmp_path / "reserve")
         room.keep_reserve()

@@ -25,7 +25,7 @@ def left_in(path: Path) -> Interruption | None:
     return InFlightMarker(path).left_behind
 
 
-def test_a_process_that_ended_in_a_call_leaves_what_the_call_was_for(tmp_path: Path) -> None:
+def test_a_process_that_ended_in_a_call_leaves_the_purpose_of_the_call(tmp_path: Path) -> None:
     path = tmp_path / "running"
     marker = InFlightMarker(path)
     assert marker.left_behind is None
@@ -90,7 +90,7 @@ def test_an_end_with_a_reason_leaves_it_in_one_line(tmp_path: Path, monkeypatch:
     assert left.last_sign.endswith("…")
 
 
-def test_a_reason_that_quotes_what_is_no_text_is_left_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_with_invalid_text_is_recorded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: None)
     marker = InFlightMarker(tmp_path / "running")
     register_marker(marker)

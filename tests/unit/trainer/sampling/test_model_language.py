@@ -93,7 +93,7 @@ def test_on_a_transformers_without_a_parser_answers_are_content_as_they_were_wri
     assert language.message_parser(np.array([1], np.int32), "[]") is None
 
 
-def test_a_transformers_with_a_parser_and_no_table_reads_only_what_the_models_files_describe(
+def test_a_transformers_without_a_table_reads_only_formats_that_the_model_files_describe(
     language: ModelLanguage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Versions 5.13 and 5.14 are such; without a description in the model's files answers are returned verbatim."""

@@ -101,7 +101,7 @@ def test_token_0_is_among_the_likeliest_like_any_other_and_an_empty_cell_is_not(
     assert [(one.text, one.logprob) for one in scored.likeliest] == [(texts[0], -0.25), (texts[1], -2.0)]
 
 
-async def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(language: ModelLanguage) -> None:
+async def test_an_echo_is_the_prompt_with_its_logprobs_and_the_whole_completion(language: ModelLanguage) -> None:
     """The first token has no prefix; the end token is included, since readers of prompts count on it."""
     prompt, (drawn, end) = tokens_of(language, "ab"), tokens_of(language, "c<|im_end|>")
     rows = TopkLogprobs(np.array([[0], [7]], np.int32), np.array([[0.0], [-0.25]], np.float32))
@@ -172,7 +172,7 @@ async def test_pieces_that_were_seen_are_forgotten_and_waiters_are_woken_by_new_
 @given(
     text=st.text("ab", max_size=12), stops=st.lists(st.text("ab", min_size=1, max_size=3), max_size=3), data=st.data()
 )
-def test_a_cut_text_is_what_comes_before_the_first_stop(text: str, stops: list[str], data: st.DataObject) -> None:
+def test_a_cut_text_ends_before_the_first_stop(text: str, stops: list[str], data: st.DataObject) -> None:
     cut, shown = StopCut(stops), ""
     at = 0
     while at < len(text):

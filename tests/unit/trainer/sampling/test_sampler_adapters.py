@@ -97,7 +97,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_adapter_is_read_once_for_all_who_want_it_together() -> None:
+async def test_an_adapter_is_read_once_for_concurrent_samples() -> None:
     memory = Memory()
     adapters = memory.adapters()
     await asyncio.gather(*(used(adapters, "a") for _ in range(10)))
@@ -199,7 +199,7 @@ async def test_an_adapter_is_not_dropped_while_it_is_read() -> None:
     assert (memory.held, memory.most_held) == (["b"], 1)
 
 
-async def test_a_damaged_checkpoint_fails_those_who_want_it_and_leaves_room_for_others() -> None:
+async def test_a_damaged_checkpoint_fails_its_samples_and_frees_its_memory() -> None:
     memory = Memory(limit=1, broken={"bad"})
     adapters = memory.adapters()
     wanting = [asyncio.create_task(taken(adapters, name)) for name in ("bad", "bad", "good")]

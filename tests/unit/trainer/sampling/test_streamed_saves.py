@@ -104,7 +104,7 @@ def bits(state: AdapterState) -> dict[str, bytes]:
     return {name: tensor.tobytes() for name, tensor in state.tensors.items()}
 
 
-def test_it_takes_bit_for_bit_what_is_on_the_root(pods: Pods) -> None:
+def test_a_streamed_save_equals_the_root_bit_for_bit(pods: Pods) -> None:
     taken = pods.streams().take(pods.reference)
     read = pods.root.read(pods.saved.written.directory, pods.saved.written.manifest_digest, BASE).state
     assert (taken.lora, taken.optimizer_step, bits(taken)) == (read.lora, read.optimizer_step, bits(read))
@@ -167,7 +167,7 @@ def test_a_worker_that_is_silent_is_not_waited_for_longer_than_the_root_would_ta
     pods.trainer.hangs.set()
 
 
-def test_patience_grows_with_what_is_to_come_and_a_wrong_size_takes_none_away() -> None:
+def test_the_time_limit_grows_with_the_announced_size_and_a_wrong_size_does_not_shorten_it() -> None:
     assert patience(0) == patience(-5) == streamed_saves.FIRST_PART_SECONDS
     assert patience(370_000_000) == pytest.approx(streamed_saves.FIRST_PART_SECONDS + 3.7)
 

@@ -14,7 +14,7 @@ AMOUNTS = st.integers(1, 50)
 
 
 @given(st.lists(st.tuples(st.booleans(), NAMES, AMOUNTS), max_size=300))
-def test_room_is_never_overdrawn_and_what_went_back_can_be_taken_again(acts: list[tuple[bool, str, int]]) -> None:
+def test_the_budget_is_never_exceeded_and_returned_bytes_can_be_used_again(acts: list[tuple[bool, str, int]]) -> None:
     room, held = SharedQuota(SIZE), list[tuple[str, int]]()
     for takes, name, amount in acts:
         if takes and room.fits(name, amount):

@@ -143,7 +143,7 @@ def shown(pieces: Sequence[worker_pb2.TextPiece]) -> str:
 
 
 @given(kind=kinds, prompt=texts.filter(bool), drawn=texts)
-def test_the_pieces_are_what_the_text_has_grown_by(kind: str, prompt: str, drawn: str) -> None:
+def test_the_pieces_are_the_additions_to_the_text(kind: str, prompt: str, drawn: str) -> None:
     tokenizer = TOKENIZERS[kind]
     before, behind = tokens_of(tokenizer, prompt), tokens_of(tokenizer, drawn)
     text = IncrementalText(tokenizer, before)

@@ -57,7 +57,7 @@ def remove_tokenizer(directory: Path) -> None:
         pytest.param(remove_tokenizer, "has no tokenizer", id="no-tokenizer"),
     ],
 )
-def test_a_directory_that_cannot_be_loaded_names_what_is_wrong(
+def test_the_error_of_an_unloadable_directory_names_the_reason(
     directory: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(directory)

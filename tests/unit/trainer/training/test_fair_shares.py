@@ -72,7 +72,7 @@ def test_a_model_in_the_turn_of_another_is_charged_and_never_far_ahead(turns: li
         assert abs(engine.had["A"] - engine.had["B"]) <= MOST + HEAD_START_TOKENS
 
 
-def test_small_turns_are_not_made_long_by_one_who_comes_along_each_time() -> None:
+def test_an_additional_model_does_not_lengthen_short_turns() -> None:
     engine = Engine()
     small, large = Contender("A", "A1"), Contender("B", "B1")
     for _ in range(600):
@@ -132,7 +132,7 @@ def test_a_stream_of_newcomers_does_not_delay_earlier_tenants_and_leaves_no_stat
 
 
 @pytest.mark.parametrize(("seconds", "tokens"), [(0.5, 500), (-0.1, 0)])
-def test_seconds_without_tokens_cost_what_could_have_been_computed(seconds: float, tokens: int) -> None:
+def test_seconds_without_tokens_cost_the_tokens_of_that_time(seconds: float, tokens: int) -> None:
     pace = Pace()
     assert pace.worth(seconds) == 0, "nothing is known yet"
     pace.note(2000, 2.0)

@@ -140,7 +140,7 @@ arrays = shapes.flatmap(lambda shape: st_numpy.arrays(np.float32, shape, element
 
 
 @given(st.lists(arrays, max_size=6))
-def test_the_sdk_reads_back_what_we_encode(outputs: list[np.ndarray]) -> None:  # type: ignore[type-arg]
+def test_the_sdk_decodes_our_encoding(outputs: list[np.ndarray]) -> None:  # type: ignore[type-arg]
     """Decoded by the SDK's own code, in datum order, with every shape."""
     body = encode_forward_backward(Outcome([{"logprobs": output} for output in outputs], {"loss:sum": 1.5}))
     decoded = deserialize_forward_backward_output(body)

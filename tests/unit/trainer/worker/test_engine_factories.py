@@ -45,7 +45,7 @@ def test_the_dtype_is_that_of_the_weights_that_engine_and_sampler_share() -> Non
 
 
 @pytest.mark.parametrize(("flags", "microbatches"), [([], 1), (["--token-budget", "100"], 3)])
-def test_a_token_budget_is_what_is_computed_at_once(flags: list[str], microbatches: int) -> None:
+def test_a_token_budget_limits_the_tokens_of_one_computation(flags: list[str], microbatches: int) -> None:
     engine, _ = build_colocated(options("--no-sampling", *flags))
     engine.create_adapter("a", LoraSpec(rank=4, alpha=32.0, seed=1))
     call = engine.start(Work("a", [sft_datum(90, seed) for seed in range(3)], LossSpec("cross_entropy")))

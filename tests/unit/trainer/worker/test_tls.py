@@ -29,7 +29,7 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path, authority: Auth
 
 
 @pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
-def test_a_missing_file_is_refused_with_what_must_be_there(tmp_path: Path, authority: Authority, name: str) -> None:
+def test_a_missing_file_is_refused_with_the_required_files(tmp_path: Path, authority: Authority, name: str) -> None:
     mount_secret(tmp_path, authority.leaf("a", usages=(SERVER,)), authority)
     (tmp_path / name).resolve().unlink()
     with pytest.raises(TlsInvalid, match=r"must hold tls\.crt, its tls\.key, and ca\.crt"):

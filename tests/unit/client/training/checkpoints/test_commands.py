@@ -84,12 +84,12 @@ def test_verify_fails_for_a_damaged_file(run: Run, root: Path) -> None:
     assert [(one["step"], one["whole"]) for one in verified] == [(10, True), (20, False), (30, True)]
 
 
-def test_verify_names_what_was_cut_off(run: Run, root: Path) -> None:
+def test_verify_names_truncated_files(run: Run, root: Path) -> None:
     (root / ".writing-step-000040").mkdir()
     assert ".writing-step-000040 is incomplete" in run("verify", root)[2]
 
 
-def test_prune_removes_what_no_rule_keeps(run: Run, root: Path, server: FakeServer) -> None:
+def test_prune_removes_checkpoints_that_no_rule_keeps(run: Run, root: Path, server: FakeServer) -> None:
     rules = ("--keep-last", 1, "--keep-best", 1, "--metric", "loss")
     assert json.loads(run("prune", root, *rules, "--dry-run", "--json")[1]) == {"removed": [10], "dry_run": True}
     assert (root / "step-000010").exists()

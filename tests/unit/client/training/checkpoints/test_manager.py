@@ -136,7 +136,7 @@ def test_the_error_of_a_save_is_raised_at_the_next_step_and_leaves_no_state(
     assert manager.store.steps() == [4]
 
 
-def test_an_interrupt_waits_for_no_save_and_what_was_under_way_is_no_checkpoint(
+def test_an_interrupt_waits_for_no_save_and_an_unfinished_save_is_no_checkpoint(
     manage: Manage, server: FakeServer, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, ended = threading.Event(), threading.Event()

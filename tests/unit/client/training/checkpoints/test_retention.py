@@ -72,7 +72,7 @@ def test_a_checkpoint_stays_exactly_if_a_rule_keeps_it(run: list[Saved], retenti
 
 
 @given(RUNS, retentions())
-def test_the_newest_stays_and_what_stayed_once_stays_again(run: list[Saved], retention: Retention) -> None:
+def test_the_newest_stays_and_a_second_pruning_removes_nothing(run: list[Saved], retention: Retention) -> None:
     kept = retention.kept(run)
     assert kept >= {max((one.step for one in run), default=-1)} - {-1}
     assert retention.kept([one for one in run if one.step in kept]) == kept

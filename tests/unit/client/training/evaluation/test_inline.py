@@ -134,7 +134,7 @@ async def test_a_program_of_asyncio_waits_without_holding_its_loop() -> None:
         assert [one.step for one in evaluator.finished] == [1]
 
 
-def test_an_error_of_the_loop_is_not_held_up_by_what_is_under_way() -> None:
+def test_running_groups_do_not_delay_an_error_of_the_loop() -> None:
     begun = threading.Event()
 
     class Endless(SamplingClientEvaluator):

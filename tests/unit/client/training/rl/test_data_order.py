@@ -46,7 +46,7 @@ def test_a_resumed_run_continues_after_the_data_of_the_last_step() -> None:
     assert taken(DataOrder(DATA, order.state()), 2) == taken(order, 2) == [(4, "b"), (5, "c")]
 
 
-def test_a_resumed_run_begins_with_what_was_under_way() -> None:
+def test_a_resumed_run_begins_with_the_unfinished_groups() -> None:
     order = DataOrder(DATA)
     places = [next(order)[0] for _ in range(4)]
     order.finished(places[2])
@@ -82,7 +82,7 @@ def test_a_resumed_run_continues_in_the_same_shuffled_order(done: int) -> None:
     assert taken(again, 24 - done + 2) == expected[done - 2 :]
 
 
-def test_a_shuffled_run_resumes_with_what_was_under_way_in_the_epoch_before() -> None:
+def test_a_shuffled_run_resumes_with_the_unfinished_groups_of_the_previous_epoch() -> None:
     expected = taken(DataOrder(LETTERS, shuffle_seed=1), 12)
     order = DataOrder(LETTERS, shuffle_seed=1)
     places = [next(order)[0] for _ in range(10)]

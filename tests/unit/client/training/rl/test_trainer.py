@@ -190,7 +190,7 @@ async def test_off_policy_no_group_is_older_than_the_bound() -> None:
     assert (len(staleness), max(staleness)) == (16, 2)
 
 
-async def test_a_strategy_of_the_cookbook_retries_what_fails_once() -> None:
+async def test_a_strategy_of_the_cookbook_retries_a_failed_group() -> None:
     failed: list[int] = []
 
     def fails_once(example: int, answer: list[int]) -> float:
@@ -229,7 +229,7 @@ async def test_a_resumed_run_that_has_nothing_left_to_learn_ends_at_the_step_of_
     assert await resumed.run(9) == 1
 
 
-async def test_a_second_run_begins_with_what_the_first_left_under_way() -> None:
+async def test_a_second_run_begins_with_the_unfinished_groups_of_the_first() -> None:
     """Off-policy, more groups are sampled than trained on."""
     model = SimulatedModel(SimulatedSampler(drawn))
     plan = MinibatchPlan(groups_per_step=2, groups_per_minibatch=1, most_stale_steps=1)

@@ -24,7 +24,7 @@ def in_file(written: io.StringIO, total: int | None, seconds_per_call: float = 1
     return ConsoleLogger(total, Console(file=written, soft_wrap=True, highlight=False), lambda: next(ticks))
 
 
-def test_in_a_file_each_step_is_a_line_with_what_matters(written: io.StringIO) -> None:
+def test_each_step_is_a_line_with_the_main_metrics_in_a_file(written: io.StringIO) -> None:
     logger = in_file(written, 4, seconds_per_call=30.0)
     for step, nll in ((1, 2.0), (2, 1.23456)):
         logger.log_metrics({"train/nll": nll, "optim/lr": 0.1, "train/tokens": 600}, step)

@@ -81,9 +81,7 @@ def test_an_unknown_environment_is_reported(name: str, message: str) -> None:
         ("number", "none", "1", 0.0),
     ],
 )
-def test_a_reward_is_what_an_evaluation_by_the_same_grader_says(
-    name: str, text: str, answer: str, reward: float
-) -> None:
+def test_a_reward_equals_the_score_of_the_same_grader(name: str, text: str, answer: str, reward: float) -> None:
     assert grader(name)(text, answer) == reward == GRADERS[name](Example("?", answer), Answer(text))
 
 

@@ -96,7 +96,7 @@ def test_every_bad_line_is_reported_with_its_file_and_number(tmp_path: Path) -> 
     ]
 
 
-def test_the_digest_is_of_what_files_hold(tmp_path: Path) -> None:
+def test_the_digest_covers_the_content_of_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(json.dumps(1))
     (tmp_path / "b").write_text(json.dumps(2))
     digests = {

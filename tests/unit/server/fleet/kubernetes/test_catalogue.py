@@ -82,5 +82,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (sessions("other-1", "other-2", of="other"), "tiny-1"),
     ],
 )
-def test_the_next_name_follows_from_what_is_there(present: dict[str, TrainingSession], name: str | None) -> None:
+def test_the_next_name_follows_from_the_existing_names(present: dict[str, TrainingSession], name: str | None) -> None:
     assert CatalogueEntry.model_validate(entry()).next_name(present) == name

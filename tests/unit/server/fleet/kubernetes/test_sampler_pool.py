@@ -66,7 +66,7 @@ def test_a_pod_gets_work_only_while_it_serves(conditions: dict[str, bool], at_wo
     assert read.at_work is at_work
 
 
-def test_an_address_of_either_family_is_what_grpc_wants() -> None:
+def test_an_address_of_either_family_has_the_form_of_grpc() -> None:
     (four,) = endpoint_slice(endpoint("a", "10.0.0.1")).endpoints
     (six,) = endpoint_slice(endpoint("a", "fd00::1"), family="IPv6").endpoints
     assert (four.target, six.target) == ("10.0.0.1:7443", "[fd00::1]:7443")

@@ -18,7 +18,7 @@ from tinsmith_server.fleet.kubernetes.watching import Scope, scope_of
         (("*",), None, None, None),
     ],
 )
-def test_it_is_what_was_chosen_else_the_servers_own(
+def test_chosen_namespaces_override_the_namespace_of_the_server(
     chosen: tuple[str, ...], own: str | None, namespaces: tuple[str, ...] | None, home: str | None
 ) -> None:
     assert scope_of(chosen, own) == Scope(namespaces, home)

@@ -78,7 +78,7 @@ async def test_a_server_that_stops_begins_no_new_refresh() -> None:
     assert refreshes.count == 0
 
 
-async def test_each_that_brings_no_news_doubles_the_pause_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_refresh_without_news_doubles_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that makes up ids of samplers causes a few lists of the fleet a minute, however often it asks."""
     pauses: list[float] = []
     time = Simulated(pauses)

@@ -15,7 +15,7 @@ def manifest(version: int, **status: str) -> dict[str, Any]:
     return {"metadata": metadata, "spec": spec_of(), "status": status}
 
 
-async def test_the_answer_to_a_creation_does_not_undo_what_the_watch_has_told_since() -> None:
+async def test_the_answer_to_a_creation_does_not_revert_later_watch_events() -> None:
     watch = Watch(KubernetesApi(), SESSIONS, "team", parse_session, lambda: None)
     watch.note(manifest(1))
     assert watch.objects["team", "tiny-1"].worker_id is None

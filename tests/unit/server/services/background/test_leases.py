@@ -142,7 +142,7 @@ async def test_a_task_that_is_wanted_later_is_held_without_waiting_for_the_next_
     keeping.cancel()
 
 
-async def test_it_ends_on_request_although_a_task_is_wanted_at_the_same_moment(rows: Rows) -> None:
+async def test_the_lease_keeper_ends_on_request_even_if_a_task_is_due(rows: Rows) -> None:
     replica = replica_of(rows, "a")
     keeping = asyncio.create_task(replica.keep())
     await replica.until_held(TASKS[0])

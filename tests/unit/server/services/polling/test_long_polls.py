@@ -57,7 +57,7 @@ class Calls:
         return asked
 
 
-async def test_many_who_ask_the_same_make_one_call_and_the_next_one_another() -> None:
+async def test_many_equal_requests_make_one_call_and_the_next_request_another() -> None:
     calls = Calls()
     asked = await calls.asking(5)
     calls.answer.set()

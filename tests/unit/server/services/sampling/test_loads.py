@@ -27,7 +27,7 @@ def test_it_is_what_the_sampler_said_and_what_was_given_to_it_since() -> None:
     assert unfinished(loads) == {"a": 8, "b": 1}
 
 
-def test_a_refresh_replaces_what_was_counted_here() -> None:
+def test_a_refresh_replaces_the_local_counts() -> None:
     loads = SamplerLoads()
     loads.note_taken("a", "one")
     loads.refresh({"a": describe_reply(0, 5)})

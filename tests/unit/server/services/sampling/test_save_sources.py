@@ -49,7 +49,7 @@ def replica(network: str | None) -> FakeReplica:
     return replica
 
 
-def test_a_sampler_in_the_workers_network_hears_who_has_the_save_and_how_large_it_is(fleet: Fleet) -> None:
+def test_a_sampler_in_the_network_of_the_worker_gets_the_source_and_the_size_of_the_save(fleet: Fleet) -> None:
     adapter = adapter_for(replica("research"), SAVE, fleet)
     assert (adapter.directory, adapter.manifest_digest) == ("ephemeral/a", "digest")
     assert (adapter.source.target, adapter.source.worker_id) == (ADDRESS.target, "maker")

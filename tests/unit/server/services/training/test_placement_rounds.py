@@ -110,7 +110,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"tinsmith_server.services.training.placement.{name}", 0.001)
 
 
-async def test_a_thousand_who_wait_cost_one_look_at_the_store_a_round_and_no_write() -> None:
+async def test_a_thousand_waiters_cause_one_store_query_a_round_and_no_write() -> None:
     kept = Kept(slots=0, waiting=1000)
     await kept.rounds(20)
     looked = kept.store.reads

@@ -96,7 +96,7 @@ def test_an_empty_field_of_another_server_asks_for_nothing(make: Callable[..., A
         make(mcp_servers=[{"name": "docs"}])
 
 
-def test_an_answer_comes_back_with_what_a_client_has_noted_on_it() -> None:
+def test_notes_of_a_client_on_an_answer_are_ignored() -> None:
     """LiteLLM adds notes of its own to each answer, which programs send again with their next turn."""
     notes = {"provider_specific_fields": {"refusal": None}, "annotations": [{"type": "x"}], "function_call": None}
     answer = {"role": "assistant", "content": "Hi!", **notes, "cache_control": {"type": "ephemeral"}}
@@ -142,7 +142,7 @@ def test_a_completion_of_no_tokens_scores_its_prompt_and_draws_nothing() -> None
             completion(max_tokens=0, **without_echo)
 
 
-def test_messages_become_what_chat_templates_know() -> None:
+def test_messages_become_the_form_of_chat_templates() -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     found = conversation(

@@ -146,9 +146,7 @@ def test_in_every_layout_each_datum_gets_the_result_that_it_gets_alone(
 
 @settings(deadline=None)
 @given(calls(), st.sampled_from([1, 2, 8, 12]))
-def test_position_i_of_what_is_scored_is_position_i_of_the_datum(
-    call: tuple[LossSpec, list[Datum]], multiple: int
-) -> None:
+def test_position_i_of_the_scores_is_position_i_of_the_datum(call: tuple[LossSpec, list[Datum]], multiple: int) -> None:
     spec, datums = call
     arrays = prepare_loss(spec, datums).arrays
     batch = encode(datums, arrays, multiple_of=multiple)

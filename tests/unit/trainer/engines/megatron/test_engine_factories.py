@@ -21,7 +21,7 @@ def options(*flags: str, model: str = "") -> WorkerOptions:
     return parse_options([*needed, "--engine=nemo-rl", "--max-rank=8", *flags])
 
 
-def test_the_engine_is_what_the_flags_say() -> None:
+def test_the_flags_select_the_engine() -> None:
     engine, sampler = build_on_ranks(options("--no-sampling", "--adapter-slots=3", "--max-sequence-length=100"))
     assert sampler is None
     can = engine.capabilities()

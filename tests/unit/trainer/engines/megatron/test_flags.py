@@ -27,7 +27,7 @@ def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:
     assert (found.in_process, found.nodes, found.gpus_per_node) == (False, 2, 0)
 
 
-def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> None:
+def test_the_log_has_the_number_the_division_and_the_place_of_the_ranks() -> None:
     division = {"tensor": 2, "pipeline": 1, "context": 1, "data": 2, "nodes": 1}
     flags = ("--ranks=4", "--tensor-parallel=2")
     assert placement(*flags).described() == {"ranks": 4, **division, "where": "Ray in this container"}

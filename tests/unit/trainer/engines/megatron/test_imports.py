@@ -34,7 +34,7 @@ def test_a_worker_with_another_engine_starts_without_megatron_and_ray() -> None:
 
 
 @pytest.mark.slow("imports Megatron in a process of its own")
-def test_a_rank_is_quiet_about_what_megatron_would_have_on_a_gpu() -> None:
+def test_a_rank_logs_no_warnings_about_missing_gpu_features() -> None:
     program = "import tinsmith_trainer.engines.megatron.local_rank"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout + done.stderr == ""

@@ -23,7 +23,7 @@ def test_keys_stay_in_the_worker(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["PATH", "PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "RAY_AUTH_TOKEN"])
-def test_ranks_get_what_they_compute_with(name: str) -> None:
+def test_ranks_get_the_variables_of_their_computation(name: str) -> None:
     assert is_passed_on(name)
 
 

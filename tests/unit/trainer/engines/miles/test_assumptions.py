@@ -46,7 +46,7 @@ def test_the_stand_in_has_every_name() -> None:
             assert hasattr(found, name) or importlib.import_module(f"{module}.{name}")
 
 
-def test_every_assumption_says_where_it_was_read_and_what_it_is() -> None:
+def test_every_assumption_has_a_source_and_a_text() -> None:
     for entries in assumed().values():
         for entry in entries:
             assert set(entry) == {"name", "file", "function", "says"}

@@ -25,7 +25,7 @@ for name in ("megatron", "miles"):
 """
 
 
-def test_a_rank_has_what_the_node_tells_its_libraries_and_nothing_that_is_secret() -> None:
+def test_a_rank_gets_the_library_variables_of_the_node_and_no_secrets() -> None:
     given = rank_environment(
         {
             "NCCL_SOCKET_IFNAME": "eth0",

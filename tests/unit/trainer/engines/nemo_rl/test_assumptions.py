@@ -44,7 +44,7 @@ def test_nothing_else_of_nemo_rl_is_imported() -> None:
     assert set(imported()) == names(assumed())
 
 
-def test_every_assumption_says_where_it_was_read_and_what_it_is() -> None:
+def test_every_assumption_has_a_source_and_a_text() -> None:
     for entries in assumed().values():
         for entry in entries:
             assert set(entry) == {"name", "file", "function", "says"}

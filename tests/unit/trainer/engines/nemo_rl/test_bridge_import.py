@@ -40,7 +40,7 @@ def test_the_saved_weights_are_the_models_for_ranks_that_build_on_gpus(tmp_path:
 
 @pytest.mark.usefixtures("fake_nemo_rl")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_none_is_asked_but_by_what_saves(tmp_path: Path) -> None:
+def test_queries_of_a_missing_gpu_are_answered_only_during_saves(tmp_path: Path) -> None:
     """PyTorch raises where there is none, and Megatron asks although nothing is on one."""
     asked = [torch.cuda.get_rng_state, torch.cuda.synchronize, torch.cuda.current_device]
     bridge_import.import_into(tiny_directory(), tmp_path)

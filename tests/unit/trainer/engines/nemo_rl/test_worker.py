@@ -52,7 +52,7 @@ def test_ray_offers_its_methods_to_the_driver_by_the_names_and_keywords_that_are
     assert keywords[CALL_SHARDED] == {"shard", "method", "arguments"}
 
 
-def test_it_compiles_nothing_where_it_may_not_write(worker: Any, fake_nemo_rl: None) -> None:
+def test_megatron_compiles_nothing_in_a_read_only_folder(worker: Any, fake_nemo_rl: None) -> None:
     """The stand-in of Megatron's compiler ends the process. Others get it back."""
     from megatron.bridge.training import initialize
 

@@ -41,7 +41,7 @@ def grouped(groups: AdapterGroups, runs: list[AdapterRun]) -> bool:
 
 
 @given(st.lists(runs_of_numbers, min_size=1, max_size=5))
-def test_groups_compute_what_products_of_runs_do_as_adapters_come_and_go(
+def test_groups_compute_the_same_as_products_of_runs_while_adapters_change(
     model: TorchModel, adapters: list[LoadedAdapter], steps: list[list[tuple[int, int]]]
 ) -> None:
     groups, base = AdapterGroups(ROOMY), model.layers[UNEMBED].base

@@ -86,7 +86,7 @@ def test_top_p_keeps_the_smallest_most_likely_set_with_that_share(values: np.nda
     st.sampled_from([-1, 1, 3]),
     st.sampled_from([1.0, 0.5]),
 )
-def test_a_draw_never_picks_what_is_impossible(
+def test_a_draw_never_picks_an_impossible_token(
     logits: np.ndarray, number: float, temperature: float, top_k: int, top_p: float
 ) -> None:
     row = torch.from_numpy(np.append(logits, np.float32(-np.inf)))

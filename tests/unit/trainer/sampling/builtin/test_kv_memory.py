@@ -33,7 +33,7 @@ sizes = st.integers(1, 1 << 45)
 
 
 @given(token=st.integers(1, 1 << 24), free=sizes, alone=st.booleans(), device=st.sampled_from(["cpu", "cuda"]))
-def test_without_a_word_a_whole_context_fits_where_half_of_what_is_free_holds_it(
+def test_a_whole_context_fits_by_default_if_half_of_the_free_memory_is_enough(
     token: int, free: int, alone: bool, device: str
 ) -> None:
     share, context = shared_bytes(device, free, alone=alone), 2048
@@ -72,7 +72,7 @@ def test_a_host_gives_a_bounded_part() -> None:
     assert shared_bytes("cpu", 1 << 50, alone=True) == CPU_BYTES
 
 
-def test_too_little_for_the_shortest_row_is_refused_with_what_it_takes(model: TorchModel) -> None:
+def test_memory_below_the_shortest_row_is_refused_with_the_required_size(model: TorchModel) -> None:
     least = ROW_BYTES // 1024 * SHORTEST_ROW_TOKENS
     with pytest.raises(ServerError, match=f"take {least} bytes.*--kv-cache-bytes allows is {least - 1}"):
         kv_memory(*of(model), least - 1, alone=False)

@@ -96,7 +96,7 @@ def test_requests_for_one_sample_each_share_their_prompt(model: TorchModel, step
     assert sorted(outcome.prompt_cache_hit_tokens for outcome in outcomes) == [0, *[59] * (GROUP - 1)]
 
 
-def test_a_row_that_gives_way_keeps_what_it_shares(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preempted_row_keeps_its_shared_blocks(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
     few_rows = BuiltinSamplerSettings(max_rows=GROUP, prefill_block_tokens=16)
     jobs = [
         replace(job(prompt_of(40), num_samples=2 * GROUP, max_tokens=12), tenant="many"),
@@ -189,7 +189,9 @@ def test_a_tenant_does_not_wait_for_the_end_of_anothers_shared_prompt(
     assert ended == ["later", "first"]
 
 
-def test_a_step_costs_what_it_reads_of_each_shared_prompt(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_step_includes_the_shared_prompts_that_it_reads(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward = ForwardPass(model)
     plan = BatchPlan(forward.geometry, SETTINGS, 512)
     batch = DecodeBatch(BatchKey(256), plan, forward)

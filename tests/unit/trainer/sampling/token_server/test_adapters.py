@@ -23,7 +23,7 @@ def model() -> ServedModel:
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft calls transformers
-def test_a_folder_is_what_peft_reads(tmp_path: Path, model: ServedModel) -> None:
+def test_peft_reads_the_folder(tmp_path: Path, model: ServedModel) -> None:
     state = random_adapter(tiny_model())
     adapter = AdapterFolders(tmp_path).write("key", state, model)
     read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model.directory), str(adapter.folder))

@@ -206,7 +206,7 @@ SGLANG_ANSWER: dict[str, Any] = {
     [drawn_by_vllm(REQUEST, VLLM_ANSWER), drawn_by_sglang(REQUEST, SGLANG_ANSWER)[0]],
     ids=["vllm", "sglang"],
 )
-def test_an_answer_holds_tokens_logprobs_scores_and_what_was_cached(drawn: Generation) -> None:
+def test_an_answer_has_tokens_logprobs_scores_and_cached_tokens(drawn: Generation) -> None:
     assert (drawn.sequence.tokens.tolist(), drawn.sequence.logprobs.tolist()) == ([8, 2], [-0.5, -1.5])
     assert (drawn.sequence.stopped, drawn.cached_tokens) == (True, 2)
     assert drawn.prompt_logprobs is not None

@@ -34,7 +34,7 @@ def test_no_sampler_gets_arguments_of_another() -> None:
 
 
 @pytest.mark.parametrize("word", ["--logprobs-mode=processed_logprobs", "--logprobs_mode", "--sampling-defaults"])
-def test_words_that_would_change_what_samples_mean_are_refused(word: str) -> None:
+def test_flags_that_would_change_the_meaning_of_samples_are_refused(word: str) -> None:
     """Otherwise every logprob would silently change."""
     with pytest.raises(UsageError, match=f"{word}: .* would change what samples and their logprobs mean; leave it out"):
         parse_options([*SAMPLER, "--engine", "vllm", "--server-argument=--a", f"--server-argument={word}"])

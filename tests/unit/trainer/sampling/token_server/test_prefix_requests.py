@@ -76,7 +76,7 @@ def test_the_longest_beginning_of_the_prompt_comes_first_so_that_the_server_has_
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_a_job_that_would_flood_its_server_is_refused_with_what_to_do() -> None:
+def test_a_job_that_would_flood_its_server_is_refused_with_the_remedy() -> None:
     prompt = prompt_of(MOST_PREFIX_REQUESTS // 2 + 1)
     assert len(plan_prefixes(replace(job(prompt), prompt_alt_tokens_k=2), None)) == MOST_PREFIX_REQUESTS
     with pytest.raises(
@@ -93,7 +93,7 @@ def test_a_job_that_would_flood_its_server_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("last_n", [None, 0, 1, 3, 5, 99])
-def test_a_prompt_is_scored_by_what_is_drawn_behind_its_beginnings(last_n: int | None) -> None:
+def test_a_prompt_is_scored_by_draws_after_its_prefixes(last_n: int | None) -> None:
     first = 1 if last_n is None else max(1, 6 - last_n)
     asked = job(PROMPT, prompt_logprobs=True, last_n=last_n, topk_prompt=2)
     planned = plan_prefixes(asked, "version", first if first < 6 else None, head=True)

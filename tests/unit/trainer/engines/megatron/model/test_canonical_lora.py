@@ -164,7 +164,7 @@ def test_experts_have_the_names_shapes_and_parts_that_the_peft_engine_gives_them
             assert tensor.parameter.dtype == torch.bfloat16
 
 
-def test_the_bridge_sees_adapters_alone_in_what_is_trained_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bridge_sees_only_adapters_as_trained_parameters_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names decide it. A trained base would leave recomputed layers without gradients."""
     mlp = mixture_stage(1, monkeypatch).get_submodule("module.module.decoder.layers.0.mlp")
     names = {name for name, parameter in mlp.named_parameters() if ".linear_" not in name}

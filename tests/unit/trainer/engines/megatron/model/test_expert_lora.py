@@ -107,7 +107,7 @@ def test_a_rank_takes_part_even_if_its_experts_get_no_token() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_sum_what_they_share_and_not_what_is_their_experts_own(ranks: int) -> None:
+def test_ranks_sum_shared_gradients_and_not_those_of_their_own_experts(ranks: int) -> None:
     """Megatron reads an attribute of the parameter. A rank with all experts has none of its own."""
     lora = drawn_lora(0, ranks)
     for key, own in ((GATE, "B"), (UP, "B"), (DOWN, "A")):

@@ -65,7 +65,7 @@ def test_divided_tensors_join_to_the_original(layout: Parallelism, rank: int, al
 
 
 @given(layouts, st.integers(1, MAX_RANK))
-def test_padding_and_what_is_not_trained_are_zero(layout: Parallelism, rank: int) -> None:
+def test_padding_and_untrained_values_are_zero(layout: Parallelism, rank: int) -> None:
     parts = [parts_of(layout, each) for each in range(layout.world_size)]
     whole = {name: torch.ones(shape) for name, shape in whole_shapes(parts, ["0.rows"], rank).items()}
 
