@@ -46,18 +46,18 @@ def remote_port(environment: Mapping[str, str]) -> int:
 class Installation:
     """The settings that are the same for all sessions and pools.
 
-    namespace: the release's namespace, where the API server and the operator run.
-    checkpoint_root: the URL to which workers write checkpoints; `file://…` lies on `checkpoint_claim`.
-    checkpoint_environment: the workers' variables for a remote root, such as AWS_ENDPOINT_URL_S3.
-    checkpoint_secret: a Secret in each worker's namespace with further such variables: the credentials.
-    ray_version: the Ray version in the images of sessions with several nodes; None: the version in the project's own
-        images.
-    ray_cluster_labels: labels on their RayClusters, so that KubeRay starts all pods together.
-    hang_timeout_seconds: the longest duration of one operation before its worker counts as hung.
-    delete_grace_seconds: how long a deletion waits until the adapters are saved to the checkpoint root.
-    reserved: names of the installation's own objects, which sessions and pools may not use.
-    allowed_images, allowed_secrets: patterns of the names that sessions and pools may use.
-    client_labels: pods in the release's namespace with one of these label sets may call workers.
+    - `namespace`: the release's namespace, where the API server and the operator run.
+    - `checkpoint_root`: the URL to which workers write checkpoints; `file://…` lies on `checkpoint_claim`.
+    - `checkpoint_environment`: the workers' variables for a remote root, such as AWS_ENDPOINT_URL_S3.
+    - `checkpoint_secret`: a Secret in each worker's namespace with further such variables: the credentials.
+    - `ray_version`: the Ray version in the images of sessions with several nodes; None: the version in the project's
+      own images.
+    - `ray_cluster_labels`: labels on their RayClusters, so that KubeRay starts all pods together.
+    - `hang_timeout_seconds`: the longest duration of one operation before its worker counts as hung.
+    - `delete_grace_seconds`: how long a deletion waits until the adapters are saved to the checkpoint root.
+    - `reserved`: names of the installation's own objects, which sessions and pools may not use.
+    - `allowed_images`, `allowed_secrets`: patterns of the names that sessions and pools may use.
+    - `client_labels`: pods in the release's namespace with one of these label sets may call workers.
     """
 
     namespace: str

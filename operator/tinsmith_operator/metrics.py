@@ -68,9 +68,11 @@ class Metrics:
     ) -> None:
         """Register the values that are read at each scrape.
 
-        certificates: the namespace, Secret and expiry of each certificate. are_kept: whether certificates can be
-        issued. forbidden: the number of namespaces that the operator may not list. unknown_kinds: the number of missing
-        CRDs. clock_offset_seconds: the number of seconds by which the API server's clock is ahead.
+        - `certificates`: the namespace, Secret and expiry of each certificate.
+        - `are_kept`: whether certificates can be issued.
+        - `forbidden`: the number of namespaces that the operator may not list.
+        - `unknown_kinds`: the number of missing CRDs.
+        - `clock_offset_seconds`: the number of seconds by which the API server's clock is ahead.
         """
         self.registry.register(
             StateCollector(

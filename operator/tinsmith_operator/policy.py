@@ -76,8 +76,8 @@ class Reserved:
 class Policy:
     """The platform team's rules for names.
 
-    own_image: the default image. All images in the repository of this image may run. allowed_images, allowed_secrets:
-    patterns, in which `*` stands for any text. The pattern `*` allows all names.
+    - `own_image`: the default image. All images in the repository of this image may run.
+    - `allowed_images`, `allowed_secrets`: patterns, in which `*` stands for any text. The pattern `*` allows all names.
     """
 
     own_image: str

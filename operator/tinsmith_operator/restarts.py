@@ -21,7 +21,10 @@ _WINDOW = re.compile(rf"(?:(?P<days>[A-Z][a-z]{{2}}(?:,[A-Z][a-z]{{2}})*) )?(?P<
 
 @dataclass(frozen=True)
 class Window:
-    """A daily window in UTC. days: the weekdays on which it opens, with Monday as 0. opens, closes: minutes of the day.
+    """A daily window in UTC.
+
+    - `days`: the weekdays on which it opens, with Monday as 0.
+    - `opens`, `closes`: minutes of the day.
 
     If a window closes before it opens, it ends on the next day.
     """
@@ -41,8 +44,8 @@ class Window:
 class RestartPolicy:
     """The policy of automatic restarts.
 
-    automatic: whether automatic restarts are on. budget: how many sessions may restart at the same time, for example
-    `2` or `10%`; at least one.
+    - `automatic`: whether automatic restarts are on.
+    - `budget`: how many sessions may restart at the same time, for example `2` or `10%`; at least one.
     """
 
     automatic: bool = False

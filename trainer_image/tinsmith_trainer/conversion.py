@@ -1,7 +1,7 @@
 """The conversion program: `python -m tinsmith_trainer.conversion` prepares a session's model for its ranks, then exits.
 
-A cluster runs this program once, before the session reserves GPUs. If it did not run, the worker converts the model
-when it starts.
+A cluster runs this program once, before the session reserves GPUs. If the program did not run, the worker converts the
+model when it starts.
 """
 
 from __future__ import annotations

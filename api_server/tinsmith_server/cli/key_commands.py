@@ -1,4 +1,4 @@
-"""`tinsmith keys`: commands that change the store directly. The server may run or not."""
+"""`tinsmith keys`: commands that change the store directly. They do not need a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stops a cluster that fully or partly runs: processes, containers, mounts, network, control groups and folders."""
+"""The stop of a cluster that fully or partly runs: processes, containers, mounts, network, cgroups and folders."""
 
 from __future__ import annotations
 

@@ -8,7 +8,11 @@ from tinsmith_operator.api.base import Resource, Time
 
 
 class Condition(Resource):
-    """A condition. type: an `api.conditions.ConditionType`. reason: an `api.reasons.Reason`."""
+    """A condition.
+
+    - `type`: an `api.conditions.ConditionType`.
+    - `reason`: an `api.reasons.Reason`.
+    """
 
     type: str
     status: str

@@ -60,8 +60,8 @@ def pull_variants(overrides: Manifest, pull_secrets: Sequence[Manifest]) -> Iter
 def build_pod_metadata(owner: Owner, overrides: PodOverrides, inputs: str, restart: str | None = None) -> Manifest:
     """Return the metadata of a pod template. The operator's labels take precedence over labels of a user.
 
-    inputs: the hash of the pod's inputs.
-    restart: the request for a restart that the pod carries out.
+    - `inputs`: the hash of the pod's inputs.
+    - `restart`: the request for a restart that the pod carries out.
     """
     requested = {RESTART_REQUEST_ANNOTATION: restart} if restart is not None else {}
     return {
@@ -123,8 +123,8 @@ def build_container(
 ) -> Manifest:
     """Return the container.
 
-    variables: the variables that its engine needs. processes: the number of processes that share the container's
-    threads.
+    - `variables`: the variables that its engine needs.
+    - `processes`: the number of processes that share the container's threads.
     """
     pod = spec.pod
     container: Manifest = {

@@ -41,7 +41,11 @@ LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "restart"
 
 @dataclass(frozen=True)
 class PinnedImage:
-    """An image. reference: the name that was requested. digest: set after the first run of an image from a registry."""
+    """An image.
+
+    - `reference`: the name that was requested.
+    - `digest`: set after the first run of an image from a registry.
+    """
 
     reference: str
     digest: str | None

@@ -56,7 +56,8 @@ class Delete:
 
     If the object does not exist, it counts as deleted.
 
-    grace_period_seconds: the grace period of a pod; None: the period in the object. why: the reason, for the log.
+    - `grace_period_seconds`: the grace period of a pod; None: the period in the object.
+    - `why`: the reason, for the log.
     """
 
     kind: str
@@ -71,8 +72,8 @@ class Delete:
 class IssueCertificate:
     """A new key and certificate for these names. They are written into the data of a Secret.
 
-    manifest: the whole Secret without `data`. uid, resource_version: those of the existing Secret; None: the Secret is
-    created.
+    - `manifest`: the whole Secret without `data`.
+    - `uid`, `resource_version`: those of the existing Secret; None: the Secret is created.
     """
 
     manifest: Manifest
@@ -118,9 +119,9 @@ Action = Create | Apply | Annotate | Delete | IssueCertificate | WriteStatus | A
 class Decision:
     """The actions to carry out now, and the time of the next decision.
 
-    requeue_after_seconds: the longest time until the next decision; None: decide again at the next event or resync.
-    wants_turn: the session waits for its turn of an automatic restart, or has its turn and does not serve again yet;
-    None: this is not known.
+    - `requeue_after_seconds`: the longest time until the next decision; None: decide again at the next event or resync.
+    - `wants_turn`: the session waits for its turn of an automatic restart, or has its turn and does not serve again
+      yet; None: this is not known.
     """
 
     actions: tuple[Action, ...]

@@ -24,7 +24,8 @@ def journal_holder(
 
     It keeps the claim until both the session and its worker's pod are gone.
 
-    users: the sessions that name the claim for their journal. pods: the pods whose journal is on it.
+    - `users`: the sessions that name the claim for their journal.
+    - `pods`: the pods whose journal is on it.
     """
     first = min(users, key=lambda user: _precedence(user, claim), default=None)
     if first is not None and first["metadata"]["uid"] != session.uid:

@@ -38,7 +38,11 @@ def condition(type_: ConditionType, finding: Finding, *, holds: bool) -> Conditi
 
 
 def upgrade_available(runs: str, next_start: str) -> ConditionState:
-    """Return the condition UpgradeAvailable. runs: the image in use. next_start: the image after a restart."""
+    """Return the condition UpgradeAvailable.
+
+    - `runs`: the image in use.
+    - `next_start`: the image after a restart.
+    """
     if runs == next_start:
         current = found(Reason.IMAGE_CURRENT, f"It runs {runs}, which a restart would keep.")
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.FALSE, current)

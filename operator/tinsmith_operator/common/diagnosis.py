@@ -124,9 +124,9 @@ def missing_certificate(observed: Surroundings) -> Finding | None:
 class Evidence:
     """The facts about pods that come from other objects.
 
-    warnings: the Warning Events of the namespace.
-    claim_uid: the UID of the journal's claim, if there is a claim.
-    was_preempted: the latest pod that ran was preempted, and no pod has run since.
+    - `warnings`: the Warning Events of the namespace.
+    - `claim_uid`: the UID of the journal's claim, if there is a claim.
+    - `was_preempted`: the latest pod that ran was preempted, and no pod has run since.
     """
 
     warnings: tuple[KubernetesWarning, ...]

@@ -33,11 +33,12 @@ class CertificateFacts:
 class WorkerReport:
     """The latest report of the worker in this pod.
 
-    adapters_used: the number of models that the worker holds, in memory or parked.
-    model_places: the largest number of models that it accepts.
-    running_seconds: the duration so far of the running microbatch, step or save; 0 if none runs.
-    snapshot_seconds: the duration of the longest complete snapshot since the worker started; 0 before the first one.
-    volume_full: the worker accepts no operation, because the journal's volume is full.
+    - `adapters_used`: the number of models that the worker holds, in memory or parked.
+    - `model_places`: the largest number of models that it accepts.
+    - `running_seconds`: the duration so far of the running microbatch, step or save; 0 if none runs.
+    - `snapshot_seconds`: the duration of the longest complete snapshot since the worker started; 0 before the first
+      one.
+    - `volume_full`: the worker accepts no operation, because the journal's volume is full.
     """
 
     pod_uid: str
@@ -55,7 +56,8 @@ class WorkerReport:
 class SnapshotAnswer:
     """The answer to a request for a snapshot.
 
-    at: the time when all data was on disk, or None if the worker refused. problem: why it refused.
+    - `at`: the time when all data was on disk, or None if the worker refused.
+    - `problem`: why it refused.
     """
 
     request: str
@@ -67,8 +69,8 @@ class SnapshotAnswer:
 class KubernetesWarning:
     """A Warning Event about an object in the namespace.
 
-    kind: the kind of that object, for example Pod, StatefulSet or PersistentVolumeClaim. at: the time when the Event
-    last occurred.
+    - `kind`: the kind of that object, for example Pod, StatefulSet or PersistentVolumeClaim.
+    - `at`: the time when the Event last occurred.
     """
 
     kind: str
@@ -94,8 +96,8 @@ class ReadJournal:
 class Stored:
     """The object that the API server stored for a request.
 
-    request: the hash of the request.
-    content: the hash of the stored object, without the fields of other managers.
+    - `request`: the hash of the request.
+    - `content`: the hash of the stored object, without the fields of other managers.
     """
 
     request: str
@@ -117,12 +119,15 @@ class ReadClaim:
 class Surroundings(ABC):
     """The objects that have the names of an owner's children, including foreign objects. A missing object is None.
 
-    authority_fingerprint: None if no authority can issue certificates. ca_problem: a sentence that says why
-    certificates cannot be issued or stored. certificate: None also if the Secret holds no readable certificate.
-    snapshot: the latest answer of the session's worker to a request for a snapshot. read_journal: the first claim for
-    the model that holds the journal of another session. warnings: may be empty while the owner is ready. stored: by
-    kind, the object that the API server stored for the latest create or apply, if it differs from the request.
-    refusals: by kind, the API server's message when it refused the latest create or apply (status 400, 403 or 422).
+    - `authority_fingerprint`: None if no authority can issue certificates.
+    - `ca_problem`: a sentence that says why certificates cannot be issued or stored.
+    - `certificate`: None also if the Secret holds no readable certificate.
+    - `snapshot`: the latest answer of the session's worker to a request for a snapshot.
+    - `read_journal`: the first claim for the model that holds the journal of another session.
+    - `warnings`: may be empty while the owner is ready.
+    - `stored`: by kind, the object that the API server stored for the latest create or apply, if it differs from the
+      request.
+    - `refusals`: by kind, the API server's message when it refused the latest create or apply (status 400, 403 or 422).
     """
 
     authority_fingerprint: str | None
@@ -162,14 +167,19 @@ class Surroundings(ABC):
 class Observed(Surroundings):
     """The observed state of one session.
 
-    claim: the claim named `session.claim_name`; a user may have made it. claim_holder: another session that has the
-    same claim, or whose worker's pod still mounts it. claim_reader: the kind and name of an older session or pool that
-    reads its model from the claim. pod: the worker's pod. members: the other pods of a session with several nodes, by
-    name. conversion: the Job that converts the model. converters: the pods of this Job and of an earlier such Job.
-    image_pull: the Job that pulls a new image onto the worker's node. pullers: the pods of this Job and of an earlier
-    such Job. no_groups: a sentence that says why sessions with several nodes cannot run in this cluster. report: the
-    latest report, from any pod. has_turn: the session may restart automatically now. The number of sessions that may do
-    so at the same time is limited.
+    - `claim`: the claim named `session.claim_name`; a user may have made it.
+    - `claim_holder`: another session that has the same claim, or whose worker's pod still mounts it.
+    - `claim_reader`: the kind and name of an older session or pool that reads its model from the claim.
+    - `pod`: the worker's pod.
+    - `members`: the other pods of a session with several nodes, by name.
+    - `conversion`: the Job that converts the model.
+    - `converters`: the pods of this Job and of an earlier such Job.
+    - `image_pull`: the Job that pulls a new image onto the worker's node.
+    - `pullers`: the pods of this Job and of an earlier such Job.
+    - `no_groups`: a sentence that says why sessions with several nodes cannot run in this cluster.
+    - `report`: the latest report, from any pod.
+    - `has_turn`: the session may restart automatically now. The number of sessions that may do so at the same time is
+      limited.
     """
 
     session: TrainingSession

@@ -62,11 +62,13 @@ def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
 class OwnedObjects:
     """The observed objects that belong to the session.
 
-    pod, members: the pods of its present workload. writer: the pod that may still write to its volume. This pod may
-    belong to an earlier workload or to no workload. conversion, image_pull: its Jobs, with the pods that they started.
-    converters: its conversion pods, including pods of an earlier Job. orphans: its pods whose workload was deleted
-    without them. Only the operator can stop orphans. foreign: an object that has the name of a child but does not
-    belong to the session.
+    - `pod`, `members`: the pods of its present workload.
+    - `writer`: the pod that may still write to its volume. This pod may belong to an earlier workload or to no
+      workload.
+    - `conversion`, `image_pull`: its Jobs, with the pods that they started.
+    - `converters`: its conversion pods, including pods of an earlier Job.
+    - `orphans`: its pods whose workload was deleted without them. Only the operator can stop orphans.
+    - `foreign`: an object that has the name of a child but does not belong to the session.
     """
 
     workload: Workload | None

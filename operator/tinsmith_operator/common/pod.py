@@ -61,7 +61,7 @@ class Pod(LiveObject):
 
     @property
     def deletion_time(self) -> datetime | None:
-        """The time at which the deleted pod should be gone, at the latest. It includes the grace period."""
+        """The latest time at which the deleted pod should be gone. It includes the grace period."""
         return parse_time(self.manifest["metadata"].get("deletionTimestamp"))
 
     @property

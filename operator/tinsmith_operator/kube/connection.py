@@ -65,7 +65,8 @@ async def load_configuration() -> Configuration:
 def trace(observe: Observe, on_list: ListAnswered | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
     """Return hooks for all requests of a session.
 
-    on_list: called for each page of a list. turn: awaited before each request for a list is sent.
+    - `on_list`: called for each page of a list.
+    - `turn`: awaited before each request for a list is sent.
     """
 
     def finished(url: Any, method: str, code: str) -> ApiCall:

@@ -23,8 +23,9 @@ from tinsmith_operator.pool.situation import PoolSituation
 class PoolDiagnosis:
     """The findings about a pool.
 
-    is_ready: clients can sample. One ready replica is enough; Degraded reports missing replicas. trouble: why the pool
-    is not ready. unfinished: why the Deployment differs from the spec; None: it matches the spec.
+    - `is_ready`: clients can sample. One ready replica is enough; Degraded reports missing replicas.
+    - `trouble`: why the pool is not ready.
+    - `unfinished`: why the Deployment differs from the spec; None: it matches the spec.
     """
 
     is_ready: bool

@@ -29,8 +29,9 @@ from tinsmith_operator.installation import Installation
 class Rollout:
     """The progress of a Deployment.
 
-    replicas, ready, updated: the numbers of pods that are not terminating. is_known: whether the controller has seen
-    this version of the Deployment. refused: the API server's message when it refused to create a pod.
+    - `replicas`, `ready`, `updated`: the numbers of pods that are not terminating.
+    - `is_known`: whether the controller has seen this version of the Deployment.
+    - `refused`: the API server's message when it refused to create a pod.
     """
 
     replicas: int = 0
@@ -59,10 +60,12 @@ def read_rollout(deployment: Workload) -> Rollout:
 class PoolSituation:
     """The situation of a pool at one moment: the observed state, the desired state, and their differences.
 
-    foreign: a foreign object that has the name of one of the pool's children. next_template: the template that pods
-    would have after a restart. template: the present template of the Deployment. blocking_reason: why the pool must
-    have no pods. staying_pods: the pods that count. Terminating and evicted pods do not count, because they have been
-    replaced. failed_pods: the latest first. Their ReplicaSet keeps failed pods and creates other pods.
+    - `foreign`: a foreign object that has the name of one of the pool's children.
+    - `next_template`: the template that pods would have after a restart.
+    - `template`: the present template of the Deployment.
+    - `blocking_reason`: why the pool must have no pods.
+    - `staying_pods`: the pods that count. Terminating and evicted pods do not count, because they have been replaced.
+    - `failed_pods`: the latest first. Their ReplicaSet keeps failed pods and creates other pods.
     """
 
     observed: ObservedPool

@@ -52,7 +52,8 @@ class State(Enum):
 class Informer:
     """The state of each kind in each part. `complete` is set when every part is listed or forbidden.
 
-    entered: called for each part whose state has become known. resources: the kinds that one watch covers.
+    - `entered`: called for each part whose state has become known.
+    - `resources`: the kinds that one watch covers.
     """
 
     def __init__(

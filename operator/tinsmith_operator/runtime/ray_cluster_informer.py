@@ -40,8 +40,8 @@ class Watching(Protocol):
 class RayClusterInformer:
     """The state of the watch on RayClusters.
 
-    changed: called when a namespace may have become known or forbidden. open_watch: opens a watch on RayClusters only.
-    Its argument is called for each page of the watch's lists.
+    - `changed`: called when a namespace may have become known or forbidden.
+    - `open_watch`: opens a watch on RayClusters only. Its argument is called for each page of the watch's lists.
     """
 
     def __init__(

@@ -56,8 +56,8 @@ class Kind(Protocol):
 class ReconcileResult:
     """The result of a reconcile.
 
-    acted: the operator carried out actions, so the key is reconciled again. requeue_after_seconds: the longest time
-        until the next reconcile.
+    - `acted`: the operator carried out actions, so the key is reconciled again.
+    - `requeue_after_seconds`: the longest time until the next reconcile.
     """
 
     acted: bool

@@ -66,8 +66,8 @@ log = get_logger(__name__)
 class Operator:
     """The whole operator. Call `run` once.
 
-    around_permit: wraps the permit of each write, so that a test can act between two writes. describe, snapshot: the
-    functions that call workers; by default, they use gRPC.
+    - `around_permit`: wraps the permit of each write, so that a test can act between two writes.
+    - `describe`, `snapshot`: the functions that call workers; by default, they use gRPC.
     """
 
     def __init__(

@@ -22,10 +22,12 @@ FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
 class ClaimPlan:
     """The present claim and the desired claim.
 
-    usable: the existing claim, if the session may use it. desired: the claim as it should be. For a claim that a user
-    created, it contains only the fields that the operator writes. unused: the session's claim, if it never had a volume
-    and differs from the spec. The operator must create this claim again. mismatch: a field in which the session's claim
-    differs from the spec, and which cannot be changed.
+    - `usable`: the existing claim, if the session may use it.
+    - `desired`: the claim as it should be. For a claim that a user created, it contains only the fields that the
+      operator writes.
+    - `unused`: the session's claim, if it never had a volume and differs from the spec. The operator must create this
+      claim again.
+    - `mismatch`: a field in which the session's claim differs from the spec, and which cannot be changed.
     """
 
     usable: Manifest | None

@@ -62,9 +62,9 @@ def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) ->
 class RestartPlan:
     """The restarts that a session needs.
 
-    must_restart: the pod's inputs have changed, and the change requires a restart now. must_requeue: the same is true
-    for the template of a workload that belongs to a queue. settings_differ: only the installation's settings have
-    changed since the pod started.
+    - `must_restart`: the pod's inputs have changed, and the change requires a restart now.
+    - `must_requeue`: the same is true for the template of a workload that belongs to a queue.
+    - `settings_differ`: only the installation's settings have changed since the pod started.
     """
 
     must_restart: bool

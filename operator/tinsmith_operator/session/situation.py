@@ -31,16 +31,16 @@ from tinsmith_operator.session.upgrade import ImagePlan, Pins, plan_image, read_
 class Situation:
     """The situation of a session at one moment: the observed state, the desired state, and their differences.
 
-    pins: the images that the volume records.
-    image_plan: the images that the volume should record, and the image to run.
-    worker: how the worker should be started; None until the claim exists.
-    desired: the StatefulSet or RayCluster as it should be; None while it cannot be built.
-    awaits_conversion: the worker starts only after the Job has converted its model.
-    blocking_reason: why the session must have no pods.
-    report: the latest report, if the present pod sent it.
-    adapters: the numbers in the latest report, even while no worker runs.
-    snapshot: the worker's answer to a request for a snapshot, redacted.
-    lost_node: a node of the session's pods does not answer.
+    - `pins`: the images that the volume records.
+    - `image_plan`: the images that the volume should record, and the image to run.
+    - `worker`: how the worker should be started; None until the claim exists.
+    - `desired`: the StatefulSet or RayCluster as it should be; None while it cannot be built.
+    - `awaits_conversion`: the worker starts only after the Job has converted its model.
+    - `blocking_reason`: why the session must have no pods.
+    - `report`: the latest report, if the present pod sent it.
+    - `adapters`: the numbers in the latest report, even while no worker runs.
+    - `snapshot`: the worker's answer to a request for a snapshot, redacted.
+    - `lost_node`: a node of the session's pods does not answer.
     """
 
     observed: Observed

@@ -49,9 +49,10 @@ After the second refusal, the old image was ready and still stopped without a sn
 class ImagePlan:
     """The image to run now, and the image to run in the end.
 
-    requested: the image to run in the end. pulls_on: the node that pulls the requested image while the old image runs.
-    stop_first: no worker may run until the present pod is gone. available: the installation's default, if the worker
-    keeps another image until its next restart.
+    - `requested`: the image to run in the end.
+    - `pulls_on`: the node that pulls the requested image while the old image runs.
+    - `stop_first`: no worker may run until the present pod is gone.
+    - `available`: the installation's default, if the worker keeps another image until its next restart.
     """
 
     pins: Pins
@@ -76,7 +77,11 @@ class ImagePlan:
 def plan_image(
     pins: Pins | None, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> ImagePlan:
-    """Return the plan. pins: the pins of the present claim. restart: the latest request for a restart."""
+    """Return the plan.
+
+    - `pins`: the pins of the present claim.
+    - `restart`: the latest request for a restart.
+    """
     pod, named = owned.pod, observed.session.spec.pod.image
     if pins is None:
         return _first_plan(named, installation, pod)

@@ -50,7 +50,7 @@ class Imports:
         self._latest: _Import | None = None
 
     def submit(self, request: worker_pb2.ImportAdapterRequest) -> Future[worker_pb2.ImportAdapterReply]:
-        """Submit an import. The previous import must have its answer.
+        """Submit an import. The previous import must have been answered.
 
         The reply fails with TrainerError or Draining.
         """

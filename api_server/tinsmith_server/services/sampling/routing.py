@@ -49,7 +49,7 @@ def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
 
 
 def busy_bound(unfinished: Sequence[int]) -> int:
-    """Return the number of unfinished samples from which on a sampler is too busy.
+    """Return the number of unfinished samples with which a sampler counts as too busy.
 
     At least one sampler always has fewer samples.
     """

@@ -49,7 +49,7 @@ class Evaluated:
 
 
 class InlineEvaluator:
-    """An evaluator that runs after every `every` steps, while training continues.
+    """An evaluator that runs at each step that `every` divides, while training continues.
 
     `maybe_evaluate` saves the weights in the order of the training client's calls, and returns. Sampling and grading
     run in a thread. At most `at_once` evaluations run, and at most `waiting` more wait. The weights of each are saved

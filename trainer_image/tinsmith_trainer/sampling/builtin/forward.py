@@ -208,7 +208,7 @@ class ForwardPass:
         return output
 
     def _mask(self, positions: Tensor, extent: int) -> Tensor | dict[str, Tensor]:
-        """Return which keys, 0 to `extent`, each position attends to: an additive mask `[rows, 1, length, extent]`.
+        """Return an additive mask `[rows, 1, length, extent]` of the keys to which each position attends.
 
         The mask has the model's dtype, because SDPA would convert a boolean mask in every layer. A model with several
         layer types takes one mask for each type.
