@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kubernetes import families as made
+from support.kubernetes import families
 from tinsmith.cli import main as tinsmith
 from tinsmith.cluster.commands import main as kubectl_tinsmith
 
@@ -61,7 +61,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def test_the_cli_has_the_same_commands(cluster: SmallCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster.holds(samplerpools=[made.pool(conditions=made.ready())])
+    cluster.holds(samplerpools=[families.pool(conditions=families.ready())])
     with pytest.raises(SystemExit) as end:
         tinsmith(["cluster", "status", "--namespace", "n", "--output", "json"])
     assert not end.value.code
@@ -90,7 +90,8 @@ def test_a_failure_is_one_sentence_and_an_exit_status(
     sentence: str,
 ) -> None:
     cluster.holds(
-        trainingsessions=[made.session(conditions=made.ready())], samplerpools=[made.pool(conditions=made.ready())]
+        trainingsessions=[families.session(conditions=families.ready())],
+        samplerpools=[families.pool(conditions=families.ready())],
     )
     assert run(monkeypatch, *words) == exit_status
     assert sentence in capsys.readouterr().err.splitlines()[-1]
@@ -99,8 +100,8 @@ def test_a_failure_is_one_sentence_and_an_exit_status(
 def test_logs_of_a_session_are_its_pods(
     cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    session = made.session(conditions=made.ready())
-    cluster.holds(trainingsessions=[session], pods=[made.pod("qwen-0", of=session)])
+    session = families.session(conditions=families.ready())
+    cluster.holds(trainingsessions=[session], pods=[families.pod("qwen-0", of=session)])
     assert run(monkeypatch, "logs", "qwen", "-f", "--previous", "--since=5m", "--context=c") == 0
     assert cluster.calls("logs") == [["--context=c", "logs", "qwen-0", "--follow", "--previous", "--since=5m"]]
     assert capfd.readouterr().out == "a line of the worker\n"
@@ -109,8 +110,8 @@ def test_logs_of_a_session_are_its_pods(
 def test_logs_of_a_pool_are_those_of_all_replicas_with_their_names(
     cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = made.pool(conditions=made.ready())
-    cluster.holds(samplerpools=[pool], pods=[made.pod("draws-a", of=pool)])
+    pool = families.pool(conditions=families.ready())
+    cluster.holds(samplerpools=[pool], pods=[families.pod("draws-a", of=pool)])
     assert run(monkeypatch, "logs", "draws") == 0
     [words] = cluster.calls("logs")
     assert words[1:4] == ["--selector=tinsmith.dev/pool=draws", "--prefix", "--tail=-1"]

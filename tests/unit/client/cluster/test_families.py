@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.kubernetes import families as made
+from support.kubernetes import families
 from tinsmith.cluster.families import Kind, Target, assemble, choose, list_readable, parse_target, read_families
 from tinsmith.cluster.kubectl import Forbidden, KindUnknown, Kubectl, Misused, NotFound
 from tinsmith.cluster.manifests import Manifest, name_of
@@ -28,18 +28,18 @@ class Canned(Kubectl):
         return found
 
 
-SESSION = made.session()
-POOL = made.pool("qwen")
+SESSION = families.session()
+POOL = families.pool("qwen")
 
 
 def test_children_are_found_by_their_label_and_claims_by_their_name() -> None:
-    other = made.session("other")
+    other = families.session("other")
     children = [
-        made.pod("qwen-0", of=SESSION),
-        made.pod("other-0", of=other),
-        made.workload(SESSION),
-        made.claim(SESSION),
-        made.claim(other),
+        families.pod("qwen-0", of=SESSION),
+        families.pod("other-0", of=other),
+        families.workload(SESSION),
+        families.claim(SESSION),
+        families.claim(other),
     ]
     [family, _] = assemble({Kind.SESSION: [SESSION, other], Kind.POOL: []}, children)
     assert [name_of(pod) for pod in family.pods] == ["qwen-0"]
@@ -83,7 +83,7 @@ def test_a_name_that_is_not_there_says_what_was_looked_for() -> None:
 
 
 def test_unreadable_objects_are_named_and_the_others_are_shown() -> None:
-    pods = [made.pod("qwen-0", of=SESSION)]
+    pods = [families.pod("qwen-0", of=SESSION)]
     found, unread = list_readable(Canned({"pods": pods, "events": Forbidden("You may not.")}), ("pods", "events"), None)
     assert found == pods
     assert unread == ["events not shown: You may not."]
@@ -91,20 +91,20 @@ def test_unreadable_objects_are_named_and_the_others_are_shown() -> None:
 
 def group(name: str = "qwen") -> Manifest:
     """Return a session of two nodes."""
-    session = made.session(name)
+    session = families.session(name)
     return {**session, "spec": {**session["spec"], "parallelism": {"nodes": 2}}}
 
 
 def members_of(session: Manifest) -> list[Manifest]:
     """Return the pods as KubeRay names them; the worker is the second by name."""
-    member, head = made.pod("qwen-a-worker-x", of=session), made.pod("qwen-head-x", of=session)
+    member, head = families.pod("qwen-a-worker-x", of=session), families.pod("qwen-head-x", of=session)
     member["metadata"]["labels"]["app.kubernetes.io/name"] = "tinsmith-worker-member"
     return [member, head]
 
 
 def test_a_session_of_several_nodes_has_a_ray_cluster_and_its_worker_first() -> None:
     session = group()
-    cluster = made.child("RayCluster", "qwen", of=session, spec={"workerGroupSpecs": [{"replicas": 1}]})
+    cluster = families.child("RayCluster", "qwen", of=session, spec={"workerGroupSpecs": [{"replicas": 1}]})
     answers: dict[str, list[Manifest] | Exception] = {
         Kind.SESSION.resource: [session],
         "pods": members_of(session),
@@ -116,7 +116,7 @@ def test_a_session_of_several_nodes_has_a_ray_cluster_and_its_worker_first() -> 
 
 
 def conversions_of(session: Manifest) -> list[Manifest]:
-    pods = [made.pod("qwen-conversion-1", of=session), made.pod("qwen-conversion-2", of=session)]
+    pods = [families.pod("qwen-conversion-1", of=session), families.pod("qwen-conversion-2", of=session)]
     for hour, pod in enumerate(pods):
         pod["metadata"]["labels"]["app.kubernetes.io/name"] = "tinsmith-conversion"
         pod["metadata"]["creationTimestamp"] = f"2026-01-02T0{hour}:00:00Z"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.kubernetes import families as made
+from support.kubernetes import families
 from tinsmith.cluster.bundle import INDEX, REMOVED, Bundle
 from tinsmith.cluster.families import INSTALLATION_SELECTOR, Kind, Target
 from tinsmith.cluster.kubectl import Forbidden, Kubectl
@@ -30,19 +30,19 @@ class Installation(Kubectl):
     def __init__(self, forbidden: tuple[str, ...] = ()) -> None:
         super().__init__(program="never-run")
         self._forbidden = forbidden
-        session, pool = made.session(conditions=made.ready()), made.pool(conditions=made.ready())
+        session, pool = families.session(conditions=families.ready()), families.pool(conditions=families.ready())
         session["spec"]["pod"] = {"env": [{"name": "WANDB_API_KEY", "value": SECRET}]}
-        pod = made.pod("qwen-0", of=session, restartCount=1)
-        operator = made.pod("tinsmith-operator-x", of=session)
+        pod = families.pod("qwen-0", of=session, restartCount=1)
+        operator = families.pod("tinsmith-operator-x", of=session)
         operator["metadata"]["labels"] = {"app.kubernetes.io/name": "tinsmith"}
         self.logs = {"qwen-0": f"logging in with {SECRET}\n", "tinsmith-operator-x": f"store {DSN}\n"}
         self.objects: dict[str, list[Manifest]] = {
             Kind.SESSION.resource: [session],
             Kind.POOL.resource: [pool],
-            "pods": [pod, made.pod("draws-a", of=pool)],
-            "statefulsets.apps": [made.workload(session)],
-            "persistentvolumeclaims": [made.claim(session)],
-            "events": [made.event(pod, "BackOff", f"failed with --token={SECRET}", minutes=1)],
+            "pods": [pod, families.pod("draws-a", of=pool)],
+            "statefulsets.apps": [families.workload(session)],
+            "persistentvolumeclaims": [families.claim(session)],
+            "events": [families.event(pod, "BackOff", f"failed with --token={SECRET}", minutes=1)],
         }
         self.installed = {"pods": [operator]}
 
@@ -72,7 +72,7 @@ class Installation(Kubectl):
 
 
 def report_of(kubectl: Kubectl, target: Target | None = None) -> dict[str, str]:
-    bundle = Bundle(made.NOW)
+    bundle = Bundle(families.NOW)
     collect(kubectl, target, bundle, progress=lambda _: None)
     return bundle.files()
 
@@ -128,7 +128,7 @@ def test_the_newest_lines_of_a_long_log_are_kept(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_archive_is_its_owners_alone_and_unpacks_into_a_folder(tmp_path: Path) -> None:
-    bundle = Bundle(made.NOW)
+    bundle = Bundle(families.NOW)
     bundle.add_object("a/b.json", {"x": 1})
     file = tmp_path / "help.tar.gz"
     bundle.write(file)
@@ -150,7 +150,7 @@ def test_a_password_of_one_part_is_removed_from_all_parts_in_any_order(password:
         "log": lambda bundle: bundle.add_text("b.log", f"said {password} aloud"),
         "event": lambda bundle: bundle.add_object("c.json", [{"message": f"login as u:{password} failed"}]),
     }
-    bundle = Bundle(made.NOW)
+    bundle = Bundle(families.NOW)
     for part in order:
         parts[part](bundle)
     bundle.leave_out("something", f"refused {password}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from support.kubernetes import families as made
+from support.kubernetes import families
 from tinsmith.cluster.families import Family, Kind, assemble
 from tinsmith.cluster.status_tree import as_json, status_tree
 from tinsmith.console import draw
@@ -19,18 +19,18 @@ def families_of(*owners: Manifest, children: list[Manifest] | None = None) -> tu
 
 
 def drawn(*owners: Manifest, children: list[Manifest] | None = None, with_namespaces: bool = False) -> str:
-    branches = status_tree(families_of(*owners, children=children), made.NOW, with_namespaces=with_namespaces)
+    branches = status_tree(families_of(*owners, children=children), families.NOW, with_namespaces=with_namespaces)
     return "".join(f"{line.plain}\n" for line in draw(branches))
 
 
 def test_a_healthy_session_shows_its_objects() -> None:
-    session = made.session(
-        conditions=made.ready(),
+    session = families.session(
+        conditions=families.ready(),
         adapters={"used": 3, "capacity": 8, "summary": "3/8"},
-        lastSnapshotTime=made.time_ago(minutes=2),
+        lastSnapshotTime=families.time_ago(minutes=2),
         endpoint="qwen.research.svc:7443",
     )
-    children = [made.workload(session), made.pod("qwen-0", of=session, restartCount=1), made.claim(session)]
+    children = [families.workload(session), families.pod("qwen-0", of=session, restartCount=1), families.claim(session)]
     assert drawn(session, children=children) == (
         "session/qwen, ready\n"
         "├─ Ready WorkerReady, SlotsAvailable SlotsFree; not Reconciling, Stalled, Degraded\n"
@@ -43,9 +43,9 @@ def test_a_healthy_session_shows_its_objects() -> None:
 
 def test_a_session_that_needs_attention_says_what_to_do() -> None:
     cure = "The image nowhere:1 cannot be pulled: not found; correct spec.pod.image."
-    session = made.session(conditions=made.unready("ImagePullFailed", cure, stalled=True))
+    session = families.session(conditions=families.unready("ImagePullFailed", cure, stalled=True))
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "back-off"}}
-    children = [made.pod("qwen-0", of=session, is_ready=False, state=waiting)]
+    children = [families.pod("qwen-0", of=session, is_ready=False, state=waiting)]
     assert drawn(session, children=children) == (
         "session/qwen, not ready: ImagePullFailed\n"
         f"├─ {cure}\n"
@@ -56,18 +56,18 @@ def test_a_session_that_needs_attention_says_what_to_do() -> None:
 
 
 def test_the_most_urgent_come_first() -> None:
-    degraded = made.ready()
-    degraded[-1] = made.condition("Degraded", "True", "ClaimTerminating")
+    degraded = families.ready()
+    degraded[-1] = families.condition("Degraded", "True", "ClaimTerminating")
     order = [
         line.split(",")[0]
         for line in drawn(
-            made.session("well", made.ready()),
-            made.session("asleep", made.unready("Suspended")),
-            made.session("moving", made.unready("LoadingModel", moving=True)),
-            made.session("threatened", degraded),
-            made.session("unseen"),
-            made.session("stuck", made.unready("QuotaExceeded", stalled=True)),
-            made.pool("stuck-too", made.unready("ImagePullFailed", stalled=True)),
+            families.session("well", families.ready()),
+            families.session("asleep", families.unready("Suspended")),
+            families.session("moving", families.unready("LoadingModel", moving=True)),
+            families.session("threatened", degraded),
+            families.session("unseen"),
+            families.session("stuck", families.unready("QuotaExceeded", stalled=True)),
+            families.pool("stuck-too", families.unready("ImagePullFailed", stalled=True)),
         ).splitlines()
         if not line.startswith(("├", "└"))
     ]
@@ -84,14 +84,14 @@ def test_the_most_urgent_come_first() -> None:
 
 def test_a_session_that_no_operator_has_seen_says_where_to_look() -> None:
     assert "see whether Tinsmith's operator runs, and whether it watches the namespace research" in drawn(
-        made.session()
+        families.session()
     )
 
 
 def test_scripts_get_the_same_facts_in_the_same_order() -> None:
-    stuck = made.session("stuck", made.unready("QuotaExceeded", "Raise the quota.", stalled=True))
-    pool = made.pool(conditions=made.ready())
-    listed = as_json(families_of(pool, stuck, children=[made.pod("draws-x", of=pool, restartCount=2)]))
+    stuck = families.session("stuck", families.unready("QuotaExceeded", "Raise the quota.", stalled=True))
+    pool = families.pool(conditions=families.ready())
+    listed = as_json(families_of(pool, stuck, children=[families.pod("draws-x", of=pool, restartCount=2)]))
     assert json.loads(json.dumps(listed)) == listed
     first, second = listed
     assert (first["name"], first["health"], first["message"]) == ("stuck", "stuck", "Raise the quota.")
@@ -104,4 +104,4 @@ def test_a_certificate_says_how_long_it_lasts_or_that_it_has_ended() -> None:
         ("2026-01-12T03:04:05Z", "certificate ends in 10d"),
         ("2026-01-02T02:04:05Z", "ended 1h ago"),
     ):
-        assert words in drawn(made.session(conditions=made.ready(), certificateExpiryTime=expiry))
+        assert words in drawn(families.session(conditions=families.ready(), certificateExpiryTime=expiry))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.kubernetes import families as made
+from support.kubernetes import families
 from tinsmith.cluster.families import Family, Kind, assemble
 from tinsmith.cluster.why import NamespaceFacts, explain
 from tinsmith.console import draw
@@ -18,22 +18,22 @@ def family_of(owner: Manifest, *children: Manifest) -> Family:
 
 
 def answer(family: Family, **namespace_facts: Any) -> str:
-    branches = explain(family, NamespaceFacts(**namespace_facts), made.NOW)
+    branches = explain(family, NamespaceFacts(**namespace_facts), families.NOW)
     return "".join(f"{line.plain}\n" for line in draw(branches))
 
 
 def test_a_pod_without_a_node_is_explained_by_the_scheduler() -> None:
     cure = "The scheduler finds no node: 0/3 nodes are available; add a node that fits."
-    session = made.session(conditions=made.unready("Unschedulable", cure, moving=True))
-    pod = made.pod("qwen-0", of=session, node=None, is_ready=False)
+    session = families.session(conditions=families.unready("Unschedulable", cure, moving=True))
+    pod = families.pod("qwen-0", of=session, node=None, is_ready=False)
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes available"}
     pod["status"]["conditions"] = [scheduled]
     events = (
-        made.event(pod, "FailedScheduling", "0/3 nodes available", count=4, minutes=3),
-        made.event(session, "Unschedulable", cure, type_="Normal", minutes=4),
-        made.event(made.session("other"), "CrashLoop", "not ours", minutes=1),
+        families.event(pod, "FailedScheduling", "0/3 nodes available", count=4, minutes=3),
+        families.event(session, "Unschedulable", cure, type_="Normal", minutes=4),
+        families.event(families.session("other"), "CrashLoop", "not ours", minutes=1),
     )
-    assert answer(family_of(session, pod, made.claim(session, phase="Pending")), events=events) == (
+    assert answer(family_of(session, pod, families.claim(session, phase="Pending")), events=events) == (
         "TrainingSession qwen is not ready: Unschedulable\n"
         f"{cure}\n"
         "persistentvolumeclaim/qwen-journal is Pending, of fast\n"
@@ -46,10 +46,12 @@ def test_a_pod_without_a_node_is_explained_by_the_scheduler() -> None:
 
 
 def test_a_worker_that_keeps_ending_shows_how_it_ended() -> None:
-    session = made.session(conditions=made.unready("CrashLoop", "It ended with 1; read its log.", stalled=True))
-    ending = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": made.time_ago(minutes=1)}
+    session = families.session(conditions=families.unready("CrashLoop", "It ended with 1; read its log.", stalled=True))
+    ending = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": families.time_ago(minutes=1)}
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
-    pod = made.pod("qwen-0", of=session, is_ready=False, state={"waiting": waiting}, lastState={"terminated": ending})
+    pod = families.pod(
+        "qwen-0", of=session, is_ready=False, state={"waiting": waiting}, lastState={"terminated": ending}
+    )
     assert (
         "pod/qwen-0 on node-1\n"
         "├─ container worker: waiting, CrashLoopBackOff: back-off 5m0s\n"
@@ -58,25 +60,25 @@ def test_a_worker_that_keeps_ending_shows_how_it_ended() -> None:
 
 
 def test_a_quota_is_evidence_where_no_pod_could_be_made() -> None:
-    session = made.session(conditions=made.unready("QuotaExceeded", "The pod cannot be created.", stalled=True))
+    session = families.session(conditions=families.unready("QuotaExceeded", "The pod cannot be created.", stalled=True))
     quota = {
         "kind": "ResourceQuota",
-        "metadata": {"name": "small", "namespace": made.NAMESPACE},
+        "metadata": {"name": "small", "namespace": families.NAMESPACE},
         "status": {"hard": {"limits.memory": "64Gi"}, "used": {"limits.memory": "60Gi"}},
     }
     assert "resourcequota/small\n└─ limits.memory: 60Gi of 64Gi\n" in answer(family_of(session), quotas=(quota,))
-    with_pod = family_of(session, made.pod("qwen-0", of=session))
+    with_pod = family_of(session, families.pod("qwen-0", of=session))
     assert "resourcequota" not in answer(with_pod, quotas=(quota,))
 
 
 def test_a_ready_session_that_is_threatened_says_so_first() -> None:
-    conditions = made.ready()
-    conditions[-1] = made.condition("Degraded", "True", "ClaimTerminating", "The claim is being deleted.")
-    shown = answer(family_of(made.session(conditions=conditions)))
+    conditions = families.ready()
+    conditions[-1] = families.condition("Degraded", "True", "ClaimTerminating", "The claim is being deleted.")
+    shown = answer(family_of(families.session(conditions=conditions)))
     assert shown.splitlines()[:2] == ["TrainingSession qwen is ready: ClaimTerminating", "The claim is being deleted."]
 
 
 def test_unreadable_objects_are_listed_at_the_end() -> None:
-    session = made.session(conditions=made.unready("CrashLoop"))
+    session = families.session(conditions=families.unready("CrashLoop"))
     shown = answer(family_of(session), unread=("events not shown: Your rights do not allow it.",))
     assert shown.endswith("events not shown: Your rights do not allow it.\n")
