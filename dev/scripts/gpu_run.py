@@ -58,7 +58,7 @@ NEEDED = (
 )
 """The modules that the tests and the benchmark import.
 
-`make gpu-wheels` downloads those that an image of PyTorch lacks.
+`make gpu-wheels` downloads the modules that an image of PyTorch lacks.
 """
 TOLD = ("torch", "transformers", "peft")
 """The packages whose versions a run prints."""

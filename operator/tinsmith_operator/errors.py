@@ -30,7 +30,7 @@ class Refused(ClusterError):
 class Unavailable(ClusterError):
     """The API server did not answer, or failed. The request may have been carried out nevertheless.
 
-    retry_after_seconds: the time for which the API server asks to wait.
+    `retry_after_seconds` is the time for which the API server asks to wait.
     """
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:

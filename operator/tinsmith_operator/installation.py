@@ -22,7 +22,7 @@ OPERATOR_LABELS: Mapping[str, str] = {
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """The variables with the URL of an object store that is not Amazon's.
 
-As in botocore, the first one that is set counts.
+If several are set, the first one counts, as in botocore.
 """
 
 HTTP_PORT = 80

@@ -63,7 +63,7 @@ class Objection(NamedTuple):
 class Reserved:
     """The names of the installation's own Secrets, claims and ServiceAccounts.
 
-    pull_secrets: sessions may pull images with these Secrets, but may not read their content.
+    Sessions may pull images with the `pull_secrets`, but may not read their content.
     """
 
     secrets: frozenset[str] = frozenset()

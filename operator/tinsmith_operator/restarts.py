@@ -55,7 +55,7 @@ class RestartPolicy:
     def most(self, sessions: int) -> int:
         """Return the largest number of sessions that may restart at the same time.
 
-        sessions: the number of sessions that should run.
+        `sessions` is the number of sessions that should run.
         """
         count, percent = _read_budget(self.budget)
         return max(1, floor(sessions * count / 100)) if percent else count

@@ -38,7 +38,7 @@ class CheckpointError(TrainingError):
 
 
 class NoCheckpoint(CheckpointError):
-    """An error if there is no checkpoint at the step, or if there is no checkpoint at all."""
+    """An error if there is no checkpoint at the step, or if the run has no checkpoint."""
 
 
 class CheckpointDamaged(CheckpointError):

@@ -51,7 +51,7 @@ class Finding:
 class ConditionState:
     """A desired condition, without its transition time.
 
-    begins: the condition gets a new transition time even if its status does not change.
+    With `begins`, the condition gets a new transition time even if its status does not change.
     """
 
     type: ConditionType

@@ -31,7 +31,7 @@ class ReferenceKind(StrEnum):
 
 
 class Reference(NamedTuple):
-    """A name in a spec. field: the field that contains this name."""
+    """A name in a spec. `field` is the field that contains this name."""
 
     field: str
     what: ReferenceKind

@@ -18,7 +18,7 @@ from tinsmith_operator.api.status import TrainingSessionStatus
 
 
 class Parallelism(Resource):
-    """The parallelism settings of a session. nodes: the number of pods.
+    """The parallelism settings of a session. `nodes` is the number of pods.
 
     The other fields are numbers of ranks among which matrices, layers, sequences or experts are divided.
     """

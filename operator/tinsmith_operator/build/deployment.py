@@ -62,7 +62,7 @@ def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Ma
 
 
 def build_sampler_template(pool: SamplerPool, installation: Installation, restart: str | None) -> Manifest:
-    """Return the template. restart: the latest request for a restart.
+    """Return the template. `restart` is the latest request for a restart.
 
     An annotation records the image that was requested, because a webhook may replace the image by a mirror.
     """
@@ -118,7 +118,7 @@ def equivalent_sampler_hashes(
 ) -> frozenset[str]:
     """Return the hashes of pods that run the same containers. They differ only in how a node pulls the image.
 
-    pull_secrets: the pull Secrets in the template with which the caller compares.
+    `pull_secrets` are the pull Secrets in the template with which the caller compares.
     """
     spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     ways = pull_variants(spec.pop("pod", {}), pull_secrets)

@@ -59,7 +59,7 @@ class PinnedImage:
 class WorkerPlan:
     """The plan by which the worker starts.
 
-    restart: the latest restart request. A pod that has not carried out this request is restarted.
+    `restart` is the latest restart request. A pod that has not carried out this request is restarted.
     """
 
     worker_id: str
@@ -93,7 +93,7 @@ def equivalent_hashes(
 ) -> frozenset[str]:
     """Return the hashes of pods that run the same containers. They differ only in how a node pulls the image.
 
-    pull_secrets: the pull Secrets of the pod with which the caller compares.
+    `pull_secrets` are the pull Secrets of the pod with which the caller compares.
     """
     inputs = _inputs(session, installation, plan)
     spec = {name: value for name, value in inputs["spec"].items() if name != "pod"}

@@ -209,7 +209,7 @@ def ray_version(spec: TrainingSessionSpec, installation: Installation) -> str:
 def shell(script: str, name: str) -> list[str]:
     """Return the command of a container.
 
-    It receives the container's arguments. name: the name of the shell in error messages.
+    It receives the container's arguments. `name` is the name of the shell in error messages.
     """
     return ["/bin/bash", "-ec", escape_dollars(script), name]
 

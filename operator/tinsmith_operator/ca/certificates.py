@@ -60,7 +60,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority. others: further authorities that are trusted while a rotation is in progress."""
+    """A certificate authority. `others` are further authorities that are trusted while a rotation is in progress."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -130,7 +130,7 @@ def new_authority(release: str, now: datetime) -> Authority:
 
 
 def read_authority(secret: Manifest, files: str = "tls") -> Authority:
-    """Return the authority in a Secret. files: the names of the files without their suffix. Raises AuthorityInvalid."""
+    """Return the authority in a Secret. `files` are the names of the files without suffix. Raises AuthorityInvalid."""
     try:
         certificate, key = read_certificate(secret, f"{files}.crt"), _key(secret, f"{files}.key")
         if key.public_key() != certificate.public_key():

@@ -75,9 +75,9 @@ class Issuer:
     ) -> None:
         """Prepare the issuer.
 
-        leaves: a function that returns the owner of each leaf certificate of sessions and pools, and the authorities
-            that the owner trusts. It returns None while these are not known.
-        pause_seconds: the time after which all processes have read their files again.
+        `leaves` is a function that returns the owner of each leaf certificate of sessions and pools, and the
+            authorities that the owner trusts. It returns None while these are not known.
+        `pause_seconds` is the time after which all processes have read their files again.
         """
         self._cluster = cluster
         self._namespace = namespace

@@ -57,7 +57,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of the Secret. current: the authority that signs, together with the other trusted authorities."""
+    """The content of the Secret. `current` is the authority that signs, together with the other trusted authorities."""
 
     current: Authority
     following: Authority | None = None
@@ -130,6 +130,6 @@ def continue_rotation(stored: Stored) -> Manifest:
 def outdated_leaves(trust: str, leaves: Iterable[tuple[str, str]]) -> list[str]:
     """Return the owners whose leaf certificates are outdated.
 
-    leaves: the owners, and the fingerprint that each owner trusts.
+    `leaves` are the owners, and the fingerprint that each owner trusts.
     """
     return [name for name, known in leaves if known != trust]

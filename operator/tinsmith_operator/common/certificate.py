@@ -20,8 +20,8 @@ def ensure_certificate(
 ) -> tuple[IssueCertificate, ...]:
     """Issue a certificate if it is missing, has other names, or is due for renewal.
 
-    worker_id: the ID that the certificate must contain, or None if the ID is not known yet. roles: further names in the
-        certificate.
+    `worker_id` is the ID that the certificate must contain, or None if the ID is not known yet. `roles` are further
+        names in the certificate.
     """
     authority = observed.authority_fingerprint
     if worker_id is None or authority is None:

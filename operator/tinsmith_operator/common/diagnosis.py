@@ -93,7 +93,10 @@ def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
 
 
 def refusal(refusals: Mapping[str, str]) -> Finding | None:
-    """Return a finding for the first refusal. refusals: the messages of the API server, by the kind of the object."""
+    """Return a finding for the first refusal.
+
+    `refusals` are the messages of the API server, by the kind of the object.
+    """
     for kind, message in refusals.items():
         reason = _why_refused(kind, message)
         return found(reason, f"The API server refused the {kind}: {quoted(message)}.")
@@ -151,7 +154,7 @@ def queued(workload: Manifest) -> Finding:
 
 
 def why_pods_are_missing(refused: str | None) -> Finding:
-    """Return the finding. refused: the API server's message at the controller's last attempt to create a pod."""
+    """Return the finding. `refused` is the API server's message at the controller's last attempt to create a pod."""
     if refused is None:
         return found(Reason.CREATING_OBJECTS, "The pod is being created.")
     reason = words.why_not_admitted(refused) or Reason.POD_REFUSED
@@ -193,8 +196,8 @@ def _leaving(pod: Pod | None) -> Finding:
 def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
     """Return why the node ended the pod, or why it did not admit the pod.
 
-    is_one_of_many: many pods fail in the same way, so the message has no pod name. If it had a name, the message would
-        change for each pod.
+    With `is_one_of_many`, many pods fail in the same way, so the message has no pod name. If it had a name, the message
+        would change for each pod.
     """
     if pod.latest_ending is not None and not pod.status_reason:
         return found(Reason.RESTARTING, f"Pod {pod.name} has ended. Waiting for it to be removed.")
@@ -355,7 +358,7 @@ def blocking_reason(observed: Surroundings, installation: Installation, image: s
     The operator then stops running pods. They save a snapshot, and the volume keeps all data. The pods start again when
     this reason no longer applies.
 
-    image: the image that would run if the spec names no image.
+    `image` is the image that would run if the spec names no image.
     """
     return _read_claim(observed) or _objection(observed, installation, image) or _journal_for_a_model(observed)
 

@@ -19,7 +19,8 @@ from tinsmith_operator.api.training_session import TrainingSession
 class CertificateFacts:
     """The facts about the certificate in a Secret, and about the authority in the same Secret.
 
-    authority_fingerprint: the fingerprint of that authority. It is empty if the authority did not sign the certificate.
+    `authority_fingerprint` is the fingerprint of that authority. It is empty if the authority did not sign the
+    certificate.
     """
 
     not_before: datetime
@@ -84,7 +85,7 @@ class KubernetesWarning:
 class ReadJournal:
     """A claim that a session or pool names for its model, but that holds the journal of another session.
 
-    field: the field of the spec that names the claim.
+    `field` is the field of the spec that names the claim.
     """
 
     field: str
@@ -108,7 +109,7 @@ class Stored:
 class ReadClaim:
     """The claim of a session's journal from which an older session or pool reads its model.
 
-    reader: the kind and name of this session or pool.
+    `reader` is the kind and name of this session or pool.
     """
 
     claim: str
@@ -214,7 +215,7 @@ class Observed(Surroundings):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedPool(Surroundings):
-    """The observed state of one pool. pods: the pods of all ReplicaSets of its Deployment, by name."""
+    """The observed state of one pool. `pods` are the pods of all ReplicaSets of its Deployment, by name."""
 
     pool: SamplerPool
     budget: Manifest | None = None

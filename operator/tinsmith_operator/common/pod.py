@@ -24,7 +24,10 @@ OVERDUE_AFTER = timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class TerminationRecord:
-    """The record of a worker that refused to start. image: for ImageChanged, the image that can replay the journal."""
+    """The record of a worker that refused to start.
+
+    For ImageChanged, `image` is the image that can replay the journal.
+    """
 
     reason: str
     image: str | None
@@ -34,8 +37,8 @@ class TerminationRecord:
 class Ending:
     """The end of a run of the worker's container.
 
-    last_words: the termination message of the container, redacted. It is None if there is no message, or if the message
-    may not be quoted.
+    `last_words` is the termination message of the container, redacted. It is None if there is no message, or if the
+    message may not be quoted.
     """
 
     exit_code: int
@@ -48,7 +51,7 @@ class Ending:
 class Pod(LiveObject):
     """A pod, with the state that its containers, conditions and annotations show.
 
-    is_vouched_for: the platform team trusts the pod's image. Messages from other images are never quoted.
+    If `is_vouched_for`, the platform team trusts the pod's image. Messages from other images are never quoted.
     """
 
     is_vouched_for: bool = False

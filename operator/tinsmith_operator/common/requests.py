@@ -66,7 +66,7 @@ def answered_requests(
 ) -> Requests | None:
     """Return the completed requests, or None if there was never a request.
 
-    running_for: the restart request that the present pod carried out.
+    `running_for` is the restart request that the present pod carried out.
     """
     before = session.status.requests or Requests()
     requested_snapshot = _shortened_request(session, SNAPSHOT_REQUEST_ANNOTATION)
@@ -79,13 +79,16 @@ def answered_requests(
 
 
 def answered_restart(owner: Owner, before: str | None, running_for: str | None) -> str | None:
-    """Return the latest completed restart request. running_for: the request that the present pods carried out."""
+    """Return the latest completed restart request. `running_for` is the request that the present pods carried out."""
     request = _shortened_request(owner, RESTART_REQUEST_ANNOTATION)
     return request if _is_done(request, request == running_for) else before
 
 
 def restart_events(before: str | None, request: str | None, subject: str) -> tuple[Emit, ...]:
-    """Return the Events for a new status. subject: what was restarted, and its verb, for example "The worker was"."""
+    """Return the Events for a new status.
+
+    `subject` is what was restarted, and its verb, for example "The worker was".
+    """
     if request is None or request == before:
         return ()
     if not is_time(request):

@@ -86,7 +86,7 @@ class Cluster:
     ) -> tuple[list[Manifest], int]:
         """Return the objects of the kind that the operator watches, and the version of the list.
 
-        namespace: None stands for all namespaces.
+        If `namespace` is None, it stands for all namespaces.
         """
         query: Query = {"labelSelector": resource.label_selector, "fieldSelector": field_selector}
         found: list[Manifest] = []

@@ -113,7 +113,8 @@ def trace(observe: Observe, on_list: ListAnswered | None = None, turn: Turn | No
 class WatchSession:
     """An HTTP session for Kopf's watches.
 
-    expires_at: the time to open the next session; None: the next session is opened when the login is refused.
+    `expires_at` is the time to open the next session. If it is None, the next session is opened when the login is
+    refused.
     """
 
     server: str

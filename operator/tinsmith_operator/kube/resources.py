@@ -23,7 +23,10 @@ from tinsmith_operator.api.names import (
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind of object. label: the (key, value) of the objects that are watched; None: all objects are watched."""
+    """A kind of object. `label` is the (key, value) of the objects that are watched.
+
+    If it is None, all objects are watched.
+    """
 
     api_version: str
     kind: str
@@ -182,7 +185,7 @@ def version_of(manifest: dict[str, Any]) -> int:
 
 
 class ApiCall(NamedTuple):
-    """A request in the terms of RBAC. resource: `discovery` for a path without objects."""
+    """A request in the terms of RBAC. `resource` is `discovery` for a path without objects."""
 
     verb: str
     resource: str

@@ -41,7 +41,7 @@ class ListBroken(aiohttp.ClientPayloadError):
 class WatchedResponse(aiohttp.ClientResponse):
     """A response that Kopf can read. Kopf reads a list by `json`, and a watch by the lines of `content`.
 
-    answered: the status code from the API server.
+    `answered` is the status code from the API server.
     """
 
     answered: int

@@ -136,7 +136,7 @@ def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str]
     The pods are not replaced for a newer operator, a new default image, or another way to pull the same image. The
     template is replaced if other managers have written into it, or if its configuration annotation is missing.
 
-    same: the hashes of templates that run the same containers.
+    `same` contains the hashes of templates that run the same containers.
     """
     live, desired = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
     differs = live != desired and (live not in same or any(pod.cannot_pull for pod in pods))

@@ -57,7 +57,7 @@ def _restart(status: SamplerPoolStatus) -> str | None:
 
 
 def pool_conditions(situation: PoolSituation, diagnosis: PoolDiagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
-    """Return the conditions of a pool. acts: whether this decision changes an object."""
+    """Return the conditions of a pool. `acts` says whether this decision changes an object."""
     # The message has no numbers, because they would change it too often.
     samples = found(Reason.REPLICAS_READY, f"Replicas serve {situation.pool.spec.model.name}.")
     readiness = diagnosis.trouble or samples

@@ -27,7 +27,10 @@ def new_key() -> str:
 
 
 class FirstApiKey:
-    """A task that creates the Secret with the first key. secret: its name; None: the installation has its own key."""
+    """A task that creates the Secret with the first key.
+
+    `secret` is its name, or None if the installation has its own key.
+    """
 
     def __init__(
         self,

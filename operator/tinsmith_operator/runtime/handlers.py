@@ -55,9 +55,9 @@ class Watch:
 
     It calls its callbacks in the event loop that called `run`.
 
-    on_list: called for each page of the list that starts a watch, because no event reports objects that vanished
-        before.  If a namespace forbids lists, the watch tries again repeatedly.
-    turn: awaited before each page.
+    `on_list` is called for each page of the list that starts a watch, because no event reports objects that vanished
+        before. If a namespace forbids lists, the watch tries again repeatedly.
+    `turn` is awaited before each page.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class HealthServer:
         *,
         remarks: Callable[[], list[str]] = list,
     ) -> None:
-        """Prepare the server. remarks: lines that `/readyz` shows even if the operator is ready."""
+        """Prepare the server. `remarks` are lines that `/readyz` shows even if the operator is ready."""
         self.health_port = health_port
         self.metrics_port = metrics_port
         self._health = web.Application()

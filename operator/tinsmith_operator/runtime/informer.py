@@ -131,7 +131,7 @@ class Informer:
             await asyncio.sleep(LOOK_FOR_KIND_SECONDS)
 
     def on_list(self, namespace: Part, plural: str, code: str, answer: Manifest | None, is_first: bool = True) -> None:
-        """Process a page of the list that starts a watch of this kind. code: the status of the answer."""
+        """Process a page of the list that starts a watch of this kind. `code` is the status of the answer."""
         place = (namespace, plural)
         if place not in self._states:
             return

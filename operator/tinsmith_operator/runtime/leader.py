@@ -35,7 +35,7 @@ log = get_logger(__name__)
 class Leader:
     """A participant in one election. `changed` is called when this operator starts or stops to lead.
 
-    renew_seconds: the time between two renewals; None: a fifth of the duration of the Lease.
+    `renew_seconds` is the time between two renewals; None is a fifth of the duration of the Lease.
     """
 
     def __init__(

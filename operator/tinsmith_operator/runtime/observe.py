@@ -169,7 +169,7 @@ def _worker_pod(session: TrainingSession, numbered: Manifest | None, group: list
 
     Such a pod may still write to the volume.
 
-    numbered: the pod with the name that a StatefulSet gives to its pod.
+    `numbered` is the pod with the name that a StatefulSet gives to its pod.
     """
     heads = [pod for pod in group if not _is_member(pod)]
     if not session.spec.is_group:

@@ -66,7 +66,7 @@ class ReconcileResult:
 
 @dataclass(frozen=True)
 class Reconciler:
-    """A reconciler of one key at a time. kinds: the functions for each kind of key."""
+    """A reconciler of one key at a time. `kinds` are the functions for each kind of key."""
 
     cache: Cache
     actor: Actor

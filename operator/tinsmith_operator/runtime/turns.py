@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 class Turns:
-    """The sessions that have a turn or wait for a turn. enqueue: called for each session that gets a turn."""
+    """The sessions that have a turn or wait for a turn. `enqueue` is called for each session that gets a turn."""
 
     def __init__(
         self, policy: RestartPolicy, cache: Cache, enqueue: Callable[[Key], None], clock: Callable[[], datetime]

@@ -159,7 +159,7 @@ class Reports(WorkerCalls[float, WorkerReport]):
     def follow(self, key: Key, target: Target | None, *, closely: bool = False) -> None:
         """Call this worker from now on. None ends the calls. If it is the same worker as before, nothing changes.
 
-        closely: a deletion waits for the next report. In this case, earlier reports are forgotten, and calls are
+        With `closely`, a deletion waits for the next report. In this case, earlier reports are forgotten, and calls are
         frequent.
         """
         period_seconds = min(CLOSE_PERIOD_SECONDS, self._period_seconds) if closely else self._period_seconds

@@ -48,7 +48,7 @@ class ClaimPlan:
 
 
 def plan_claim(observed: Observed, owned: OwnedObjects, annotations: Mapping[str, str]) -> ClaimPlan:
-    """Return the plan. annotations: the annotations that the operator writes on the claim."""
+    """Return the plan. `annotations` are the annotations that the operator writes on the claim."""
     session = observed.session
     desired = build_claim(session, annotations) or build_claim_annotations(session, annotations)
     mismatch = _mismatch(session, owned.claim) if owned.claim is not None else None

@@ -63,7 +63,7 @@ def _next_step(situation: Situation) -> Decision:
 
 
 def _report(situation: Situation, actions: tuple[Action, ...], *, waits: bool) -> Decision:
-    """Return the actions and the status. waits: whether the deletion still waits for checkpoints."""
+    """Return the actions and the status. `waits` says whether the deletion still waits for checkpoints."""
     deleting = found(Reason.DELETING, "The worker stops; then its volume is deleted.")
     finding = _waiting_words(situation) if waits else situation.lost_node or deleting
     standard = standard_conditions(finding, finding, situation.lost_node)

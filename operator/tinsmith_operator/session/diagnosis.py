@@ -35,7 +35,7 @@ from tinsmith_operator.session.situation import Situation
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings about a session. trouble: why the session is not ready, or will not stay ready."""
+    """The findings about a session. `trouble` says why the session is not ready, or will not stay ready."""
 
     is_ready: bool
     trouble: Finding | None
@@ -48,7 +48,7 @@ class Diagnosis:
 
 
 def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
-    """Return the findings. refusal: the refusal of an object that the operator still wants to write.
+    """Return the findings. `refusal` is the refusal of an object that the operator still wants to write.
 
     A session is ready if its worker serves and no foreign object has the name of one of its children.
     """

@@ -34,7 +34,7 @@ class Change(Enum):
 
 
 def change_of(live: Manifest, session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Change:
-    """Return what has changed. live: a pod, or the template of a pod."""
+    """Return what has changed. `live` is a pod, or the template of a pod."""
     annotations = live["metadata"].get("annotations") or {}
     inputs = annotations.get(INPUTS_ANNOTATION)
     if inputs == inputs_hash(session, installation, plan):
@@ -46,7 +46,10 @@ def change_of(live: Manifest, session: TrainingSession, installation: Installati
 
 
 def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) -> bool:
-    """Return whether the change requires to restart these pods. has_turn: the session may restart automatically now."""
+    """Return whether the change requires to restart these pods.
+
+    With `has_turn`, the session may restart automatically now.
+    """
     match change:
         case Change.NONE:
             return False
@@ -77,7 +80,7 @@ def plan_restart(
 ) -> RestartPlan:
     """Return the plan.
 
-    pulls: a new image is being pulled. Other restarts then wait, and happen together with the upgrade.
+    With `pulls`, a new image is being pulled. Other restarts then wait, and happen together with the upgrade.
     """
 
     def change(live: Manifest | None) -> Change:

@@ -179,7 +179,7 @@ def count_restarts(before: Restarts, pod: Pod | None, *, is_hung: bool) -> Resta
 
 
 def desired_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
-    """Return the conditions of a session. acts: whether this decision changes an object."""
+    """Return the conditions of a session. `acts` says whether this decision changes an object."""
     serves = found(Reason.WORKER_READY, f"The worker serves {situation.session.spec.model.name}.")
     readiness = serves if diagnosis.is_ready else diagnosis.trouble or serves
     progress = _progress_of_a_ready_session(diagnosis, acts=acts) if diagnosis.is_ready else readiness
@@ -200,7 +200,7 @@ def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
 
 
 def upgrade_state(situation: Situation, image_pull: Finding | None) -> ConditionState:
-    """Return the condition UpgradeAvailable. image_pull: the state of an image that is pulled before a restart."""
+    """Return the condition UpgradeAvailable. `image_pull` is the state of an image that is pulled before a restart."""
     plan = situation.image_plan
     if image_pull is not None:
         return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, image_pull)

@@ -291,7 +291,7 @@ CHOSEN_BY_SESSION = "session"
 class Pins:
     """The images that a volume records, in the annotations of its claim.
 
-    by_session: the spec named the image. Otherwise, it was the installation's default.
+    With `by_session`, the spec named the image. Otherwise, it was the installation's default.
     """
 
     image: PinnedImage

@@ -1,8 +1,8 @@
 """Snapshots: files on the worker's volume, each with the complete state of one model, from which a replay continues.
 
 A snapshot is a safetensors file. Its metadata holds the adapter's shape, the optimizer's step, the last applied
-operation and the window. Its tensors are those of `AdapterState`. The journal records the current snapshot and its
-digest. All other files are left over from a crash.
+operation and the window. Its tensors are the tensors of an `AdapterState`. The journal records the current snapshot and
+its digest. All other files are left over from a crash.
 """
 
 from __future__ import annotations

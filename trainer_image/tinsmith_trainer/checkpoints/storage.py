@@ -263,7 +263,10 @@ def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _fault(error: Exception) -> StorageFault:
-    """Convert a driver's error. Each driver has its own error classes, and those of botocore are not OSErrors."""
+    """Convert a driver's error. Each driver has its own error classes.
+
+    For example, botocore's errors are not OSErrors.
+    """
     is_full = isinstance(error, OSError) and error.errno in NO_ROOM
     return StorageFault(_sentence(error), is_transient=_is_transient(error), is_full=is_full)
 

@@ -1,8 +1,8 @@
 """Training losses over target logprobs, for all engines: plain sums over the tokens of a call.
 
 Notation: `lp` is the logprob of the target under the current weights, `q` the sampler's (input `logprobs`), `A` the
-input `advantages`, and `r = exp(lp - q)`. Formulas are those of the vendor's public documentation
-(tinker-docs.thinkingmachines.ai, pages under tinker/losses/); `gspo` is GSPO-token of arXiv 2507.18071, section 4.3.
+input `advantages`, and `r = exp(lp - q)`. Formulas come from the vendor's public documentation
+(tinker-docs.thinkingmachines.ai, pages under tinker/losses/). `gspo` is GSPO-token of arXiv 2507.18071, section 4.3.
 Tokens without weight or advantage are masked before any `exp`, because 0 times infinity is NaN. DRO's penalty still
 covers these tokens. Thresholds are ratios, not distances from 1. A per-token input overrides the config, and the config
 overrides the default.

@@ -69,7 +69,7 @@ def _step(side: Side, step: ParityStep) -> StepRecord:
 
 
 def compute(side: CallRunner, work: Work) -> Outcome:
-    """Compute one work alone. Raises TrainerError."""
+    """Compute one work, together with no other work. Raises TrainerError."""
     call = side.start(work)
     while call.next_tokens:
         side.advance(side.cobatch([call]))

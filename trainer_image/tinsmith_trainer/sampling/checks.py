@@ -17,7 +17,7 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that holds other tenants' journals
 MOST_LOGPROBS = 1 << 24
-"""The limit on the number of logprobs in an answer, without those of drawn tokens: 128 MiB with the token IDs.
+"""The limit on the number of logprobs in an answer: 128 MiB with the token IDs. Logprobs of drawn tokens do not count.
 
 Workers keep answers for some time.
 """

@@ -394,7 +394,7 @@ class Samples:
 class DrainTracker:
     """A tracker of the samples for which a sampler that shuts down must keep running.
 
-    Used on one event loop. The clock is that of the event loop unless another is given.
+    Used on one event loop. By default, the clock is the clock of the event loop.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:

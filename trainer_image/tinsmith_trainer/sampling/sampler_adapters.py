@@ -37,7 +37,7 @@ More of them would delay adapters for which samples already wait.
 class AdapterLimits:
     """The limits of a sampler's memory: the number of versions, the highest rank, and the bytes of unused versions.
 
-    The bytes are those of the tensors in the checkpoint.
+    The bytes are the sizes of the tensors in the checkpoint.
     """
 
     max_loaded: int

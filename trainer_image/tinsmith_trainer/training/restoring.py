@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Restorer:
-    """The restoration of models. Used by the engine's thread alone."""
+    """The restoration of models. Used by the engine's thread only."""
 
     def __init__(
         self,

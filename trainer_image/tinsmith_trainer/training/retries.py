@@ -47,7 +47,7 @@ class Retry:
 
 
 class Retries:
-    """The decisions about failed operations. Used by the engine's thread alone."""
+    """The decisions about failed operations. Used by the engine's thread only."""
 
     def __init__(self, engine: Engine, queues: ModelQueues, parking: Parking, snapshots: ModelSnapshots) -> None:
         self._engine = engine

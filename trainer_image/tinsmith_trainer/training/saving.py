@@ -87,8 +87,8 @@ class Saves:
     def _is_full_for(self, queue: ModelQueue) -> bool:
         """Return whether the model's save must wait for a slot.
 
-        A tenant has only one slot while another tenant waits. Copies cost few tokens, so by fair shares alone one
-        tenant could use all slots.
+        A tenant has only one slot while another tenant waits. Copies cost few tokens, so fair shares would let one
+        tenant use all slots.
         """
         owners = {save.queue.owner for save in self._saves.values()}
         return len(self._saves) >= MOST_SAVES or (queue.owner in owners and self._others_wait(queue))

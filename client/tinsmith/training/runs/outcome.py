@@ -105,7 +105,7 @@ def evaluation_before(metrics_file: Path) -> dict[str, float]:
 
 
 def curves_of(metrics_file: Path, names: Sequence[str] | None) -> dict[str, list[tuple[int, float]]]:
-    """Return the points of the metrics with these names. For None, return those of all metrics."""
+    """Return the points of the metrics with these names. For None, return the points of all metrics."""
     points: dict[str, list[tuple[int, float]]] = {}
     for _, line in numbered_lines(metrics_file):
         record = json.loads(line)

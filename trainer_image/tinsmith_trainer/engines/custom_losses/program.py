@@ -1,7 +1,7 @@
 """Evaluation of a custom loss on the CPU, one datum at a time. The model may be on any device.
 
 On the CPU, an index out of range is an error of this loss only; on a GPU it would make the device unusable for all
-clients. The CPU's results also equal those of the SDK's own evaluation.
+clients. The CPU's results are also equal to the results of the SDK's own evaluation.
 
 The cost of each node is counted before it runs. Limits are counts and never times, because a replay must end in the
 same way as the first run. Before the model's forward, a loss is tested with logprobs of -1. This test finds mismatched

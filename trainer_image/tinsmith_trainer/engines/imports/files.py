@@ -1,8 +1,8 @@
 """Import of an adapter's two files, in PEFT's layout or Tinker's, as an adapter state.
 
-The files are not trusted. Weights must be safetensors, and names, shapes and rank must be those of an adapter on this
-base model. If the files leave out a module of an announced family, it is initialized as in a new adapter. Its B is
-zero, so it has no effect until it is trained.
+The files are not trusted. Weights must be safetensors. Names, shapes and rank must fit an adapter on this base model.
+If the files leave out a module of an announced family, it is initialized as in a new adapter. Its B is zero, so it has
+no effect until it is trained.
 
 PEFT may write copies of the base model's embeddings into the file. It writes the output projection if this has an
 adapter, and both embeddings on request or if it detects a resized vocabulary. Copies have no effect. Embeddings that
@@ -113,7 +113,7 @@ def read_adapter(
 ) -> AdapterState:
     """Read an adapter. Raises CheckpointInvalid with the file and the cause, and UserError from `shapes_of`.
 
-    `embeddings` are those of the base model's files; PEFT may write copies of them next to the adapter.
+    `embeddings` belong to the base model's files; PEFT may write copies of them next to the adapter.
     """
     limits = SizeLimits.of(announced, shapes_of, [tuple(stored.header.shape) for stored in embeddings.values()])
     rank, alpha = read_rank_and_alpha(config)

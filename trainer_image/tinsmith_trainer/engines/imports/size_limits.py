@@ -47,8 +47,8 @@ class SizeLimits:
 
         Raises UserError if this base model can have no such adapter.
 
-        Files with separate experts repeat the factors that Tinsmith's layout shares. `embedding_shapes` are those of
-        the base model's embeddings. PEFT may write a copy of both, even if they are tied.
+        Files with separate experts repeat the factors that Tinsmith's layout shares. `embedding_shapes` are the shapes
+        of the base model's embeddings. PEFT may write a copy of both, even if they are tied.
         """
         shapes = _largest_shapes(announced, shapes_of)
         experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)

@@ -73,8 +73,8 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
     The engine checks each call before it starts, because an error on only some ranks would end the process.
 
     A call is not divided: its gradients are summed over the ranks once, at its end. So other calls wait until it ends.
-    A call uses all ranks alone, so other calls do not change its bits. The engine is not declared batch invariant,
-    because the padding that a call's datums share changes how sums are rounded.
+    Only one call at a time uses the ranks, so other calls do not change its bits. The engine is not declared batch
+    invariant, because the padding that a call's datums share changes how sums are rounded.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
 
     Each rank reads its part from `directory`, which takes minutes.
 
-    The dtype is that of the files in the folder. Raises ModelDirectoryInvalid, before Ray starts if possible, and
+    The files in the folder have this dtype. Raises ModelDirectoryInvalid, before Ray starts if possible, and
     ServerError.
     """
     placement, parallelism = request.placement, request.placement.parallelism
@@ -71,7 +71,7 @@ def _start(arguments: list[str], request: RanksRequest, places: RankPlacement) -
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a rank gets in addition to those of its node: no secrets, and no choice of GPUs."""
+    """Return the variables that a rank gets besides the variables of its node: no secrets, and no choice of GPUs."""
     forwarded = {
         name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in GPU_VARIABLES
     }

@@ -3,8 +3,8 @@
 One process converts it once to a shared path, before ranks start.
 
 NeMo RL would convert it on all ranks while it creates them (`handle_model_import` in
-`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. This has three problems: other weights
-at that path would count as the old weights, a folder that dead ranks left unfinished would count as finished, and two
+`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. This has three problems. Other weights
+at that path would count as the old weights. A folder that dead ranks left unfinished would count as finished. Two
 groups of ranks would write the same files. Here a conversion is named after the weights and the converter, belongs to
 one process at a time, and is marked when it is complete. Ranks receive the path of the conversion, and never convert.
 """

@@ -2,8 +2,8 @@
 
 It has every key, because a missing key raises KeyError in NeMo RL's code.
 
-Keys and meanings are those of `examples/configs/grpo_math_1B_megatron.yaml` and of the TypedDicts in
-`nemo_rl/models/policy/__init__.py` at the pinned commit.
+Keys and meanings come from `examples/configs/grpo_math_1B_megatron.yaml` and from the TypedDicts in
+`nemo_rl/models/policy/__init__.py`, at the pinned commit.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class LoadedAdapter:
     shape: AdapterShape
     deltas: Mapping[str, StackedDelta] = field(repr=False)
     own: Mapping[str, OwnDelta] = field(repr=False, default_factory=dict)
-    """The weights without padding, including the weights of experts. Products of this adapter alone use them."""
+    """The weights without padding, including the weights of experts. Only products of this single adapter use them."""
 
     @property
     def nbytes(self) -> int:

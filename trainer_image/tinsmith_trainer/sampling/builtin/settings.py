@@ -15,8 +15,8 @@ class BuiltinSamplerSettings:
     result has equal bits each time, because every forward has one of a few fixed shapes. Without `deterministic`, a
     forward is only as large as the used rows, and the logprobs of equal jobs agree to 1e-4. If the probabilities of two
     tokens are that close, the same seed may then give another sample. The setting is off by default, because a single
-    request would take as long as a full batch (five to seven times its time, on a CPU with a model of 118 million
-    parameters), and RL programs do not set seeds. Turn it on for tests and for debugging.
+    request would take as long as a full batch, and RL programs do not set seeds. On a CPU with a model of 118 million
+    parameters, a full batch takes five to seven times as long as one request. Turn it on for tests and for debugging.
     """
 
     deterministic: bool = False

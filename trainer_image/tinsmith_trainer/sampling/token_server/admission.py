@@ -29,7 +29,7 @@ class _Waiter:
 class Admission:
     """The draws of all tenants. Used on one event loop.
 
-    A tenant may have as many draws on the server as are free. So a tenant alone may have half of `most`.
+    A tenant may have as many draws on the server as are free. So a single tenant may have half of `most`.
     """
 
     def __init__(self, most: int) -> None:

@@ -94,8 +94,8 @@ class SglangServer(TokenServer):
     async def draw(self, request: GenerationRequest) -> Generation:
         """Draw the sequence.
 
-        SGLang stops at all end-of-sequence tokens of a model in addition to those of a request, or at no token. So the
-        draw continues if SGLang stops at a token that the request does not list.
+        SGLang stops at the stop tokens of a request and at all end-of-sequence tokens of a model, or at no token. So
+        the draw continues if SGLang stops at a token that the request does not list.
         """
         if request.seed is not None and not self._deterministic:
             raise UserError(

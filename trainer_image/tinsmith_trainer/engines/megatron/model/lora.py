@@ -71,8 +71,8 @@ class ParallelLora(nn.Module):
     """A layer that replaces a frozen Column- or RowParallelLinear, and adds the adapters of its projections.
 
     `split` is the divided dimension of the frozen weight, and `part` is the part on this rank. `join` arranges the
-    outputs of the projections like those of the fused layer. Columns beyond a vocabulary's end are -inf, so they get no
-    probability.
+    outputs of the projections in the same way as the fused layer does. Columns beyond a vocabulary's end are -inf, so
+    they get no probability.
     """
 
     def __init__(

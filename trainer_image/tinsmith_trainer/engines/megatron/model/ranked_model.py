@@ -107,11 +107,11 @@ def check_layout(model: RankedModel, parallelism: Parallelism) -> None:
 def check_no_code(directory: Path, framework: str) -> None:
     """Raise ModelDirectoryInvalid, naming the file, for a model that includes code.
 
-    `framework` would run this code. NeMo RL loads configurations, tokenizers and models with `trust_remote_code=True`
-    (`finalize_megatron_setup` in `nemo_rl/models/megatron/setup.py`, `import_model_from_hf_name` in
-    `nemo_rl/models/megatron/community_import.py`), and so does Miles (`init` in
-    `miles/backends/megatron_utils/actor.py`, `_setup_lora_model_via_bridge` in the same folder); neither has an option
-    to change this.
+    `framework` would run this code. NeMo RL and Miles load configurations, tokenizers and models with
+    `trust_remote_code=True`, and have no option to change this. NeMo RL does it in `finalize_megatron_setup`
+    (`nemo_rl/models/megatron/setup.py`) and in `import_model_from_hf_name`
+    (`nemo_rl/models/megatron/community_import.py`). Miles does it in `init` (`miles/backends/megatron_utils/actor.py`)
+    and in `_setup_lora_model_via_bridge` in the same folder.
     """
     modules = sorted(path.name for path in directory.glob("*.py"))
     naming = sorted(path.name for path in directory.glob("*.json") if _names_code(path))

@@ -19,7 +19,7 @@ class Parked:
 
     `model`: the rank's parameters in their own type. `masters`: the float32 values that the optimizer steps, or None if
     the parameters themselves are float32. `moments`: exp_avg and exp_avg_sq, None before the first step. Masters and
-    moments are those of the rank's optimizer: with the distributed optimizer, they are shards.
+    moments belong to the rank's optimizer. With the distributed optimizer, they are shards.
     """
 
     model: Tensor

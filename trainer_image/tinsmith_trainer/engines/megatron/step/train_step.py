@@ -87,7 +87,7 @@ class AdapterStep:
         return result
 
     def forward_only(self, adapter_id: str, run: Callable[[], T]) -> T:
-        """Call `run` without gradients, but in training mode, so that outputs equal those of `accumulate`."""
+        """Call `run` without gradients, but in training mode, so that outputs are equal to outputs in `accumulate`."""
         self._switch(adapter_id)
         self._ddp.train()
         with torch.no_grad():
