@@ -6,25 +6,25 @@ import tarfile
 from pathlib import Path
 
 from cluster.node.conftest import SESSION
-from cluster.plugin.conftest import Said, run_plugin
+from cluster.plugin.conftest import PluginResult, run_plugin
 from support.kubernetes.installation import API_KEY, Installation
 from support.kubernetes.services import PASSWORD
 
 
-def say(installation: Installation, *words: str) -> Said:
+def run(installation: Installation, *words: str) -> PluginResult:
     said = run_plugin(installation.cluster, installation.namespace, words)
     assert said.status == 0, said.err
     return said
 
 
 def test_a_snapshot_is_taken_when_it_is_asked_for(installation: Installation, session: str) -> None:
-    say(installation, "snapshot", session)
+    run(installation, "snapshot", session)
     assert (installation.get("trainingsession", session) or {})["status"]["lastSnapshotTime"]
 
 
 def test_a_report_holds_the_logs_of_all_and_no_secret(installation: Installation, session: str, tmp_path: Path) -> None:
     bundle = tmp_path / "report.tar.gz"
-    say(installation, "report", "-o", str(bundle))
+    run(installation, "report", "-o", str(bundle))
     with tarfile.open(bundle) as archive:
         contents = {
             member.name: stream.read().decode()

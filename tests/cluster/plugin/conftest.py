@@ -18,16 +18,16 @@ _SECONDS = 240.0
 
 
 @dataclass(frozen=True)
-class Said:
+class PluginResult:
     status: int
     out: str
     err: str
 
 
-Plugin = Callable[..., Said]
+Plugin = Callable[..., PluginResult]
 
 
-def run_plugin(cluster: Cluster, namespace: str, words: Sequence[str], kubeconfig: Path | None = None) -> Said:
+def run_plugin(cluster: Cluster, namespace: str, words: Sequence[str], kubeconfig: Path | None = None) -> PluginResult:
     """Run the plugin by kubectl, which finds it on the PATH."""
     path = os.pathsep.join([str(PLUGIN.parent), str(cluster.kubectl_program.parent), os.environ["PATH"]])
     command = [str(cluster.kubectl_program), "tinsmith", *words, f"--namespace={namespace}"]
@@ -39,7 +39,7 @@ def run_plugin(cluster: Cluster, namespace: str, words: Sequence[str], kubeconfi
         timeout=_SECONDS,
         check=False,
     )
-    return Said(finished.returncode, finished.stdout, finished.stderr)
+    return PluginResult(finished.returncode, finished.stdout, finished.stderr)
 
 
 @pytest.fixture
@@ -48,6 +48,6 @@ def plugin(api_cluster: Cluster, kinds: None, namespace: str) -> Plugin:
     return lambda *words, kubeconfig=None: run_plugin(api_cluster, namespace, words, kubeconfig)
 
 
-async def aside(plugin: Plugin, *words: str) -> Said:
+async def aside(plugin: Plugin, *words: str) -> PluginResult:
     """Run this while the test's operator works."""
     return await asyncio.to_thread(plugin, *words)

@@ -86,8 +86,8 @@ async def test_a_copy_keeps_its_files_when_the_store_fails_after_the_commit(
     source, headers = await saved(server), {"X-Idempotency-Key": "once"}
     files, put = content_of(server.newest_directory), Store.put_checkpoint
 
-    async def put_and_fail(self: Store, *given: Any) -> None:
-        await put(self, *given)
+    async def put_and_fail(self: Store, *arguments: Any) -> None:
+        await put(self, *arguments)
         raise StoreUnavailable("the connection is gone")
 
     with monkeypatch.context() as patch:

@@ -87,9 +87,9 @@ async def test_a_request_that_has_begun_ends_with_the_adapter_that_it_began_with
     texts = server.services.texts
     render = texts._rendered
 
-    async def promote_then_render(*given: Any) -> Any:
+    async def promote_then_render(*arguments: Any) -> Any:
         await promoted(server, "prod", second)
-        return await render(*given)
+        return await render(*arguments)
 
     monkeypatch.setattr(texts, "_rendered", promote_then_render)
     body = {"model": "prod", "prompt": ["Hello", "Ada"]}

@@ -71,15 +71,15 @@ class LateAnswer(Answer):
     def __init__(self, forwards: Forwards) -> None:
         super().__init__()
         self._forwards = forwards
-        self._asked_at = 0
+        self._requested_at = 0
         self.forwards = 0
 
     def submit(self, sampler: Sampler, late: SampleJob) -> None:
-        self._asked_at = self._forwards.count
+        self._requested_at = self._forwards.count
         sampler.submit(late, self)
 
     def __call__(self, outcome: SampleOutcome) -> None:
-        self.forwards = self._forwards.count - self._asked_at
+        self.forwards = self._forwards.count - self._requested_at
         super().__call__(outcome)
 
 

@@ -212,8 +212,8 @@ class LossPostProcessor:
         )
         return self._called(data, counts, next_token_logprobs=logprobs)
 
-    def _called(self, data: Mapping[str, Tensor], counts: Tensor, **given: Tensor) -> Scored:
-        found: Scored = self._loss(data=data, global_valid_seqs=counts, global_valid_toks=counts, **given)
+    def _called(self, data: Mapping[str, Tensor], counts: Tensor, **tensors: Tensor) -> Scored:
+        found: Scored = self._loss(data=data, global_valid_seqs=counts, global_valid_toks=counts, **tensors)
         return found
 
     def _by_sequence(self, logits: Tensor, data: BatchedDataDict) -> Scored:

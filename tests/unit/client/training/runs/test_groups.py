@@ -17,8 +17,8 @@ from tinsmith.training.runs.groups import Prompts, grader, make_groups, read_pro
 pytestmark = pytest.mark.pytorch
 
 
-def config(**given: Any) -> RlConfig:
-    return RlConfig(model="demo/tiny", **given)
+def config(**fields: Any) -> RlConfig:
+    return RlConfig(model="demo/tiny", **fields)
 
 
 def examples_of(groups: Sequence[EnvGroupBuilder]) -> list[Any]:
