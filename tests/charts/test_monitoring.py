@@ -72,7 +72,7 @@ def test_a_template_that_prometheus_could_not_fill_in_would_be_seen(prometheus: 
         prometheus.check_rules([{"name": "a", "rules": [rule]}])
 
 
-def test_every_metric_and_label_that_is_read_is_there(prometheus: Prometheus) -> None:
+def test_every_metric_and_label_in_use_exists(prometheus: Prometheus) -> None:
     answers = prometheus.evaluate([*(rule["expr"] for rule in ALERTS.values()), *SHOWN])
     selectors = [selector for answer in answers for selector in answer.selectors]
     assert {each.metric for each in selectors} - METRICS.keys() == set()
@@ -83,7 +83,7 @@ def grouped_labels(expression: str) -> set[str]:
     return {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
 
 
-def test_every_label_that_is_grouped_by_is_there(prometheus: Prometheus) -> None:
+def test_every_label_of_a_grouping_exists(prometheus: Prometheus) -> None:
     expressions = [*(rule["expr"] for rule in ALERTS.values()), *SHOWN]
     for expression, answer in zip(expressions, prometheus.evaluate(expressions), strict=True):
         has = OF_THE_TARGET.union(*(METRICS[each.metric] for each in answer.selectors))

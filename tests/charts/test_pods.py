@@ -240,7 +240,7 @@ def test_priority_classes_of_two_releases_have_two_names_and_so_has_another_valu
     assert not [name for name in made if name.startswith("system-")]
 
 
-def test_a_priority_class_of_ones_own_is_taken_instead_and_none_is_made_where_none_may_be() -> None:
+def test_a_priority_class_of_the_user_is_taken_instead_and_none_is_made_where_none_may_be() -> None:
     none = at("priorityClass.create", False)
     assert priority_classes(none) == []
     assert set(priorities(none).values()) == {None}

@@ -296,7 +296,7 @@ SPEC = {"model": {"name": "demo/tiny", "source": CLAIM}}
         ),
     ],
 )
-def test_an_entry_of_the_catalogue_that_is_no_session_is_refused(entry: Object, sentence: str) -> None:
+def test_an_entry_of_the_catalogue_that_is_not_a_session_is_refused(entry: Object, sentence: str) -> None:
     assert sentence in refusal({"models": [entry]})
 
 
@@ -428,7 +428,7 @@ def test_an_endpoint_that_the_operator_could_not_reach_is_refused_before_it_star
 @pytest.mark.parametrize(
     "url", ["http://minio.storage.svc", "https://a.example.com:9000/path", "https://[2001:db8::1]:9"]
 )
-def test_an_endpoint_that_the_operator_reaches_is_taken(url: str) -> None:
+def test_an_endpoint_that_the_operator_reaches_is_accepted(url: str) -> None:
     assert remote_port({"AWS_ENDPOINT_URL_S3": url})
     assert render(of_endpoint("AWS_ENDPOINT_URL_S3", url))
 

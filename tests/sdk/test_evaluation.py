@@ -235,7 +235,7 @@ def output_of(server: ServedInstallation, folder: Path, source: str) -> list[str
     return done.stdout.splitlines()
 
 
-def test_the_task_of_the_page_is_asked_at_every_checkpoint(
+def test_the_task_of_the_page_runs_at_every_checkpoint(
     server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path
 ) -> None:
     model = client.create_lora_training_client(TINY, rank=4).result()

@@ -70,7 +70,7 @@ def environment(scratch: Path) -> dict[str, str]:
     return kept | {"PATH": path, "TMPDIR": str(scratch), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
 
 
-def test_the_demo_says_what_readme_shows(typed: Typed) -> None:
+def test_the_demo_prints_the_output_in_the_readme(typed: Typed) -> None:
     """Numbers may differ between processors."""
     [shown] = blocks("Try it", "text")
     text = [without_numbers(line) for line in typed.text.splitlines()]

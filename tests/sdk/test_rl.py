@@ -36,7 +36,7 @@ def short(source: str) -> str:
     return source.replace("24, 16", f"{SHORT_STEPS}, 4")
 
 
-def test_the_forecaster_of_the_page_learns_to_say_what_it_believes(server: ServedInstallation, tmp_path: Path) -> None:
+def test_the_forecaster_of_the_page_learns_to_report_its_belief(server: ServedInstallation, tmp_path: Path) -> None:
     """The last rewards are clearly nearer to the best forecaster's than the first; single steps vary by chance."""
     steps = steps_of(PageProgram(server, tmp_path / "program", page_program(FORECASTER), MODEL))
     rewards = [reward for [reward] in steps]

@@ -118,7 +118,7 @@ def shortest(said, answer):
 """
 
 
-def test_prompts_in_a_file_are_answered_and_graded_by_a_function_of_ones_own(
+def test_prompts_in_a_file_are_answered_and_graded_by_a_function_of_the_user(
     train: Train, server: ServedInstallation, tmp_path: Path
 ) -> None:
     (tmp_path / "graded_here.py").write_text(GRADED)

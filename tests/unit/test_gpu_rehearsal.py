@@ -45,7 +45,7 @@ def test_collection_is_of_the_tests_that_a_run_on_a_gpu_asks_for() -> None:
         (steps.tokens_per_second, "no report", 0),
     ],
 )
-def test_a_step_is_counted_by_what_it_prints(count: Callable[[str], int], output: str, expected: int) -> None:
+def test_a_step_is_counted_by_its_output(count: Callable[[str], int], output: str, expected: int) -> None:
     assert count(output) == expected
 
 

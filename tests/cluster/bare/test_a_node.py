@@ -125,7 +125,7 @@ def test_a_volume_outlives_its_pod_and_grows(volume: str, hello: Hello) -> None:
     hello.kubectl("wait", f"pvc/{volume}", grown, "--timeout=120s")
 
 
-def test_a_killed_container_starts_anew_in_the_same_pod(hello: Hello) -> None:
+def test_a_killed_container_starts_again_in_the_same_pod(hello: Hello) -> None:
     count = "jsonpath={.status.containerStatuses[0].restartCount}"
     before = int(hello.kubectl("get", "pod", "hello-0", f"--output={count}"))
     hello.cluster.kill_container(hello.namespace, "hello-0", "hello")

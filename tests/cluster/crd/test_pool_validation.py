@@ -87,7 +87,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("manifest", GOOD.values(), ids=GOOD)
-def test_a_good_pool_is_taken(manifest: Manifest, api: ApiNamespace) -> None:
+def test_a_valid_pool_is_accepted(manifest: Manifest, api: ApiNamespace) -> None:
     kept = api.would_create(manifest)
     # The one default that the model does not have (tests/unit/operator/api/test_crd.py).
     adapters = {"maxRank": 128, **manifest["spec"].get("adapters", {})}

@@ -219,7 +219,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("manifest", GOOD.values(), ids=GOOD)
-def test_a_good_session_is_taken(manifest: Manifest, api: ApiNamespace) -> None:
+def test_a_valid_session_is_accepted(manifest: Manifest, api: ApiNamespace) -> None:
     kept = api.would_create(manifest)
     # The one default that the model does not have (tests/unit/operator/api/test_crd.py).
     adapters = {"maxRank": 128, **manifest["spec"].get("adapters", {})}
@@ -227,7 +227,7 @@ def test_a_good_session_is_taken(manifest: Manifest, api: ApiNamespace) -> None:
     assert TrainingSessionSpec.model_validate(kept["spec"]) == wanted
 
 
-def test_the_manifest_in_the_documentation_is_taken(api: ApiNamespace) -> None:
+def test_the_documented_manifest_is_accepted(api: ApiNamespace) -> None:
     page = (CRD_FILE.parents[1] / "docs" / "reference" / "training-session.md").read_text()
     (manifest,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     api.would_create(yaml.safe_load(manifest))

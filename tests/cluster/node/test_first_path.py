@@ -38,7 +38,7 @@ def test_an_unmodified_program_trains_saves_and_samples_through_the_ingress(
         assert sequence.tokens == tokens[-1:]
 
 
-def test_status_says_who_serves_and_how_full_it_is(installation: Installation, session: str) -> None:
+def test_the_status_names_the_samplers_and_their_load(installation: Installation, session: str) -> None:
     status = (installation.get("trainingsession", session) or {})["status"]
     assert status["endpoint"] == f"{session}.{installation.namespace}.svc:7443"
     assert status["adapters"]["capacity"] == 64  # eight models for each of its eight slots

@@ -17,7 +17,7 @@ def run(installation: Installation, *words: str) -> PluginResult:
     return said
 
 
-def test_a_snapshot_is_taken_when_it_is_asked_for(installation: Installation, session: str) -> None:
+def test_a_requested_snapshot_is_taken(installation: Installation, session: str) -> None:
     run(installation, "snapshot", session)
     assert (installation.get("trainingsession", session) or {})["status"]["lastSnapshotTime"]
 

@@ -46,7 +46,7 @@ def test_the_old_image_ends_with_a_snapshot_before_the_new_one_starts(
     assert replays(installation) == before
 
 
-def test_an_image_that_no_node_can_pull_leaves_the_worker_running_until_it_is_taken_back(
+def test_an_image_that_no_node_can_pull_leaves_the_worker_running_until_it_is_reverted(
     installation: Installation, session: str
 ) -> None:
     def worker() -> str:

@@ -68,7 +68,7 @@ async def _has(counts: Callable[[], Awaitable[dict[str, list[int]]]], reason: st
     return (await counts()).get(reason) == expected
 
 
-async def test_a_claim_that_gets_no_volume_is_made_anew_as_the_spec_is_corrected(
+async def test_a_claim_that_gets_no_volume_is_created_again_as_the_spec_is_corrected(
     hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     wrong, right = {"storageClassName": "fats", "size": "999Ti"}, {"storageClassName": "fast", "size": "10Gi"}

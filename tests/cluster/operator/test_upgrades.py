@@ -73,7 +73,7 @@ async def test_neither_an_upgrade_nor_a_downgrade_of_operator_and_image_restarts
     assert after["spec"] == before["spec"]
 
 
-async def test_a_snapshot_that_is_asked_for_is_taken_once_by_whichever_operator_leads(
+async def test_a_requested_snapshot_is_taken_once_by_the_leader(
     hands: KubectlUser, kubelet: Kubelet, old: Settings
 ) -> None:
     asked: list[Target] = []

@@ -90,7 +90,7 @@ def test_only_its_recipients_can_read_an_encrypted_checkpoint(root: str) -> None
         read(root, written)
 
 
-def test_an_encrypted_save_that_is_repeated_is_written_anew_and_the_first_one_stays(root: str) -> None:
+def test_an_encrypted_save_that_is_repeated_is_written_again_and_the_first_one_stays(root: str) -> None:
     """Encryption draws a new key each time, so that no attempt can tell an earlier one for its own."""
     recipient = str(pyrage.x25519.Identity.generate().to_public())
     first, second = (
@@ -251,7 +251,7 @@ def test_a_bucket_that_is_not_there_is_not_made_by_mistake(s3: object) -> None:
         write("s3://no-such-bucket/prefix")
 
 
-def test_the_region_is_taken_from_the_environment_as_all_of_aws_takes_it(
+def test_the_region_comes_from_the_environment_as_in_other_aws_clients(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests are signed for it, and a store may refuse those that are signed for another."""

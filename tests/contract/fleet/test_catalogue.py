@@ -74,7 +74,7 @@ async def test_servers_that_want_a_session_at_the_same_time_make_one(
     await asyncio.gather(*(fleet.close() for fleet in fleets))
 
 
-async def test_a_session_name_that_is_taken_is_skipped_and_not_counted(
+async def test_a_session_name_in_use_is_skipped_and_not_counted(
     fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
     await operator.apply("tiny-1", model="org/unrelated")

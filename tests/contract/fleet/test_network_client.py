@@ -57,7 +57,7 @@ async def test_another_worker_at_the_address_is_not_spoken_to(port: Port, tmp_pa
         await described(port, tls)
 
 
-async def test_a_refusal_by_name_reaches_the_servers_log_in_words(port: Port, tmp_path: Path) -> None:
+async def test_a_refusal_by_name_reaches_the_log_of_the_server(port: Port, tmp_path: Path) -> None:
     tls = TlsDirectory(secret(tmp_path, port.authority, OPERATOR)).for_worker(WORKER_ID)
     client = GrpcWorkerClient(port.address, tls)
     with pytest.raises(WorkerError, match="may only ask how this worker is doing"):

@@ -41,7 +41,7 @@ async def running_replica(fleet: KubernetesFleet, operator: StandInOperator, poo
     return replica
 
 
-async def test_every_replica_is_a_sampler_of_its_own_and_no_worker(
+async def test_every_replica_is_a_separate_sampler_and_not_a_worker(
     cluster_fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
     await operator.apply_pool("fast", maxSequenceLength=2048)

@@ -223,7 +223,7 @@ async def test_two_servers_share_a_worker_under_one_epoch(
     await other.close()
 
 
-async def test_a_worker_that_is_started_anew_while_it_is_activated_gets_an_epoch_of_its_own(
+async def test_a_worker_that_is_started_again_while_it_is_activated_gets_its_own_epoch(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, store: Store
 ) -> None:
     await operator.apply("tiny")

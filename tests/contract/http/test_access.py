@@ -158,6 +158,6 @@ async def test_no_log_line_holds_a_key(
 
 @one_server
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"a":', b"\xff"])
-async def test_a_body_that_is_no_json_object_is_a_422(server: TestedServer, body: bytes) -> None:
+async def test_a_body_that_is_not_a_json_object_is_a_422(server: TestedServer, body: bytes) -> None:
     paths: dict[str, Any] = {"/create_session": 422, "/optim_step": 422, "/asample": 422, "/retrieve_future": 422}
     assert {path: (await server.client.post(path, content=body)).status_code for path in paths} == paths

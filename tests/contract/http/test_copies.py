@@ -143,7 +143,7 @@ async def test_copies_that_are_asked_for_at_once_hold_no_more_than_one_after_the
 
 
 @pytest.mark.parametrize("place", [{"session_id": "sess-1"}, {"model_seq_id": 0}])
-async def test_a_place_in_a_session_is_refused_in_words(server: TestedServer, place: dict[str, Any]) -> None:
+async def test_a_place_in_a_session_is_refused_with_a_message(server: TestedServer, place: dict[str, Any]) -> None:
     assert (await copied(server, await saved(server), **place)).status_code == 422
 
 

@@ -92,7 +92,7 @@ async def test_a_sample_goes_to_the_sampler_as_tinkers_own_does_but_is_read_as_t
 
 
 @pytest.mark.core("POST /oai/api/v1/completions")
-async def test_a_prompt_of_tokens_is_taken_as_it_is(server: TestedServer) -> None:
+async def test_a_prompt_of_tokens_is_used_unchanged(server: TestedServer) -> None:
     await send_request(server, COMPLETIONS, prompt=[5, 6])
     (request,) = server.worker.samples.values()
     assert request.prompt_tokens == b"\5\0\0\0\6\0\0\0"

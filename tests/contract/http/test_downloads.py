@@ -85,7 +85,7 @@ async def test_files_and_archive_arrive_as_they_were_saved(server: TestedServer)
 
 @one_server
 @pytest.mark.parametrize("content", [b"weightz", b"weight", b"weights and more", b""])
-async def test_a_small_file_that_was_altered_is_refused_in_words(server: TestedServer, content: bytes) -> None:
+async def test_a_small_file_that_was_altered_is_refused_with_a_message(server: TestedServer, content: bytes) -> None:
     run = await export(server, b"weights")
     path = await file_link(server, run)
     replace_file(server.newest_directory / WEIGHTS, content)

@@ -29,7 +29,7 @@ async def test_a_sampler_that_the_fleet_did_not_list_is_not_looked_for_at_each_p
 
 
 @one_server
-async def test_a_sampler_that_was_gone_is_looked_for_again_once_it_has_been_back(
+async def test_a_sampler_that_was_gone_is_searched_again_once_it_has_been_back(
     server: TestedServer, fleet: FakeFleet
 ) -> None:
     """A worker may be suspended and resumed: samples that it took since are not lost with the earlier ones."""

@@ -102,7 +102,7 @@ async def test_a_key_that_returns_with_another_request_is_refused(server: Tested
     assert (await server.post(path, other, **key("b"))).status_code == 200
 
 
-async def test_without_a_key_each_call_is_an_operation_of_its_own(server: TestedServer) -> None:
+async def test_each_call_without_a_key_is_a_separate_operation(server: TestedServer) -> None:
     model_id = await a_model(server)
     assert [number(await server.post("/optim_step", {"model_id": model_id})) for _ in range(3)] == [1, 2, 3]
 

@@ -170,7 +170,7 @@ async def test_a_replica_that_another_server_heard_of_first_is_waited_for(
     assert (await polling).status_code == 200
 
 
-async def test_a_replica_that_a_server_never_heard_of_is_looked_for_before_its_sample_is_given_up(
+async def test_an_unknown_replica_is_searched_before_its_sample_is_given_up(
     hasty_server: TestedServer, fleet: FakeFleet
 ) -> None:
     """Its watch may have ended unnoticed: the client would resubmit samples that are not gone."""

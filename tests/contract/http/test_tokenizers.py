@@ -43,7 +43,7 @@ async def test_without_a_key_there_is_none(server: TestedServer) -> None:
 @pytest.mark.parametrize(
     "name", ["unheard/of", "..%2F..%2Fetc", "%2Fetc", "org/tiny/..", "org/tiny%00", "a" * 3000, "tinker://a/weights/b"]
 )
-async def test_a_name_that_is_no_base_model_is_not_found(server: TestedServer, name: str) -> None:
+async def test_a_name_that_is_not_a_base_model_is_not_found(server: TestedServer, name: str) -> None:
     missing = await get_tokenizer(server, name)
     assert missing.status_code == 404
     assert len(missing.text) < 700

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.core
 MIB = 2**20
 
 
-async def test_trap_01_a_pending_poll_is_held_until_the_result_is_there(server: TestedServer) -> None:
+async def test_trap_01_a_pending_poll_is_held_until_the_result_exists(server: TestedServer) -> None:
     model_id = await server.model()
     server.worker.withheld.add((model_id, 1))
     submitted = await server.forward_backward(model_id, 1)

@@ -89,7 +89,7 @@ def test_a_pool_draws_bit_for_bit_the_samples_of_a_colocated_sampler(replica: Po
         here.close()
 
 
-async def test_a_checkpoint_that_was_altered_fails_its_samples_in_words(
+async def test_a_checkpoint_that_was_altered_fails_its_samples_with_a_message(
     stub: Stub, replica: PoolReplica, model: TorchModel
 ) -> None:
     adapter = save(replica, model, seed=1)

@@ -149,7 +149,7 @@ async def test_a_sampler_gives_no_saves(pods: Pods) -> None:
     assert refusal.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_save_of_a_worker_that_was_killed_or_started_anew_is_read_from_the_root(pods: Pods) -> None:
+async def test_a_save_of_a_worker_that_was_killed_or_started_again_is_read_from_the_root(pods: Pods) -> None:
     first, second = await pods.saved(5), await pods.saved(6)
     pods.trainer.signal(signal.SIGKILL)
     await pods.trainer.ended()

@@ -58,7 +58,7 @@ async def test_concurrent_changes_of_a_name_by_replicas_are_serialized(replicas:
 
 
 @pytest.mark.parametrize("differs", [{"tinker_path": PATHS[2]}, {"at": later(1)}], ids=["path", "time"])
-async def test_a_name_that_was_removed_and_promoted_anew_is_another_one(store: Store, differs: dict[str, Any]) -> None:
+async def test_a_name_that_was_removed_and_promoted_again_is_another_one(store: Store, differs: dict[str, Any]) -> None:
     """The numbers of its changes are the same."""
     anew = replace(FIRST, **differs)
     await promote(store, FIRST, None, BOUNDS)

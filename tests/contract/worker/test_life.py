@@ -77,7 +77,7 @@ async def test_a_full_volume_takes_the_release_that_empties_it(start: StartWorke
 
 
 @pytest.mark.core("durability 6")
-async def test_results_are_there_after_a_restart(start: StartWorker) -> None:
+async def test_results_exist_after_a_restart(start: StartWorker) -> None:
     worker = await start()
     await worker.submit(create(), train(1), step(2))
     before = [await worker.finished(seq_id) for seq_id in (0, 1, 2)]
@@ -131,7 +131,7 @@ async def test_a_checkpoint_above_the_workers_rank_is_refused(start: StartWorker
 
 
 @pytest.mark.parametrize(("final", "reason"), [(None, ""), (None, "It was deleted."), ("autosave", "It was deleted.")])
-async def test_work_for_a_released_model_fails_in_words(worker: Worker, final: str | None, reason: str) -> None:
+async def test_work_for_a_released_model_fails_with_a_message(worker: Worker, final: str | None, reason: str) -> None:
     await worker.submit(create(), release(final, reason=reason))
     await worker.finished(RELEASE_SEQ_ID)
     await worker.submit(train(1))

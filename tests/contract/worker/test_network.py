@@ -150,7 +150,7 @@ async def test_the_operator_does_not_count_as_a_way_for_clients(port: Port, monk
     assert heard == ["heard"]
 
 
-async def test_another_name_of_our_authority_is_refused_in_words(port: Port) -> None:
+async def test_another_name_of_our_authority_is_refused_with_a_message(port: Port) -> None:
     refusal = await refused_as(port.client(port.authority.leaf("another.peer", usages=(CLIENT,))))
     assert refusal.code() == grpc.StatusCode.PERMISSION_DENIED
     assert "another.peer" in (refusal.details() or "")

@@ -185,7 +185,7 @@ def archive_of(model: Path) -> bytes:
     return zipped({path.name: path.read_bytes() for path in model.iterdir() if path.name in FILES})
 
 
-def test_a_tokenizer_on_this_machine_is_taken_before_the_servers(server: Server, tiny_model: Path) -> None:
+def test_a_local_tokenizer_takes_precedence_over_the_servers(server: Server, tiny_model: Path) -> None:
     Path("private").mkdir()
     Path("private/model").symlink_to(tiny_model)
     found = load_tokenizer("private/model", server.url, "tml-key")

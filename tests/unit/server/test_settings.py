@@ -63,7 +63,7 @@ def test_an_unknown_key_in_a_file_is_refused_by_name(tmp_path: Path) -> None:
     ("content", "sentence"),
     [("[1, 2]", "must contain a mapping"), ("a: [", "neither YAML nor JSON"), (None, "cannot read")],
 )
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: str | None, sentence: str) -> None:
+def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, content: str | None, sentence: str) -> None:
     file = tmp_path / "c.yaml"
     if content is not None:
         file.write_text(content)

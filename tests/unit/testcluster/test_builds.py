@@ -60,7 +60,7 @@ def test_the_same_sources_are_built_once(program: Program, tmp_path: Path) -> No
     assert calls(tmp_path) == 1
 
 
-def test_changed_sources_are_built_anew(program: Program) -> None:
+def test_changed_sources_are_built_again(program: Program) -> None:
     before = built(program)
     (program.source / "go.sum").write_text("example.com v1.0.0 h1:x\n")
     assert built(program) != before

@@ -98,7 +98,7 @@ def export_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().err
 
 
-def test_a_directory_that_is_no_checkpoint_is_named(
+def test_a_directory_that_is_not_a_checkpoint_is_named(
     tmp_path: Path, base_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = export_error(capsys, tmp_path, "--base-model", base_model, "--to", tmp_path / "out")

@@ -105,7 +105,7 @@ def test_one_of_two_concurrent_programs_converts_and_the_other_waits(image: Path
 
 
 @pytest.mark.slow("it starts a program that imports PyTorch")
-def test_a_program_that_is_stopped_ends_at_once_and_the_next_starts_anew(image: Path) -> None:
+def test_a_program_that_is_stopped_ends_at_once_and_the_next_starts_again(image: Path) -> None:
     write_rank_python(image / "venvs", SAVE_HALF, TELL_AND_STAY)
     with ExitStack() as stack:
         stopped = start(stack)

@@ -82,7 +82,7 @@ def test_every_sampler_gets_the_type_of_its_weights(engine: str) -> None:
         pytest.param([*SAMPLER, "--engine", "peft"], "a sampler knows no engine 'peft': builtin", id="no-sampler"),
     ],
 )
-def test_flags_that_contradict_each_other_are_refused_in_words(flags: list[str], message: str) -> None:
+def test_flags_that_contradict_each_other_are_refused_with_a_message(flags: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_options(flags)
 

@@ -158,7 +158,7 @@ async def test_the_last_days_of_an_authority_are_no_time_of_endless_renewals(
     assert {verb for verb, _, _ in cluster.requests} == {"get"}
 
 
-async def test_a_spoiled_client_secret_is_written_anew(issuer: Issuer, cluster: FakeCluster) -> None:
+async def test_a_spoiled_client_secret_is_written_again(issuer: Issuer, cluster: FakeCluster) -> None:
     await issuer.refresh()
     cluster.put({**cluster.objects[CLIENT], "data": {}})
     await issuer.refresh()

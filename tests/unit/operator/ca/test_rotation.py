@@ -316,7 +316,7 @@ def test_an_invalid_next_authority_is_reported_and_nothing_is_written(field: str
     in_simulated_time(live)
 
 
-def test_a_leaf_from_before_there_were_rotations_is_not_issued_anew() -> None:
+def test_a_leaf_from_before_there_were_rotations_is_not_issued_again() -> None:
     """The fingerprint of its trust anchor is unchanged."""
     authority: Authority = new_authority("tinsmith", NOW)
     leaf = authority.issue(("x",), Use.CLIENT, NOW)

@@ -71,7 +71,7 @@ def test_an_orphan_without_the_operators_labels_is_foreign(make: Callable[[], Mo
     assert world.owner["status"]["conditions"][0]["reason"] == "NameConflict"
 
 
-def test_a_job_that_was_left_behind_is_made_anew_since_a_job_is_never_changed() -> None:
+def test_a_job_that_was_left_behind_is_created_again_since_a_job_is_never_changed() -> None:
     world = World(session_manifest())
     world.settle()
     world.unpullable_images = {"registry.test/trainer:2"}

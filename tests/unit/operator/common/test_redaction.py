@@ -52,7 +52,7 @@ def test_a_key_is_hidden_before_the_words_are_cut() -> None:
         "tokenizer.json is not there",
     ],
 )
-def test_text_that_is_no_key_stays_unchanged(words: str) -> None:
+def test_text_that_is_not_a_key_stays_unchanged(words: str) -> None:
     assert redacted_line(words) == words
 
 

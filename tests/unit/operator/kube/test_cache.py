@@ -149,7 +149,7 @@ def names(found: list[dict[str, Any]]) -> list[str]:
     return [each["metadata"]["name"] for each in found]
 
 
-def test_a_group_is_what_has_the_label_by_name(cache: Cache) -> None:
+def test_a_group_has_the_objects_with_the_label_by_name(cache: Cache) -> None:
     cache.note(manifest(PODS, "b", uid="u2", **OF_A_POOL))
     cache.note(manifest(PODS, "a", uid="u1", **OF_A_POOL))
     cache.note(manifest(PODS, "of-another", uid="u3", **{"tinsmith.dev/pool": "other"}))
@@ -186,7 +186,7 @@ CHANGES = st.lists(
 
 
 @given(changes=CHANGES)
-def test_a_group_is_what_a_look_at_everything_would_find(changes: list[tuple[str, Resource, str, Any]]) -> None:
+def test_a_group_equals_a_search_of_all_objects(changes: list[tuple[str, Resource, str, Any]]) -> None:
     cache = Cache(lambda _: None)
     for version, (change, resource, name, labels) in enumerate(changes, start=1):
         ref, shown = place(resource, name), manifest(resource, name, uid=name, version=version, **labels)

@@ -311,7 +311,7 @@ def test_an_admission_webhook_that_does_not_answer_is_a_refusal_which_the_status
     ],
     ids=["what was sent", "what is there", "its store"],
 )
-def test_an_apply_against_the_schema_is_a_refusal_though_the_server_calls_it_a_failure_of_its_own(
+def test_an_apply_against_the_schema_is_a_refusal_though_the_server_calls_it_its_own_failure(
     message: str, error: type[Exception]
 ) -> None:
     body = json.dumps({"kind": "Status", "status": "Failure", "message": message, "code": 500}).encode()
@@ -321,7 +321,7 @@ def test_an_apply_against_the_schema_is_a_refusal_though_the_server_calls_it_a_f
 
 
 @pytest.mark.parametrize("body", [b"<html>bad gateway</html>", b"", b"[]"], ids=["html", "empty", "no object"])
-def test_an_answer_that_is_no_status_is_understood_by_its_number(body: bytes) -> None:
+def test_an_answer_that_is_not_a_status_is_understood_by_its_number(body: bytes) -> None:
     assert isinstance(error_of(502, body, None, "GET /x"), Unavailable)
 
 
@@ -332,7 +332,7 @@ async def test_the_pause_that_the_server_requests_is_returned(cluster: Cluster, 
     assert raised.value.retry_after_seconds == 9
 
 
-async def test_an_expired_token_is_read_anew_for_the_next_request(cluster: Cluster, wire: Wire, tmp_path: Any) -> None:
+async def test_an_expired_token_is_read_again_for_the_next_request(cluster: Cluster, wire: Wire, tmp_path: Any) -> None:
     (tmp_path / "token").write_text("first")
     await cluster.get(SERVICES, "tin", "tiny")
     (tmp_path / "token").write_text("second")
@@ -372,7 +372,7 @@ async def test_every_request_is_counted_with_its_code(
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_a_path_says_what_is_done_to_what(method: str, path: str, watch: bool, call: ApiCall) -> None:
+def test_a_path_names_the_action_and_its_object(method: str, path: str, watch: bool, call: ApiCall) -> None:
     assert parse_call(method, path, watch) == call
 
 

@@ -97,7 +97,7 @@ def test_an_event_about_an_object_with_any_content_stays() -> None:
         (200, "list", "trainingsessions", False),
     ],
 )
-def test_only_a_version_that_is_too_old_and_a_missing_crd_make_a_watch_begin_anew(
+def test_only_a_version_that_is_too_old_and_a_missing_crd_make_a_watch_begin_again(
     status: int, verb: str, plural: str, begins_anew: bool
 ) -> None:
     assert must_begin_anew(status, verb, plural) is begins_anew
@@ -232,7 +232,7 @@ async def watching(api: SmallApi) -> AsyncIterator[Watching]:
 
 
 @pytest.mark.parametrize("code", [500, 504])
-async def test_a_watch_that_is_broken_off_by_an_error_begins_anew_with_a_list(watching: Watching, code: int) -> None:
+async def test_a_watch_that_is_broken_off_by_an_error_begins_again_with_a_list(watching: Watching, code: int) -> None:
     await watching.hears((SESSIONS.plural, "200"))
     watching.api.lines.put_nowait(error_event(code))
     await watching.hears((SESSIONS.plural, "200"))

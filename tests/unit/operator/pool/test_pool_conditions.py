@@ -161,7 +161,7 @@ def test_an_object_that_is_refused_is_quoted(kind: str, reason: str, replicas: i
     assert "spec.x: Invalid value" in stalled["message"]
 
 
-def test_a_pool_is_looked_at_again_soon_while_something_is_missing_and_else_when_its_certificate_is_due() -> None:
+def test_a_pool_is_checked_again_soon_while_something_is_missing_and_else_when_its_certificate_is_due() -> None:
     world = settled_world()
     assert (world.decide().requeue_after_seconds or 0) > 24 * 3600
     world.a_pod_crashes()

@@ -135,7 +135,7 @@ async def test_an_apply_that_fails_after_the_fields_were_taken_over_leaves_the_o
     assert not holds(live, wanted)
 
 
-async def test_an_apply_to_what_has_changed_changes_nothing_and_looks_again(house: House) -> None:
+async def test_an_apply_to_a_changed_object_changes_nothing_and_reads_it_again(house: House) -> None:
     house.cache.note(house.cluster.put(manifest(SERVICE)))
     uid, version = guard_of(house, SERVICE)
     newer = house.cluster.put(manifest(SERVICE, uid=uid) | {"spec": {"newer": True}})
@@ -187,7 +187,7 @@ def remade_while_it_is_looked_for(house: House, monkeypatch: pytest.MonkeyPatch,
     return successor
 
 
-async def test_a_session_made_anew_while_its_predecessor_is_looked_for_is_not_forgotten(
+async def test_a_session_created_again_while_its_predecessor_is_looked_for_is_not_forgotten(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = house.session
@@ -198,7 +198,7 @@ async def test_a_session_made_anew_while_its_predecessor_is_looked_for_is_not_fo
     assert house.cache.owners() == [Key("tin", "tiny", "TrainingSession")]
 
 
-async def test_a_child_made_anew_while_its_predecessor_is_looked_for_is_not_forgotten(
+async def test_a_child_created_again_while_its_predecessor_is_looked_for_is_not_forgotten(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.cache.note(house.cluster.put(manifest(SERVICE)))

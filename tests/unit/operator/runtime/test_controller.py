@@ -75,14 +75,14 @@ async def test_a_session_at_rest_is_left_alone() -> None:
 
 
 @simulated_time
-async def test_a_session_that_was_acted_upon_is_looked_at_again_at_once() -> None:
+async def test_a_session_that_was_acted_upon_is_checked_again_at_once() -> None:
     run = Run(ACTED, ACTED, SETTLED)
     await run.go(3600)
     assert run.at == [0, 0, 0]
 
 
 @simulated_time
-async def test_a_session_is_looked_at_again_when_the_decision_says_so() -> None:
+async def test_a_session_is_checked_again_when_the_decision_says_so() -> None:
     run = Run(ReconcileResult(acted=False, requeue_after_seconds=100), SETTLED)
     await run.go(3600)
     assert run.at == [0, 100]
@@ -167,7 +167,7 @@ async def test_a_failure_is_tried_again_with_growing_pauses(error: Exception, re
 
 
 @simulated_time
-async def test_a_session_met_while_the_lease_was_renewed_late_is_looked_at_again_in_the_same_term() -> None:
+async def test_a_session_met_while_the_lease_was_renewed_late_is_checked_again_in_the_same_term() -> None:
     """A late renewal ends no term, so no other event enqueues every session."""
     run = Run(NotLeading("late"), SETTLED)
     await run.go(3600)

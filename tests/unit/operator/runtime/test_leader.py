@@ -108,7 +108,7 @@ async def test_a_write_may_last_until_the_lease_ends_and_no_longer() -> None:
 
 
 @simulated_time
-async def test_a_lease_that_was_deleted_is_made_anew() -> None:
+async def test_a_lease_that_was_deleted_is_created_again() -> None:
     server = LeaseServer()
     first = Candidate(server, "first")
     await asyncio.sleep(10)

@@ -140,7 +140,7 @@ async def test_an_api_server_that_is_away_is_not_taken_for_a_cluster_without_kub
 
 
 @simulated_time
-async def test_when_kuberay_is_taken_away_its_kind_is_looked_for_again() -> None:
+async def test_when_kuberay_is_taken_away_its_kind_is_searched_again() -> None:
     house = House()
     async with house.running():
         house.rays.enable()
@@ -154,7 +154,7 @@ async def test_when_kuberay_is_taken_away_its_kind_is_looked_for_again() -> None
 
 
 @simulated_time
-async def test_a_watch_that_began_before_it_could_see_the_kind_is_begun_anew() -> None:
+async def test_a_watch_that_began_before_it_could_see_the_kind_is_begun_again() -> None:
     house = House()
     house.blind_watches = 1
     async with house.running():

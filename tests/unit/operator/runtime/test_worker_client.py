@@ -112,7 +112,7 @@ async def test_asking_never_makes_the_follower_wait() -> None:
 
 
 @simulated_time
-async def test_a_silent_worker_is_asked_again_and_its_last_words_are_kept() -> None:
+async def test_a_silent_worker_is_called_again_and_its_last_message_is_kept() -> None:
     workers = RecordingWorkers()
     workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
@@ -125,7 +125,7 @@ async def test_a_silent_worker_is_asked_again_and_its_last_words_are_kept() -> N
 
 
 @simulated_time
-async def test_a_worker_that_cannot_even_be_asked_is_asked_again() -> None:
+async def test_a_worker_that_cannot_be_reached_is_called_again() -> None:
     workers = RecordingWorkers()
     failures: list[Exception] = [ValueError("a bug"), OperatorError("no authority yet")]
 
@@ -156,7 +156,7 @@ async def test_a_waiter_for_an_answer_never_gets_an_older_one() -> None:
 
 
 @simulated_time
-async def test_another_pod_is_asked_instead_of_its_predecessor() -> None:
+async def test_another_pod_is_called_instead_of_its_predecessor() -> None:
     workers = RecordingWorkers()
     workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(10)
@@ -167,7 +167,7 @@ async def test_another_pod_is_asked_instead_of_its_predecessor() -> None:
 
 
 @simulated_time
-async def test_a_session_that_is_gone_is_asked_no_more() -> None:
+async def test_a_deleted_session_is_not_called_again() -> None:
     workers = RecordingWorkers()
     workers.reports.follow(KEY, TARGET)
     await asyncio.sleep(1)
@@ -303,7 +303,7 @@ async def test_an_image_without_the_call_is_named_with_the_remedy(
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION], ids=str)
-async def test_a_worker_that_cannot_snapshot_now_is_asked_later(
+async def test_a_worker_that_cannot_snapshot_now_is_called_later(
     authority: Authority, worker: Savable, address: str, code: grpc.StatusCode
 ) -> None:
     worker.fails = code

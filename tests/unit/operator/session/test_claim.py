@@ -79,7 +79,9 @@ def unbound_world(**storage: object) -> World:
 
 
 @pytest.mark.parametrize(("wrong", "right"), CORRECTIONS.values(), ids=CORRECTIONS)
-def test_a_claim_that_never_had_a_volume_is_made_anew_as_the_spec_says_now(wrong: Manifest, right: Manifest) -> None:
+def test_a_claim_that_never_had_a_volume_is_created_again_as_the_spec_says_now(
+    wrong: Manifest, right: Manifest
+) -> None:
     world = unbound_world(**wrong)
     before = world.objects[CLAIM]["metadata"]["uid"]
     world.user_sets(storage=right)
@@ -91,7 +93,7 @@ def test_a_claim_that_never_had_a_volume_is_made_anew_as_the_spec_says_now(wrong
 
 
 @pytest.mark.parametrize("bound", [{"status": {"phase": "Bound"}}, {"status": {"phase": "Lost"}}, {"volumeName": "v"}])
-def test_a_claim_that_has_or_had_a_volume_is_never_made_anew(bound: Manifest) -> None:
+def test_a_claim_that_has_or_had_a_volume_is_never_created_again(bound: Manifest) -> None:
     world = unbound_world(size="10Gi", accessMode="ReadWriteOnce")
     claim = world.objects[CLAIM]
     claim["status"] = bound.get("status", claim["status"])
@@ -119,7 +121,7 @@ REWRITTEN: dict[str, tuple[Manifest, Manifest]] = {
 
 
 @pytest.mark.parametrize(("storage", "stored"), REWRITTEN.values(), ids=REWRITTEN)
-def test_a_claim_that_admission_rewrites_is_made_once_and_anew_only_for_another_spec(
+def test_a_claim_that_admission_rewrites_is_made_once_and_again_only_for_another_spec(
     storage: Manifest, stored: Manifest
 ) -> None:
     world = World(session_manifest(storage=storage))
@@ -143,7 +145,7 @@ def test_a_claim_that_gets_its_volume_meanwhile_is_not_deleted() -> None:
 @pytest.mark.parametrize(
     ("has", "asks_then"), [("10Gi", "20Gi"), ("20Gi", "100Gi"), ("100Gi", "100Gi"), (None, "100Gi")]
 )
-def test_a_growth_that_came_to_nothing_is_taken_back_above_what_the_volume_has(has: str | None, asks_then: str) -> None:
+def test_a_failed_growth_is_reverted_to_a_size_above_the_volume(has: str | None, asks_then: str) -> None:
     world = settled_world(size="100Gi")
     world.objects[CLAIM]["status"] = {"phase": "Bound", **({"capacity": {"storage": has}} if has else {})}
     world.user_sets(storage={"size": "20Gi"})

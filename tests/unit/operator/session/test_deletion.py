@@ -91,7 +91,7 @@ def test_the_grace_begins_when_the_wait_is_reported_and_not_by_the_api_servers_c
     assert ready_reason(world) == "Deleting"
 
 
-def test_the_grace_begins_anew_for_a_worker_that_was_on_its_way_for_long() -> None:
+def test_the_grace_begins_again_for_a_worker_that_was_on_its_way_for_long() -> None:
     """`Reconciling` was true before, for another reason."""
     world = settled_world(storage=DELETE)
     world.person_deletes(("Pod", "qwen-0"))

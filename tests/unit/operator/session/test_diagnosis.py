@@ -242,7 +242,7 @@ def test_a_worker_that_runs_on_under_a_refused_change_is_ready_and_stalled() -> 
     assert (found["Ready"].status, found["Stalled"].status) == ("True", "True")
 
 
-def test_a_refused_change_that_is_taken_back_is_forgotten() -> None:
+def test_a_reverted_change_that_was_refused_is_forgotten() -> None:
     """No further request is made, so no success reports the recovery."""
     found = conditions(ready_world(), refusals={"StatefulSet": "Invalid value"})
     assert (found["Ready"].status, found["Stalled"].status) == ("True", "False")

@@ -51,7 +51,7 @@ def members(world: GroupWorld) -> set[str]:
     return {member["metadata"]["uid"] for member in world.members()}
 
 
-def test_a_worker_that_begins_anew_gets_members_anew_and_keeps_its_pod(world: GroupWorld) -> None:
+def test_a_worker_that_begins_again_gets_members_again_and_keeps_its_pod(world: GroupWorld) -> None:
     before, head = members(world), world.objects["Pod", HEAD]["metadata"]["uid"]
     world.container_ends(exit_code=1)
     assert {deletion.uid for deletion in deletions(world)} == before

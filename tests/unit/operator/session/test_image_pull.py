@@ -88,7 +88,7 @@ def test_an_image_that_can_be_pulled_later_is_taken_then_and_nothing_of_the_pull
     assert condition(world, "Stalled")["status"] == "False"
 
 
-def test_a_session_returns_to_its_state_when_a_bad_image_is_taken_back() -> None:
+def test_a_session_returns_to_its_state_when_a_bad_image_is_reverted() -> None:
     world = settled()
     before = world.objects[POD]["metadata"]["uid"]
     world.unpullable_images = {BAD}

@@ -117,7 +117,7 @@ def test_a_worker_that_stopped_without_a_request_comes_back_on_its_image(end: An
     assert running_image(world) == IMAGE
 
 
-def test_a_default_that_is_taken_back_restarts_nothing_and_the_condition_goes() -> None:
+def test_a_reverted_default_restarts_nothing_and_removes_the_condition() -> None:
     world = with_new_default()
     world.change_installation(trainer_image=IMAGE)
     world.settle()

@@ -38,7 +38,7 @@ def inputs_of(pod_or_template: dict[str, Any]) -> str:
     return str(pod_or_template["metadata"]["annotations"][INPUTS_ANNOTATION])
 
 
-def test_every_shape_is_there() -> None:
+def test_every_shape_exists() -> None:
     assert set(REVISION_1) == {
         "deleted-with-its-volume",
         "everything",

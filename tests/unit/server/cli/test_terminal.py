@@ -126,7 +126,7 @@ def test_a_script_finds_the_url_alone_and_the_key_on_standard_error(
     [(True, {}, "warning"), (False, {}, "info"), (True, {"log_level": "info"}, "info")],
     ids=["terminal", "script", "given"],
 )
-def test_a_terminal_has_warnings_alone_unless_more_is_asked_for(
+def test_a_terminal_shows_only_warnings_by_default(
     on_one: bool, options: dict[str, Any], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TINSMITH_LOG_LEVEL", raising=False)

@@ -204,6 +204,6 @@ def test_a_tenant_has_no_assets_when_its_name_is_no_folder_name(tmp_path: Path, 
         "..",
     ],
 )
-def test_a_location_that_is_no_path_below_the_assets_is_refused(root: CheckpointRoot, location: str) -> None:
+def test_a_location_that_is_not_a_path_below_the_assets_is_refused(root: CheckpointRoot, location: str) -> None:
     with pytest.raises(UserError, match="is not a path below this tenant's assets"):
         root.read_asset("alice", location)

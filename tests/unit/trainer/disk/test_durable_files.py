@@ -60,7 +60,7 @@ def test_a_weaker_file_system_takes_the_same_content(
 
 
 @pytest.mark.parametrize("size_bytes", [1000, BLOCK_BYTES])
-def test_a_disk_that_is_full_is_heard_and_has_what_it_had(tmp_path: Path, size_bytes: int) -> None:
+def test_a_full_disk_raises_an_error_and_keeps_its_content(tmp_path: Path, size_bytes: int) -> None:
     async def scenario(disk: SmallDisk) -> None:
         (tmp_path / "file").write_bytes(b"as before")
         disk.fill()

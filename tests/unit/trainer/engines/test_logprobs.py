@@ -101,7 +101,7 @@ def test_kept_logprobs_have_the_bits_of_recomputed_ones(cap: float | None) -> No
     assert all(torch.equal(one, same) for one, same in zip(none, every, strict=True))
 
 
-def test_warm_memory_is_handed_out_once_until_it_begins_anew() -> None:
+def test_warm_memory_is_handed_out_once_until_it_begins_again() -> None:
     memory = WarmMemory()
     assert memory.take(1) is None
     memory.begin(8 * 4)

@@ -52,7 +52,9 @@ def test_logs_of_tinsmith_and_libraries_and_pythons_warnings_have_one_form(capsy
 
 
 @pytest.mark.parametrize(("level", "line_count"), [("debug", 1), ("warning", 1), ("error", 0)])
-def test_libraries_are_heard_from_warnings_on(level: str, line_count: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_and_errors_of_libraries_are_logged(
+    level: str, line_count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     configure_logs("json", level)
     logging.getLogger("library").info("a step")
     logging.getLogger("library").warning("a doubt")

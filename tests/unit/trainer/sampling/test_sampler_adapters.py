@@ -247,7 +247,7 @@ async def test_only_weights_that_the_local_worker_does_not_share_are_read(tmp_pa
 # ---- adapters that are announced before a sample names them
 
 
-async def test_an_adapter_that_was_announced_is_there_when_its_first_sample_comes() -> None:
+async def test_an_announced_adapter_is_loaded_when_its_first_sample_arrives() -> None:
     memory = Memory()
     adapters = memory.adapters()
     adapters.prepare(reference("a"))

@@ -74,7 +74,7 @@ def test_a_want_of_memory_is_not_blamed_on_the_directory(directory: Path, monkey
         load_torch_model(str(directory))
 
 
-def test_a_name_that_is_no_directory_and_no_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_without_a_directory_or_a_repository_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFound, match=r"no-owner/nothing.*Use a local directory"):
         load_torch_model("no-owner/nothing")

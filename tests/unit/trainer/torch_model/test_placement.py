@@ -23,7 +23,7 @@ def test_a_gpu_is_used_in_bfloat16_where_there_is_one_unless_told_otherwise(
     assert choose_device(device, dtype) == placed
 
 
-def test_a_gpu_that_is_not_there_is_missed_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ServerError, match="--device cuda: this process sees no GPU"):
         choose_device("cuda", "auto")

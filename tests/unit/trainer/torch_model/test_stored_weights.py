@@ -224,7 +224,7 @@ def test_no_other_name_of_a_tied_head_holds_other_values(tmp_path: Path) -> None
         assert f"ties {name} to" in refused(directory)
 
 
-def test_a_layer_that_predicts_further_tokens_may_have_a_head_of_its_own_in_a_tied_model(tmp_path: Path) -> None:
+def test_a_layer_that_predicts_further_tokens_may_have_its_own_head_in_a_tied_model(tmp_path: Path) -> None:
     directory = copy_of(tiny_directory(shape=TIED), tmp_path)
     change(directory, lambda tensors: tensors.update({"mtp.lm_head.weight": torch.ones(512, 64)}))
     checked_config(directory)

@@ -56,7 +56,7 @@ def test_a_directory_without_a_processor_serves_text_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [PNG, JPEG], ids=["png", "jpeg"])
-def test_an_image_that_was_counted_right_is_taken(vision: Vision, content: bytes) -> None:
+def test_an_image_with_the_right_count_is_accepted(vision: Vision, content: bytes) -> None:
     kind = "png" if content is PNG else "jpeg"
     assert len(vision.placed("Datum 0", TOKENS, [Image(1, content, kind, expected_tokens=8)])) == len(TOKENS) + 8
 
@@ -100,7 +100,7 @@ def test_an_invalid_combination_of_images_is_refused_with_a_message(
         vision.placed("Datum 3", tokens, images)
 
 
-def test_headers_alone_say_what_images_take_together() -> None:
+def test_the_headers_of_images_give_their_total_size() -> None:
     large = Image(0, png_that_claims(4096, 4096), "png")
     assert read_sizes("Datum 0", [large] * 4) == [ImageSize(4096, 4096)] * 4
     with pytest.raises(UserError, match=f"in total; the limit is {MAX_PIXELS_TOGETHER}"):

@@ -21,7 +21,7 @@ def test_a_volume_on_a_network_share_is_refused(tmp_path: Path, monkeypatch: pyt
         Volume(tmp_path / "volume")
 
 
-def test_a_journal_that_is_no_journal_is_the_volumes_fault(tmp_path: Path) -> None:
+def test_an_invalid_journal_is_a_fault_of_the_volume(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"words, not pages. " * 1000)
     with pytest.raises(VolumeUnsuitable, match=r"journal\.sqlite cannot be opened: .*resume from their checkpoints"):

@@ -264,7 +264,7 @@ def test_a_run_that_goes_back_loses_nothing_to_a_server_that_is_away(
     assert manager.store.steps() == [1, 2]
 
 
-def test_a_damaged_one_is_saved_anew_and_its_state_goes(
+def test_a_damaged_one_is_saved_again_and_its_state_goes(
     manage: Manage, server: FakeServer, model: Any, tmp_path: Path
 ) -> None:
     with manage() as manager:

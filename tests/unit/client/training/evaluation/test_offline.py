@@ -79,7 +79,7 @@ def test_a_deleted_checkpoint_is_reported_and_skipped(tmp_path: Path) -> None:
     assert sweep.failures == []
 
 
-def test_an_example_that_fails_costs_itself_and_is_asked_again(tmp_path: Path) -> None:
+def test_an_example_that_fails_loses_only_itself_and_is_requested_again(tmp_path: Path) -> None:
     broken = True
 
     def fails_once(example: Example, answer: Answer) -> float:

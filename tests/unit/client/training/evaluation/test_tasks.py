@@ -83,7 +83,7 @@ async def test_a_task_is_an_evaluator_of_the_cookbook() -> None:
     assert sorted(sampling.prompts) == [[1, 2], [3], [4, 5, 6]]
 
 
-async def test_each_example_draws_from_a_seed_of_its_own_that_is_the_same_next_time() -> None:
+async def test_each_example_draws_from_its_own_seed_that_is_the_same_next_time() -> None:
     seeds = []
     for seed in (None, None, 1):
         sampling = ScriptedSampling()
@@ -157,7 +157,7 @@ async def test_choices_are_held_against_each_other_by_logprobs() -> None:
 
 
 @pytest.mark.parametrize(("answer", "choices"), [(2, ("a", "b")), ("c", ("a", "b")), (0, ("a",))])
-async def test_an_answer_that_is_no_choice_is_refused(answer: Any, choices: tuple[str, ...]) -> None:
+async def test_an_answer_that_is_not_a_choice_is_refused(answer: Any, choices: tuple[str, ...]) -> None:
     with pytest.raises(EvaluationError, match="choices"):
         await ChoiceTask("either", [Example("q", answer, choices=choices)], tokenizer=Letters())(
             ScriptedSampling().client

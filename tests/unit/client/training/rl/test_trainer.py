@@ -146,7 +146,7 @@ async def test_a_run_that_has_nothing_left_to_learn_ends_and_is_saved(caplog: py
     assert await trainer.run(2) == 2
 
 
-async def test_a_reward_that_is_no_number_costs_its_group_not_the_weights() -> None:
+async def test_a_reward_that_is_not_a_number_costs_its_group_not_the_weights() -> None:
     model, log = SimulatedModel(SimulatedSampler(drawn)), Log()
     reward = lambda example, answer: float("nan") if example == 0 else answer[0]  # noqa: E731
     await trainer_of(model, reward, logger=log).run(1)

@@ -21,7 +21,7 @@ def test_a_schedule_rises_and_falls(schedule: Schedule, expected: list[float]) -
     assert rates == pytest.approx(expected, rel=1e-5)
 
 
-def test_each_epoch_has_every_example_once_in_an_order_of_its_own() -> None:
+def test_each_epoch_has_every_example_once_in_its_own_order() -> None:
     batches = ShuffledBatches(count=10, batch_size=4, epochs=3, seed=1)
     order = [place for number in range(len(batches)) for place in batches[number]]
     assert [len(batches[number]) for number in range(len(batches))] == [4] * 7 + [2]

@@ -35,7 +35,7 @@ def test_example_environments_hold_out_others_than_they_train_on(environment: st
     assert make_groups(config(environment=environment, eval_groups=0), Prompts(), None)[1] == []
 
 
-def test_a_function_of_ones_own_is_found_where_the_command_runs(
+def test_a_function_of_the_user_is_found_where_the_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_games.py").write_text(

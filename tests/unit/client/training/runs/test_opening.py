@@ -164,7 +164,7 @@ def test_the_first_signal_asks_and_the_second_does_as_ever(number: signal.Signal
         signal.signal(number, before)
 
 
-def test_the_servers_tokenizer_is_taken_and_the_sdk_is_not_asked_for_one(
+def test_the_tokenizer_of_the_server_is_used_without_a_request_to_the_sdk(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, own = Service(object()), object()

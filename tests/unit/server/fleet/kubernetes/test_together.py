@@ -19,7 +19,7 @@ async def failing() -> int:
 
 
 @simulated_time
-async def test_all_results_come_in_order_once_the_last_is_there() -> None:
+async def test_all_results_arrive_in_order_after_the_last_is_ready() -> None:
     assert await together([after(3, 1), after(1, 2)]) == [1, 2]
     assert now() == 3
 

@@ -63,7 +63,7 @@ def test_a_sampler_serves_the_base_model_as_the_worker_trains_it(tmp_path: Path,
     assert " ".join(sampler).replace("=", " ").endswith("--dtype float32")
 
 
-def test_each_device_has_a_worker_with_a_volume_of_its_own(tmp_path: Path) -> None:
+def test_each_device_has_a_worker_with_its_own_volume(tmp_path: Path) -> None:
     settings, [directory] = settings_and_directory(tmp_path, devices="1,GPU-5f,cpu,cpu")
     found = places(settings.devices)
     volumes = [WorkerCommand(settings, directory, place).volume.name for place in found]

@@ -54,7 +54,7 @@ async def test_at_least_one_replica_always_takes_requests(announced_replicas: li
     assert await replica.problem() == LOST
 
 
-async def test_a_store_that_does_not_answer_in_time_is_as_good_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_does_not_answer_in_time_counts_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "STORE_SECONDS", 0.0)
     rows = Rows()
 

@@ -90,5 +90,5 @@ def test_images_keep_their_place_among_the_texts_tokens() -> None:
         ({"type": "dmel", "dmel": ""}, "of type 'dmel' are not supported; send text and images"),
     ],
 )
-def test_an_image_that_is_none_is_refused_in_words(chunk: dict[str, object], sentence: str) -> None:
+def test_an_image_that_is_none_is_refused_with_a_message(chunk: dict[str, object], sentence: str) -> None:
     assert sentence in sample_request(SESSION, prompt_of(chunk)).rejection.message

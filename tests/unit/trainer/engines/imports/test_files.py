@@ -106,7 +106,7 @@ def test_a_configuration_that_is_not_plain_lora_is_refused(fields: dict[str, Any
 
 
 @pytest.mark.parametrize("config", [b"", b"[1]", b"null", b"\xff", b"[" * 100_000])
-def test_a_configuration_that_is_no_json_object_is_refused(config: bytes) -> None:
+def test_a_configuration_that_is_not_a_json_object_is_refused(config: bytes) -> None:
     with pytest.raises(CheckpointInvalid, match="not PEFT's configuration for LoRA"):
         read_adapter(config, save(pair(Q)), ANNOUNCED, shapes_of)
 

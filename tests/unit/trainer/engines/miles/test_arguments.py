@@ -76,7 +76,7 @@ def test_a_family_that_says_its_sizes_otherwise_is_refused(tmp_path: Path) -> No
         sizes_of(tmp_path)
 
 
-def test_rotary_positions_of_a_base_that_is_no_whole_number_are_refused(tmp_path: Path) -> None:
+def test_rotary_positions_of_a_base_that_is_not_a_whole_number_are_refused(tmp_path: Path) -> None:
     content = json.loads((tiny_model().directory / "config.json").read_text())
     content["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.5}
     (tmp_path / "config.json").write_text(json.dumps(content))

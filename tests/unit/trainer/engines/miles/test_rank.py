@@ -63,7 +63,7 @@ def test_a_model_of_several_chunks_is_refused() -> None:
             rank.join("127.0.0.1", 0)
 
 
-def test_a_model_in_half_precision_is_asked_for_its_hidden_states_as_they_are() -> None:
+def test_hidden_states_of_a_model_in_half_precision_stay_unconverted() -> None:
     from megatron.core.transformer.module import Float16Module
 
     half = Float16Module.__new__(Float16Module)

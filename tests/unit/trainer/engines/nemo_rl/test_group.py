@@ -162,7 +162,7 @@ def build(ray_address: str | None = None, parallelism: Parallelism = LAYOUT, beh
 
 
 @pytest.mark.usefixtures("fake_nemo_rl")
-def test_each_rank_gets_a_gpu_of_its_own_and_our_class_under_the_prepared_python(ray: FakeRay, image: Path) -> None:
+def test_each_rank_gets_its_own_gpu_and_our_class_under_the_prepared_python(ray: FakeRay, image: Path) -> None:
     build("auto")
     [policy], [cluster] = Policy.created, RayVirtualCluster.created
     assert (cluster.bundles, cluster.colocated) == ([4, 4], 1)

@@ -113,7 +113,7 @@ def test_a_sample_that_loses_its_row_to_another_tenant_has_the_same_result() -> 
     assert [bits(outcome) for outcome in together[::2]] == alone
 
 
-def test_a_model_that_forgets_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_forgets_is_refused_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: LinearAttentionLayer, states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         return torch.zeros_like(states)
 

@@ -52,7 +52,7 @@ def option(command: ServerCommand, name: str) -> str:
     return command.words[command.words.index(name) + 1]
 
 
-def test_vllm_is_asked_by_the_user_that_started_it_alone() -> None:
+def test_only_the_user_that_started_vllm_can_call_it() -> None:
     """Its API key would protect only the routes below /v1."""
     command = vllm_command(SETTINGS)
     assert option(command, "--uds") == "/private/server.sock"
@@ -68,7 +68,7 @@ def test_sglang_asks_for_a_key_that_no_command_line_shows() -> None:
 
 
 @COMMANDS
-def test_a_server_may_be_installed_in_an_environment_of_its_own(
+def test_a_server_may_be_installed_in_its_own_environment(
     command_of: Callable[[ServerSettings], ServerCommand], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search path includes the programs that it starts."""
@@ -127,7 +127,7 @@ def test_a_tenant_alone_leaves_vllm_room_for_the_draws_of_another() -> None:
     assert batch == MOST_ROWS > alone
 
 
-def test_vllm_is_asked_by_token_ids_alone() -> None:
+def test_vllm_gets_only_token_ids() -> None:
     body = json.loads(json.dumps(vllm_request(REQUEST)))
     assert body["prompt"] == [5, 6, 7]
     assert (body["model"], body["seed"], body["n"], body["max_tokens"]) == ("version", 3, 1, 9)
@@ -142,7 +142,7 @@ def test_vllm_is_asked_for_the_likeliest_token_where_a_temperature_means_it(temp
     assert vllm_request(replace(REQUEST, temperature=temperature))["temperature"] == sent
 
 
-def test_sglang_is_asked_by_token_ids_alone() -> None:
+def test_sglang_gets_only_token_ids() -> None:
     body = json.loads(json.dumps(sglang_request(REQUEST)))
     assert (body["input_ids"], body["lora_path"], body["logprob_start_len"]) == ([5, 6, 7], "version", 0)
     sampling = body["sampling_params"]
@@ -155,7 +155,7 @@ def test_sglang_stops_at_no_token_only_where_no_token_is_a_stop() -> None:
     assert request["sampling_params"]["ignore_eos"] is True
 
 
-def test_candidates_are_asked_for_by_their_ids() -> None:
+def test_candidates_are_requested_by_their_ids() -> None:
     request = replace(REQUEST, candidates=(8, 3), scored_from=None)
     assert vllm_request(request)["logprob_token_ids"] == [8, 3]
     assert sglang_request(request)["token_ids_logprob"] == [8, 3]

@@ -40,7 +40,7 @@ def test_images_are_refused_since_no_server_is_given_them(model: ServedModel) ->
 
 
 @given(seed=st.integers(-(2**63), 2**64 - 1), count=st.integers(1, 40))
-def test_each_sample_of_a_job_has_a_seed_of_its_own_that_every_server_takes(
+def test_each_sample_of_a_job_has_its_own_seed_that_every_server_takes(
     model: ServedModel, seed: int, count: int
 ) -> None:
     plan = plan_generation_requests(job(PROMPT, seed=seed, num_samples=count), None, model)
@@ -73,7 +73,7 @@ def test_a_server_seeks_no_stop_strings_behind_a_prompt_that_ends_within_a_chara
 
 
 @pytest.mark.parametrize("params", [{"seed": None}, {"seed": 1, "temperature": 0.0}], ids=["unset", "greedy"])
-def test_no_seed_is_asked_for_that_has_no_effect(model: ServedModel, params: dict[str, float | None]) -> None:
+def test_a_seed_without_an_effect_is_not_requested(model: ServedModel, params: dict[str, float | None]) -> None:
     [request] = plan_generation_requests(job(PROMPT, **params), None, model).requests
     assert request.seed is None
 

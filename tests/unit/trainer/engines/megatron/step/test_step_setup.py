@@ -34,7 +34,7 @@ def setup(**changes: Any) -> tuple[Any, Any, list[nn.Parameter]]:
     return ddp, SimpleNamespace(chained_optimizers=[SimpleNamespace(config=adam)]), list(ddp.parameters())
 
 
-def test_sums_in_float32_by_adamw_are_taken() -> None:
+def test_sums_in_float32_by_adamw_are_accepted() -> None:
     check_setup(*setup())
 
 
