@@ -96,7 +96,7 @@ class EvaluationError(TrainingError):
 
 
 class TaskFileError(EvaluationError):
-    """An error for a file of examples, or the name of a task, that cannot be used. It names the line."""
+    """An error for a file of examples, or the name of a task, that cannot be used. The message names the line."""
 
 
 class GradeFailed(EvaluationError):

@@ -128,7 +128,7 @@ class StepReport:
     """The result of one optimizer step.
 
     `step` counts from 0. `staleness` has an entry for each group that was trained on, in optimizer steps. `metrics` has
-    the metrics of the loss over all data and the metrics of the optimizer. They are reduced as the SDK reduces the
+    the metrics of the loss over all data and the metrics of the optimizer. Both are reduced as the SDK reduces the
     metrics of one call. `outputs` has the output of the loss for each datum, in the order of `data`.
     """
 

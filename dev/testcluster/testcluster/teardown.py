@@ -111,7 +111,7 @@ def _remove_what_lies_elsewhere(directory: Path) -> None:
 def _remove_kubelet_folder() -> None:
     """Remove the folder of the kubelet, unless it has more content than the kubelet of a test writes.
 
-    In that case, it belongs to a real kubelet.
+    A folder with more content belongs to a real kubelet.
     """
     plugins = _KUBELET_FOLDER / "device-plugins"
     if list(_KUBELET_FOLDER.rglob("*")) in ([], [plugins], [plugins, plugins / "kubelet.sock"]):

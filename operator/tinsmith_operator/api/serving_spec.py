@@ -1,7 +1,7 @@
 """The common part of the specs of TrainingSessions and SamplerPools.
 
 The CRDs define the bounds, the defaults and the descriptions. A test keeps the defaults in this module equal to the
-defaults in the CRDs. They apply to objects that were stored before the CRD had a default for the field.
+defaults in the CRDs. The defaults here apply to objects that were stored before the CRD had a default for the field.
 """
 
 from __future__ import annotations

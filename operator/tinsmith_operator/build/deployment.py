@@ -106,7 +106,7 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
     """Return a hash of the pods' inputs. When the hash changes, the Deployment replaces the pods.
 
     If the spec names an image, the hash includes it. The hash does not include the installation's default image, so a
-    new default image takes effect only at the next rollout. It also leaves out default values and the number of
+    new default image takes effect only at the next rollout. The hash also leaves out default values and the number of
     replicas.
     """
     spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)

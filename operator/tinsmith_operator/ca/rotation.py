@@ -45,7 +45,7 @@ ROTATED_ANNOTATION = f"{GROUP}/rotated"
 BEFORE_ITS_END = timedelta(days=90)
 """The time before an authority's end at which it is rotated. If a third of its life is shorter, this applies instead.
 
-Leaf certificates must not expire with it, and there must be time for repairs.
+Leaf certificates must not expire with the authority, and there must be time for repairs.
 """
 
 

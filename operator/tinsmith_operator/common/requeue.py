@@ -1,8 +1,8 @@
 """Reconciles that no event triggers, for deadlines, renewals and warnings. Also, retries of refused pods.
 
-If a controller may not create a pod, it waits longer after each attempt: up to 17 minutes, or one minute for a Job. It
-does not notice that a quota was raised or that an admission webhook answers again. After any change of its own object,
-the controller tries again immediately. A changed annotation is enough.
+If a controller may not create a pod, it waits longer after each attempt: up to 17 minutes, or one minute for a Job. The
+controller does not notice that a quota was raised or that an admission webhook answers again. After any change of its
+own object, the controller tries again immediately. A changed annotation is enough.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class OperationOrder:
         return Turn(lowest, missing)
 
     def is_next_missing(self, seq_id: int) -> bool:
-        """Return whether operations wait for this number."""
+        """Return whether operations wait, and this is the first number for which they wait."""
         return bool(self._waiting) and seq_id == self.applied + 1 < self._waiting[0]
 
     def finish(self, turn: Turn) -> None:

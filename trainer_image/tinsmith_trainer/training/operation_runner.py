@@ -146,7 +146,7 @@ class OperationRunner:
     def _give_up(self, queue: ModelQueue, entry: Entry, message: str) -> OperationResult:
         """Fail an operation without reading its body, because the body may be the cause of the earlier ends.
 
-        It counts as a lost gradient.
+        The operation counts as a lost gradient.
         """
         self.counters.operations_given_up += 1
         log.error("operation given up", model_id=queue.model_id, seq_id=entry.work.seq_id, reason=message)

@@ -48,7 +48,7 @@ def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry |
 
 
 class AuditLog:
-    """The audit log. It has only entries about checkpoints. Each tenant reads its own."""
+    """The audit log. Each tenant can read only its own entries. Each tenant reads its own."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store

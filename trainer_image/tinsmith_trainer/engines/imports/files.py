@@ -1,8 +1,8 @@
 """Import of an adapter's two files, in PEFT's layout or Tinker's, as an adapter state.
 
 The files are not trusted. Weights must be safetensors. Names, shapes and rank must fit an adapter on this base model.
-If the files leave out a module of an announced family, it is initialized as in a new adapter. Its B is zero, so it has
-no effect until it is trained.
+If the files leave out a module of an announced family, the module is initialized as in a new adapter. Its B is zero, so
+it has no effect until it is trained.
 
 PEFT may write copies of the base model's embeddings into the file. It writes the output projection if this has an
 adapter, and both embeddings on request or if it detects a resized vocabulary. Copies have no effect. Embeddings that

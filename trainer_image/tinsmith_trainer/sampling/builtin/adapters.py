@@ -1,4 +1,4 @@
-"""Loaded adapter versions, and the routes that apply its adapter to each row of a batch.
+"""Loaded adapter versions, and the routes by which each row of a batch gets its adapter.
 
 There are two kinds of routes. A route by products is fast. The rows of one adapter are adjacent and share one product,
 so no weights are copied, and a batch may have adapters of any rank and size. A stacked route is for rows whose bits

@@ -27,8 +27,8 @@ class Batches:
     """The batches of a sampler.
 
     A batch is opened when a sample needs it. If rows are short, tenants get equal numbers of rows. If another tenant
-    gets a sample's row, the sample keeps its keys and values outside the batch. It is the first sample of its tenant to
-    get a row again.
+    gets a sample's row, the sample keeps its keys and values outside the batch. This sample is the first one of its
+    tenant to get a row again.
     """
 
     def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: FairQueue, shared: SharedPrefixes) -> None:

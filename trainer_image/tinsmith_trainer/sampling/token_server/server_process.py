@@ -1,4 +1,7 @@
-"""The process of a token server: its start, its health, its log and its end. It ends together with this process."""
+"""The process of a token server: its start, its health, its log and its end.
+
+The server ends together with this process.
+"""
 
 from __future__ import annotations
 
