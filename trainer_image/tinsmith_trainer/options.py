@@ -187,7 +187,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def refused_server_flags(options: WorkerOptions) -> str | None:
-    """Return the sampling server's flags that are refused."""
+    """Return the reason why flags of a sampling server are refused, or None if all are allowed."""
     if options.gpus < 1:
         return "--gpus must be positive"
     others = (options.gpus != 1, options.server_argument, options.scratch, options.server_environment)

@@ -48,8 +48,9 @@ def checked(parts: Iterator[bytes], saved: SavedFile, name: str) -> Iterator[byt
     Raises CheckpointDamaged.
 
     The digest is computed from the sent bytes. A check before sending would double the traffic of a bucket and the time
-    that the client waits. Such a check would also not cover the second read. An altered file never arrives completely: the response ends before its announced length, and clients report this as an error. Only one part is
-    held back, so the use of memory is bounded.
+    that the client waits. Such a check would also not cover the second read. An altered file never arrives completely:
+    the response ends before its announced length, and clients report this as an error. Only one part is held back, so
+    the use of memory is bounded.
     """
     digest, size_bytes, held = hashlib.sha256(), 0, b""
     for part in parts:
