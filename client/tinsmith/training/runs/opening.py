@@ -78,7 +78,7 @@ class OpenRun:
 def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
     """Open the run. At the end of the context, save everything and close the session.
 
-    `digest` is the digest of the data.
+    Raises ServerNotReady, the errors of the SDK, and BadConfig or BadData if the run began with other settings or data.
 
     Raises BadConfig and BadData if settings or data differ from those at the begin of the run, ServerNotReady, and the
     errors of the SDK.

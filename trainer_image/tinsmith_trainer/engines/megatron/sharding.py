@@ -129,7 +129,7 @@ def rows_of_microbatch(rows: int, data_parallel: int, most: int) -> int:
 
 
 def fill_up(batch: Mapping[str, Tensor], multiple_of_rows: int) -> Batch:
-    """Add padding rows until the number of rows is a multiple."""
+    """Add padding rows until the number of rows is a multiple of `multiple_of_rows`."""
     missing = filling(batch, -rows_in(batch) % multiple_of_rows)
     return {name: torch.cat([column, missing[name]]) for name, column in batch.items()}
 
