@@ -126,12 +126,12 @@ class Bench:
         with training_client(self.model, scratch) as training:
             client = training.save_weights_and_get_sampling_client().result()
             requests, of_eight = ServedSamples(client, vocab_size), ServedSamples(client, vocab_size, 8)
-            one_by_one = self._beside("one_by_one", "32 requests", requests, 32, reference_count=SAMPLES_ONE_BY_ONE)
+            one_by_one = self._compared("one_by_one", "32 requests", requests, 32, reference_count=SAMPLES_ONE_BY_ONE)
             return [
                 one_by_one,
-                self._beside("together", "32 requests", requests, 32),
-                self._beside("together", "64 requests", requests, 64, goal=1.0),
-                self._beside("one_prompt", "a request of 8", of_eight, 8),
+                self._compared("together", "32 requests", requests, 32),
+                self._compared("together", "64 requests", requests, 64, goal=1.0),
+                self._compared("one_prompt", "a request of 8", of_eight, 8),
             ]
 
     def alone(self) -> list[SamplingRate]:
@@ -145,7 +145,7 @@ class Bench:
         eight = SamplerAlone(sampler, vocab_size, ADAPTERS, RequestSize())
         try:
             return [
-                self._beside("together", "64 requests, the sampler alone", one, 64, goal=1.0),
+                self._compared("together", "64 requests, the sampler alone", one, 64, goal=1.0),
                 compared(
                     self.workload,
                     self.options,
@@ -160,7 +160,7 @@ class Bench:
         finally:
             sampler.close()
 
-    def _beside(
+    def _compared(
         self,
         loop: str,
         what: str,

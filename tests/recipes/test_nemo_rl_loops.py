@@ -11,7 +11,7 @@ import pytest
 from support.recipes.checks import (
     SAMPLER_IS_TRAINER,
     UNIFORM_AT_FIRST,
-    asked,
+    calls,
     checkpoints,
     falls,
     ran,
@@ -51,7 +51,7 @@ REWARD = recipe(
         steps("optim/kl_sample_train_v2", STEPS),
         SAMPLER_IS_TRAINER,
         UNIFORM_AT_FIRST,
-        asked(asample=STEPS * GROUPS * GROUP_SIZE, optim_step=STEPS),
+        calls(asample=STEPS * GROUPS * GROUP_SIZE, optim_step=STEPS),
     ],
     model_name=LLAMA,
     env="arithmetic",
