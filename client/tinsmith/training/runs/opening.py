@@ -78,10 +78,9 @@ class OpenRun:
 def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
     """Open the run. At the end of the context, save everything and close the session.
 
-    Raises ServerNotReady, the errors of the SDK, and BadConfig or BadData if the run began with other settings or data.
+    `digest` is the digest of the data.
 
-    Raises BadConfig and BadData if settings or data differ from those at the begin of the run, ServerNotReady, and the
-    errors of the SDK.
+    Raises ServerNotReady, the errors of the SDK, and BadConfig or BadData if the run began with other settings or data.
     """
     claim_folder(config, digest)
     base_url, api_key = base_url_from_environment(), api_key_from_environment()
