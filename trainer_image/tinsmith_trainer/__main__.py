@@ -13,7 +13,7 @@ from tinsmith_trainer.process import gc_pause
 
 
 def main() -> int:
-    """Run the worker and return its exit status."""
+    """Run the worker and return the exit status of the process."""
     ended: list[int] = []
     # The first registered function is called last.
     atexit.register(_leave_modules, ended)
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Exit at once. The process has opened no file and no socket yet."""
+    """Exit at once; the process has opened no file and no socket yet."""
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
 """The trainer's commands: `make-tiny-model`, and the part of `tinsmith export` that writes files.
 
-Both are also available as `python -m tinsmith_trainer.cli`, because the worker's image has no `tinsmith` program. Torch
-is imported inside the commands, so that a wrong option is reported at once.
+Both commands also run as `python -m tinsmith_trainer.cli`, because the worker's image has no `tinsmith` program. Torch
+is imported only when a command runs, so that a wrong option is reported at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_tiny_model(
     family: Annotated[ModelFamily, typer.Option(help="Architecture and chat tokens.")] = ModelFamily.QWEN3,
     seed: Annotated[int, typer.Option(help="Seed for the random weights.")] = 0,
 ) -> None:
-    """Write a random model of 0.2 million parameters and its tokenizer, for experiments.
+    """Write a random model of 0.2 million parameters and a tokenizer, for experiments.
 
     The same arguments write the same bytes. Nothing is downloaded.
     """
@@ -92,7 +92,10 @@ def export_files(checkpoint: str, base_model: str, to: Path, layout: ExportLayou
 
 
 def _read_checkpoint(checkpoint: str, base: BaseModelInfo) -> LoadedCheckpoint:
-    """Read a checkpoint. The manifest is trusted, and its digests verify the other files."""
+    """Read a checkpoint.
+
+    The manifest is trusted, and the digests in the manifest verify the checkpoint's other files.
+    """
     from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 
     url = checkpoint if "://" in checkpoint else f"file://{Path(checkpoint).absolute()}"
@@ -106,9 +109,9 @@ def _read_checkpoint(checkpoint: str, base: BaseModelInfo) -> LoadedCheckpoint:
 
 
 def _make_output_folder(folder: Path, command: str) -> None:
-    """Create the folder unless it exists.
+    """Create the folder if it does not exist.
 
-    Raises typer.Exit, after an error message, if it cannot be written.
+    Raises typer.Exit, after an error message, if the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

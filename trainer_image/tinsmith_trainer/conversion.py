@@ -37,7 +37,7 @@ EXIT_KILLED = 128 + signal.SIGKILL
 
 
 class ConversionOptions(RankFlags):
-    """The worker's flags that choose the model and its division over ranks."""
+    """The worker's flags that choose the model and the number of ranks in each dimension."""
 
     model: str
     model_name: str
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     """Convert the model and return the exit status.
 
     The status is 0 if ranks can start, otherwise an EXIT_… constant. The last line of the program's output gives the
-    reason.
+    reason for the status.
     """
     try:
         options = parse_options(arguments)
@@ -127,9 +127,9 @@ def _fail(termination_log: Path | None, error: Exception, status: int) -> int:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    """Exit at once. A half-converted model has no marker, so later runs ignore it.
+    """Exit at once. Later runs ignore a half-converted model, because the marker of a complete conversion is missing.
 
-    The converting child process ends, too.
+    The child process that converts the model ends, too.
     """
     os._exit(128 + number)
 

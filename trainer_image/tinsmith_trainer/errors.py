@@ -1,4 +1,4 @@
-"""The errors of a worker, and the form in which a failure is stored and sent.
+"""The errors of a worker, and the data of a failure that is stored and sent.
 
 `training/retries.py` translates them into failures for clients, `worker/grpc_server.py` into gRPC statuses, and
 `worker/termination_log.py` into reasons for not starting.
@@ -14,7 +14,7 @@ Category = Literal["user", "server"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error in the form that is stored and sent."""
+    """The data of an error that is stored and sent."""
 
     category: Category
     message: str
@@ -37,7 +37,7 @@ class ServerError(TrainerError):
 
 
 class Refused(TrainerError):
-    """An error for an operation that is refused before it runs. The server or an earlier operation is the cause."""
+    """An error for an operation that is refused before it runs, because of the server or an earlier operation."""
 
     def __init__(self, category: Category, message: str) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class OutOfMemory(ServerError):
 
 
 class SamplerClosed(ServerError):
-    """An error for a sample that is not finished when its sampler ends."""
+    """An error for a sample that was still running when the sampler ended."""
 
 
 class ModelNotFound(TrainerError):
@@ -76,7 +76,7 @@ class ModelCannotLoad(TrainerError):
 
 
 class ModelChanged(TrainerError):
-    """Base weights on disk that differ from the weights that the journal names."""
+    """Base weights on disk that differ from the base weights in the journal."""
 
 
 class VolumeUnsuitable(TrainerError):
@@ -84,7 +84,10 @@ class VolumeUnsuitable(TrainerError):
 
 
 class ImageChanged(TrainerError):
-    """A start with another image than `image`. Operations that ran with `image` need a replay. Its bits may differ."""
+    """A start with another image than `image`.
+
+    Operations that ran with `image` need a replay. The bits of a replay with another image may differ.
+    """
 
     def __init__(self, message: str, image: str) -> None:
         super().__init__(message)
@@ -114,7 +117,7 @@ class SnapshotRefused(ServerError):
 
 
 class SnapshotDamaged(ServerError):
-    """A snapshot that is missing or altered. No later start can read it."""
+    """A snapshot that is missing or altered. A damaged snapshot stays unreadable after a restart."""
 
 
 class CheckpointInvalid(UserError):
@@ -122,7 +125,7 @@ class CheckpointInvalid(UserError):
 
 
 class CheckpointAltered(CheckpointInvalid):
-    """A checkpoint whose files differ from the saved files."""
+    """A checkpoint with files that differ from the saved files."""
 
 
 class Draining(Exception):

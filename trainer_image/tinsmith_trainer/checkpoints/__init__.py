@@ -1,1 +1,1 @@
-"""State on disk: Tinker checkpoints, their storage, and the snapshots from which a replay continues."""
+"""State on disk: Tinker checkpoints, the storage of checkpoints, and the snapshots from which a replay continues."""

@@ -1,9 +1,9 @@
 """Removal of the folders that unfinished saves left in a checkpoint root.
 
-An unfinished save has no manifest. A save that fails removes its own files, but a killed process cannot. Every worker
-removes the folders in its root that have not changed for a day, including folders of other workers. A save in progress
-changes its folder all the time. An object store has no folders; its lifecycle configuration has a rule for unfinished
-uploads.
+An unfinished save has no manifest. A save that fails removes its own files, but a killed process leaves its files
+behind. Every worker removes folders that have not changed for a day from its root, including folders of other workers.
+A save in progress changes its folder all the time. An object store has no folders; its lifecycle configuration has a
+rule for unfinished uploads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def start_sweeping(root: Path, areas: Iterable[str], manifest: str) -> None:
 
 
 def remove_abandoned(root: Path, areas: Iterable[str], manifest: str, now: float) -> Iterator[Path]:
-    """Remove abandoned folders `<area>/<model>/<attempt>`, and yield them. Failures wait for the next sweep."""
+    """Remove abandoned folders `<area>/<model>/<attempt>`, and yield them.
+
+    A folder that cannot be removed stays until the next sweep.
+    """
     for area in areas:
         for folder in root.glob(f"{area}/*/*"):
             with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ SUFFIX = ".age"
 def encrypt(files: Mapping[str, Pieces], recipients: Sequence[str]) -> dict[str, Pieces]:
     """Encrypt each file for all recipients, such as `age1…`, and append `.age` to its name.
 
-    The encrypted bytes differ at every call. Raises UserError for an invalid recipient.
+    Encrypting a file twice gives different bytes. Raises UserError for an invalid recipient.
     """
     keys = [_recipient(recipient) for recipient in recipients]
     return {f"{name}{SUFFIX}": _encrypt(content, keys) for name, content in files.items()}

@@ -1,8 +1,8 @@
 """Tinker checkpoints below the checkpoint root.
 
-A checkpoint is an immutable directory. It holds PEFT's two files, the optimizer for training checkpoints, and a
-manifest with the digest of each file. The manifest is written last; a directory without a manifest is not a checkpoint.
-If the manifest of a save already exists, an earlier attempt of the same save succeeded.
+A checkpoint is an immutable directory. The directory holds PEFT's two files, the optimizer's state if the checkpoint is
+for training, and a manifest with the digest of each file. The manifest is written last; a directory without a manifest
+is not a checkpoint. If the manifest of a save already exists, an earlier attempt of the same save succeeded.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class WrittenCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """A saved checkpoint together with its state in memory, so that sampling can start immediately."""
+    """A saved checkpoint together with the saved state in memory, so that sampling can start immediately."""
 
     written: WrittenCheckpoint
     state: AdapterState
@@ -69,7 +69,10 @@ class SavedWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A loaded state. `trained_in` is the quantization of the base model during training; empty means full width."""
+    """The state that was read from a checkpoint.
+
+    `trained_in` is the quantization of the base model during training; empty means full width.
+    """
 
     state: AdapterState
     has_optimizer: bool
@@ -77,14 +80,14 @@ class LoadedCheckpoint:
 
 
 class CheckpointRoot:
-    """The reads and writes of checkpoints below one URL. Calls block, so callers use threads."""
+    """The reads and writes of checkpoints below one URL. Methods block, so they are called in threads."""
 
     def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
         """Open the storage; see `CheckpointStorage`."""
         self._storage = CheckpointStorage(url, reserved_bytes=reserved_bytes)
 
     def start_sweeping(self, areas: Iterable[str]) -> None:
-        """Start removing unfinished saves in these areas."""
+        """Start removing unfinished saves in the areas."""
         if self._storage.folder is not None:
             start_sweeping(self._storage.folder, areas, MANIFEST_FILE)
 
@@ -128,7 +131,8 @@ class CheckpointRoot:
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
         """Read a checkpoint.
 
-        Raises CheckpointInvalid if it is incomplete, altered or of another base model, and the errors of `write`.
+        Raises CheckpointInvalid if the checkpoint is incomplete, altered or of another base model, and the errors of
+        `write`.
         """
         try:
             return self._read(directory, manifest_digest, base)
@@ -146,7 +150,10 @@ class CheckpointRoot:
         )
 
     def digest_of(self, directory: str) -> str:
-        """Return the manifest digest of an unrecorded checkpoint. Raises CheckpointInvalid if it has no manifest."""
+        """Return the manifest digest of an unrecorded checkpoint.
+
+        Raises CheckpointInvalid if the checkpoint has no manifest.
+        """
         manifest = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
         try:
             json.loads(bytes(manifest.content))
@@ -159,8 +166,8 @@ class CheckpointRoot:
     def read_asset(self, tenant: str, location: str) -> bytes:
         """Read a file that an administrator put below `assets/<tenant>/`.
 
-        Raises UserError for a missing file or an invalid location, and the errors of `write`. A tenant's name is one
-        folder, so no tenant's folder is inside another tenant's folder.
+        Raises UserError for a missing file or an invalid location, and the errors of `write`. A tenant's name cannot
+        contain a slash, so no tenant's folder is inside another tenant's folder.
         """
         parts = location.split("/")
         if not is_tenant_name(tenant):
@@ -250,7 +257,10 @@ def checked_manifest(directory: str, content: bytes, digest: str, base: BaseMode
 
 
 def decode_checkpoint(directory: str, manifest: Manifest, files: Mapping[str, ReadFile]) -> LoadedCheckpoint:
-    """Decode weights, and the optimizer if present. Raises CheckpointInvalid for altered files."""
+    """Decode the weights, and the optimizer's state if the checkpoint has one.
+
+    Raises CheckpointInvalid for altered files.
+    """
     for name, file in files.items():
         _check_content(directory, name, file, manifest["files"][name])
     tensors = peft_layout.decode_weights(files[peft_layout.WEIGHTS_FILE].content)

@@ -21,11 +21,12 @@ from tinsmith_trainer.engines import peft_layout
 
 MAX_OFFERED = 4
 MAX_STREAMS = 2
-"""The limit of concurrent streams. Each stream takes a third of a second of CPU time from training for every 400 MB."""
+"""The limit of concurrent streams. For every 400 MB, a stream takes a third of a second of CPU time from training."""
 STREAM_WAIT_SECONDS = 1.0
 """The time that a sampler waits if all streams are in use.
 
-A pool's replicas request a save at the same time; after this time they read it from the root.
+The replicas of a pool request a save at the same time; a replica that has waited this long reads the save from the
+root.
 """
 PART_BYTES = 1024**2
 """The size of one message. Messages of an eighth of this size take twice the CPU time in the worker and in the
@@ -34,7 +35,7 @@ sampler."""
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A save that can be streamed: its manifest, and the content of its weights file on the root."""
+    """A save that can be streamed: the manifest, and the content of the weights file on the root."""
 
     manifest: bytes
     weights: Pieces
@@ -53,7 +54,7 @@ class Offer:
 
 
 class SaveUnavailable(Exception):
-    """An error for a save that is not streamed. The caller reads the root, and reports this error's text."""
+    """An error for a save that is not streamed. The caller then reads the root, and reports the text of the error."""
 
 
 class SaveNotOffered(SaveUnavailable):
@@ -65,10 +66,10 @@ class TooManyStreams(SaveUnavailable):
 
 
 class OfferedSaves:
-    """The kept saves. Thread-safe, except for the method `streaming`."""
+    """The saves that can be streamed. Thread-safe, except for the method `streaming`."""
 
     def __init__(self, *, size_bytes: int, most: int = MAX_OFFERED) -> None:
-        """Keep at most `size_bytes` in total, and no single save larger than that. A limit of 0 keeps no saves."""
+        """Keep saves of at most `size_bytes` in total; a larger save is not kept. A limit of 0 keeps no saves."""
         self._most = most
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
@@ -90,7 +91,9 @@ class OfferedSaves:
 
     @asynccontextmanager
     async def streaming(self, digest: str) -> AsyncIterator[Offer]:
-        """Wait for a free stream, then yield a save for streaming. Use it from one event loop only.
+        """Wait until fewer than `MAX_STREAMS` streams run, then yield a save for streaming.
+
+        Call this from one event loop only.
 
         Raises SaveUnavailable.
         """

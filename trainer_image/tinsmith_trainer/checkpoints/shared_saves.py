@@ -1,12 +1,12 @@
 """A worker's newest saves, shared in memory with a sampler on the same machine.
 
-The sampler requests a save over a Unix socket, by manifest digest. It receives a file descriptor, and maps the file.
-Every save is also on the root, so nothing fails if a save is not shared. A process that can open the socket can read
-every save, as it could through the worker. So the socket belongs in a directory of the worker's user.
+The sampler requests a save over a Unix socket, by manifest digest. The sampler receives a file descriptor, and maps the
+file. A sampler reads a save that is not shared from the root. A process that can open the socket can read every save,
+so the socket belongs in a directory that only the worker's user can enter.
 
 The weights are in an anonymous file (memfd). The file disappears when the last process that has it open ends, even
-after a crash. It is sealed before it is sent, because a process that maps a file crashes if another process shortens
-the file.
+after a crash. The file is sealed before the worker sends the descriptor, because a process that maps a file crashes if
+another process shortens the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tinsmith_trainer.engines.tensor_files import TENSOR_ALIGNMENT_BYTES, tensor
 from tinsmith_trainer.errors import ServerError
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""The seals of the file. They are permanent: the seals of a memfd cannot be removed."""
+"""The seals of the file. The seals of a memfd cannot be removed."""
 
 
 class WeightsUnusable(Exception):
@@ -47,7 +47,10 @@ class SealedWeights:
     """
 
     def __init__(self, state: AdapterState, base_revision: str) -> None:
-        """Copy the state's weights. Raises OSError if there is no memory, or no support for such files."""
+        """Copy the state's weights.
+
+        Raises OSError if memory is short, or if the system does not support anonymous files.
+        """
         tensors = state.weights_only().tensors
         header, *content = tensor_file(tensors, {})
         begin = -len(header) % TENSOR_ALIGNMENT_BYTES
@@ -74,7 +77,7 @@ class SealedWeights:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Close the file. Processes that have mapped the file keep its pages."""
+        """Close the file. Processes that have mapped the file keep the pages of the file."""
         self._file.close()
 
     def _write(self, piece: memoryview) -> None:
@@ -131,9 +134,11 @@ class SharedSaves:
 
     @contextmanager
     def copying(self, state: AdapterState, base_revision: str) -> Iterator[Callable[[str], None]]:
-        """Copy a save's weights while the caller writes them. After the write, the caller passes its digest.
+        """Copy a save's weights while the caller writes them.
 
-        Weights beyond the limits, or without memory for a copy, are not shared.
+        After the write, the caller passes the digest of the manifest.
+
+        Weights are not shared if they exceed the limits, or if there is no memory for the copy.
         """
         written: list[str] = []
         size_bytes = sum(tensor.nbytes for tensor in state.weights_only().tensors.values())
@@ -166,7 +171,7 @@ class SharedSaves:
 
     @contextmanager
     def _room_for(self, size_bytes: int) -> Iterator[bool]:
-        """Make room before the copy, so that the limit also holds during the copy."""
+        """Drop old saves before the copy, so that the limit also holds during the copy."""
         with self._lock:
             has_room = self._copying_bytes + size_bytes <= self._size_bytes
             if has_room:
@@ -202,7 +207,7 @@ class SharedSaves:
 
 
 class SaveSocket:
-    """The socket, and a thread that answers requests one after the other."""
+    """The socket, and a thread that answers requests in sequence."""
 
     def __init__(self, path: Path, saves: SharedSaves | None = None) -> None:
         """Listen at the path, replacing the socket of an ended worker. Raises ServerError."""

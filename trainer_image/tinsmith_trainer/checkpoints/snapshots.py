@@ -1,8 +1,8 @@
 """Snapshots: files on the worker's volume, each with the complete state of one model, from which a replay continues.
 
-A snapshot is a safetensors file. Its metadata holds the adapter's shape, the optimizer's step, the last applied
-operation and the window. Its tensors are the tensors of an `AdapterState`. The journal records the current snapshot and
-its digest. All other files are left over from a crash.
+A snapshot is a safetensors file. The metadata of the file holds the adapter's shape, the optimizer's step, the last
+applied operation and the window. The tensors in a snapshot are the tensors of an `AdapterState`. The journal records
+the current snapshot and its digest. Any other file in the folder is left over from a crash.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SnapshotFolder:
     """The snapshot files of one worker."""
 
     def __init__(self, folder: Path, room: DiskRoom | None = None) -> None:
-        """Open the folder. `room` is the free space of its disk. Snapshots do not use the reserve."""
+        """Open the folder. `room` is the free space of the folder's disk. Snapshots do not use the reserve."""
         self._folder = folder
         make_directory(folder)
         self._room = room or DiskRoom(folder)
@@ -65,9 +65,9 @@ class SnapshotFolder:
         return self._room.has_room_for(size_bytes)
 
     def write(self, snapshot: Snapshot) -> SnapshotFile:
-        """Write a snapshot under a new name, durable on return. The journal decides whether it is valid.
+        """Write a snapshot under a new name, durable on return. The journal decides whether the snapshot is valid.
 
-        If this raises OSError, it leaves no file.
+        After an OSError, no file remains.
         """
         content = _encode(snapshot)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '.', snapshot.model_id)}.{snapshot.applied}.safetensors"
@@ -82,11 +82,14 @@ class SnapshotFolder:
         return SnapshotFile(name, written.sha256)
 
     def read(self, file: SnapshotFile) -> Snapshot:
-        """Read a snapshot. Raises SnapshotDamaged if it is missing or altered, ServerError if it is unreadable now."""
+        """Read a snapshot.
+
+        Raises SnapshotDamaged if the file is missing or altered, and ServerError if reading the file fails for now.
+        """
         return _decode(self._checked(file).content)
 
     def is_sound(self, file: SnapshotFile) -> bool:
-        """Return whether the file exists and is unaltered. Raises ServerError if it is unreadable for now."""
+        """Return whether the file exists and is unaltered. Raises ServerError if reading the file fails for now."""
         try:
             self._checked(file)
         except SnapshotDamaged:
@@ -96,7 +99,8 @@ class SnapshotFolder:
     def _checked(self, file: SnapshotFile) -> ReadFile:
         """Read and verify a snapshot.
 
-        After a mismatch, read it again without the page cache, because the cached page may be damaged, not the file.
+        If the digest differs, read the snapshot again without the page cache, because only the cached page may be
+        damaged.
         """
         path = self._folder / file.name
         found = _read(path)
@@ -122,7 +126,7 @@ class SnapshotFolder:
         return int(description["lora"]["rank"]), int(description["optimizer_step"])
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Remove all other files, including partial ones, but no folders (such as lost+found)."""
+        """Remove all files except the named files, also partial files, but no folders (such as lost+found)."""
         kept = set(names)
         for path in self._folder.iterdir():
             if path.name not in kept and not path.is_dir():
@@ -133,7 +137,7 @@ class SnapshotFolder:
         return max((path.stat().st_mtime for path in self._folder.iterdir() if path.is_file()), default=0.0)
 
     def remove(self, name: str) -> None:
-        """Remove a file. If that fails, the next start removes it."""
+        """Remove a file. If the removal fails, the next start removes the file."""
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()
 

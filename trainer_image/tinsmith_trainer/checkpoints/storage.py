@@ -1,8 +1,8 @@
 """Storage of checkpoints in a folder or an object store: any fsspec URL.
 
 The files of a directory are written together; the last file makes the directory valid. A folder is synced to disk. An
-object is complete as soon as its upload is acknowledged. Listings and contents are not cached, because other workers
-write to the same place.
+object is complete as soon as the store acknowledges the upload. Listings and contents are not cached, because other
+workers write to the same place.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PERMANENT_ERRNOS = frozenset(
 )
 """The error numbers of permanent errors, both of file systems and of object stores whose driver uses these numbers.
 
-An object store's status 403 is not in this set, because the rotation of its key may be in progress.
+The status 403 of an object store is not in this set, because the key of the store may just be in rotation.
 """
 
 
@@ -72,7 +72,7 @@ class StorageFault(Exception):
 
 
 class FileTooLarge(Exception):
-    """An error for a file that has more bytes than its reader accepts. No byte was read."""
+    """An error for a file that has more bytes than its reader accepts. No byte of the file was read."""
 
     def __init__(self, name: str, size_bytes: int, most_bytes: int) -> None:
         super().__init__(f"{name} has {size_bytes} bytes")
@@ -82,7 +82,10 @@ class FileTooLarge(Exception):
 
 
 class CheckpointStorage:
-    """Blocking calls to a storage, for use in threads. Paths are relative to the root. They raise StorageFault."""
+    """Blocking calls to a storage, for use in threads.
+
+    Paths are relative to the root. Every method can raise StorageFault.
+    """
 
     def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
         """Open the URL. `reserved_bytes` stay free on the disk of a root that is a folder.
@@ -115,7 +118,8 @@ class CheckpointStorage:
     ) -> bytes:
         """Write files, durable on return.
 
-        The content of the last file is computed after the others are written, and is returned.
+        The function `content` computes the last file's content after the earlier files are written; this content is
+        returned.
 
         If one file cannot be written to a folder, all files of this call are removed.
         """
@@ -148,7 +152,7 @@ class CheckpointStorage:
 
     @contextlib.contextmanager
     def _folder(self, directory: str, names: Iterable[str]) -> Iterator[None]:
-        """Remove the files and folder of a failed attempt. Without this, a full disk would stay full."""
+        """Remove the files and folder of a failed attempt. Without the removal, a full disk would stay full."""
         if not self._is_local:
             yield
             return
@@ -249,7 +253,7 @@ class CheckpointStorage:
             return None
 
     def _together(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Call the function for each item: in sequence for a folder, in parallel if each call is a round trip."""
+        """Call the function for each item: in sequence for a folder, in parallel for an object store."""
         if not self._fs.async_impl:
             return [function(item) for item in items]
         with ThreadPoolExecutor(PARALLEL_REQUESTS) as threads:
@@ -257,13 +261,13 @@ class CheckpointStorage:
 
 
 def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return options that a driver does not find itself. botocore ignores AWS_REGION, unlike the rest of AWS."""
+    """Return options that a driver does not find itself: botocore, for example, ignores AWS_REGION."""
     region = environment.get("AWS_REGION")
     return {"client_kwargs": {"region_name": region}} if region and url.startswith("s3://") else {}
 
 
 def _fault(error: Exception) -> StorageFault:
-    """Convert a driver's error. Each driver has its own error classes.
+    """Convert a driver's error. Drivers have different error classes.
 
     For example, botocore's errors are not OSErrors.
     """
@@ -281,7 +285,7 @@ def _sentence(error: Exception) -> str:
 def _is_transient(error: Exception) -> bool:
     """Return whether the same request may succeed later.
 
-    Unknown errors count as transient, because each driver has its own network and server errors.
+    Unknown errors count as transient, because the classes of network and server errors depend on the driver.
     """
     if isinstance(error, OSError):
         return error.errno not in PERMANENT_ERRNOS

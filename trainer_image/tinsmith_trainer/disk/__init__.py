@@ -1,1 +1,1 @@
-"""Files on disk, which are written completely or not at all, and only if there is space."""
+"""Files on disk: a write is complete or has no effect, and begins only if the disk has space."""

@@ -1,8 +1,8 @@
 """Files that are complete or absent after a power cut.
 
-Each file is written under a temporary name, synced and renamed, and then its folder is synced. Large files bypass the
-page cache, because they are not read again soon. On a virtual machine, fresh pages of the cache take three times as
-long as the disk.
+Each file is written under a temporary name, synced and renamed; then the folder of the file is synced. Large files
+bypass the page cache, because they are not read again soon. On a virtual machine, a write to new pages of the cache
+takes three times as long as a write to the disk.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ ALIGNMENT_BYTES = 4096
 HEAD_BYTES = 8
 Allocate = Callable[[int, int], None]
 """A function that allocates the blocks of an open file, given its descriptor and size, before the content is written.
-It raises OSError if there is no space."""
+
+The function raises OSError if the disk has no space.
+"""
 
 MemoryFor = Callable[[bytes, int], memoryview]
 """A function that returns memory of single bytes for a file's content.
 
-It receives the file's first HEAD_BYTES and its size.
+The arguments of the function are the first HEAD_BYTES of the file, and the size of the file.
 """
 
 
@@ -46,7 +48,7 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """The content of a file, and the digest of the bytes that were read."""
+    """The content of a file, and the digest of this content."""
 
     content: bytes | memoryview
     sha256: str
@@ -62,7 +64,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a folder and its missing parents. Their names survive a power cut."""
+    """Create a folder and its missing parents. The names of the new folders survive a power cut."""
     if directory.is_dir():
         return
     make_directory(directory.parent)
@@ -79,7 +81,7 @@ def write_file(
     before_rename: Callable[[], None] | None = None,
     sync_folder: bool = True,
 ) -> WrittenFile:
-    """Write and sync `content` under `path`. Until the final rename, this name refers to the old file, or to no file.
+    """Write and sync `content` under `path`. Until the final rename, `path` refers to the old file, or to no file.
 
     After an error, no part of the new file remains. Without `sync_folder`, the name becomes durable only when the
     caller syncs the folder, which saves time for many files.
@@ -99,7 +101,7 @@ def write_file(
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove temporary files in a folder that a killed process has left in `write_file`."""
+    """Remove the temporary files that killed processes left in a folder."""
     for path in directory.glob(f"{TEMPORARY_PREFIX}*{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
 
@@ -118,8 +120,8 @@ def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
 def read_hashed(path: Path, memory_for: MemoryFor, *, from_disk: bool = False) -> ReadFile:
     """Read a whole file. At the same time a thread hashes the file block by block.
 
-    Raises OSError. The file is not mapped: if a mapped file is truncated, or its disk fails, the whole process ends.
-    With `from_disk` the kernel drops its cached pages of the file, so that a damaged page is not read again.
+    Raises OSError. The file is not mapped: if a mapped file is truncated, or the disk fails, the whole process ends.
+    With `from_disk` the kernel drops the cached pages of the file, so that a damaged page is not read again.
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "hasher") as hasher:

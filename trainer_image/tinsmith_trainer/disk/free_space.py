@@ -1,7 +1,8 @@
-"""Free bytes of one file system: the bytes that may be written, the bytes that are claimed, and a reserve.
+"""Free bytes of one file system: bytes that may be written, bytes that writers have claimed, and a reserve.
 
 Most of the reserve is a real file, which other programs cannot fill. The file is deleted to make room for data that
-must be written on a full disk (results, releases, the epoch). It is created again when the disk has space.
+must be written on a full disk (results, releases, the epoch). The reserve's file is created again when the disk has
+space.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FREE_PART = 8
 """The part of the reserve that stays free outside the reserve's file: 1 / 8.
 
-A write-ahead log grows before it is folded in.
+A write-ahead log grows before its content is moved to the database file.
 """
 BLOCK_BYTES = 512
 """The unit of `st_blocks`, which does not depend on the block size of the file system."""
@@ -38,7 +39,7 @@ ROOM_RETRY_SECONDS = 1.0
 LONGEST_ROOM_RETRY_SECONDS = 30.0
 """The maximum wait between attempts. An attempt may fill the disk, or run an operation whose result cannot be written.
 
-So the wait doubles up to this maximum.
+To make such attempts rare, the wait doubles up to this maximum.
 """
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -59,8 +60,8 @@ class NoRoom(OSError):
 class DiskRoom:
     """The free space of one file system. Thread-safe.
 
-    Writers claim space here, so that `reserved_bytes` stay free. `reserve` is a file that occupies most of these bytes
-    after a call of `keep_reserve`.
+    Writers claim space before they write, so that `reserved_bytes` stay free. `reserve` is a file that occupies most of
+    the reserved bytes after a call of `keep_reserve`.
     """
 
     def __init__(self, directory: Path, reserved_bytes: int = 0, reserve: Path | None = None) -> None:
@@ -74,7 +75,7 @@ class DiskRoom:
     def free_bytes(self) -> int:
         """Return the free bytes, including the reserve.
 
-        A file system that reports no size, such as some FUSE systems, counts as unlimited.
+        A file system without a reported size, such as some FUSE file systems, counts as unlimited.
         """
         disk = shutil.disk_usage(_existing(self._directory))
         return disk.free + self._reserve_file_bytes() if disk.total else sys.maxsize
@@ -96,16 +97,16 @@ class DiskRoom:
             self._claimed_bytes += content_bytes
 
     def release(self, content_bytes: int) -> None:
-        """Release a claim whose bytes are written, or will not be written."""
+        """Release a claim after the bytes are written, or if the bytes will not be written."""
         with self._lock:
             self._claimed_bytes -= content_bytes
 
     @contextlib.contextmanager
     def claimed(self, content_bytes: int) -> Iterator[Allocate]:
-        """Claim space for one writer, and yield the function that allocates the blocks of its files.
+        """Claim space for one writer, and yield a function that allocates the blocks of the writer's files.
 
-        Allocated blocks are no longer free, so each allocation releases the same number of bytes of the claim. Raises
-        NoRoom.
+        Allocated blocks are no longer free, so each allocation makes the claim smaller by the same number of bytes.
+        Raises NoRoom.
         """
         left_bytes = content_bytes
 
@@ -126,8 +127,7 @@ class DiskRoom:
 
         Raises NoRoom.
 
-        The lock is held only for the claim, because the allocation may take long and the event loop takes the same
-        lock.
+        The lock is held for the claim only: the allocation may take long, and the event loop also needs the lock.
         """
         with self.claimed(content_bytes) as allocate:
             allocate(descriptor, content_bytes)
@@ -142,8 +142,8 @@ class DiskRoom:
     def keep_reserve(self) -> None:
         """Create the reserve's file if it is missing and the disk has space for the whole reserve.
 
-        If the file system cannot allocate blocks, no file is created, and the next attempt follows only after a use of
-        the reserve.
+        If the file system cannot allocate blocks, no file is created, and the file is tried again only after the
+        reserve was used.
         """
         file_bytes = self._reserved_bytes - self._reserved_bytes // FREE_PART
         with self._lock:
@@ -184,7 +184,7 @@ class DiskRoom:
 
 
 def _existing(path: Path) -> Path:
-    """Return the folder, or its nearest existing parent.
+    """Return the folder, or the nearest parent folder that exists.
 
     The checkpoint root may not exist yet: the first save creates it.
     """
@@ -192,9 +192,9 @@ def _existing(path: Path) -> Path:
 
 
 class RetriesForRoom:
-    """The times of retries of writes that found no space.
+    """The times at which failed writes are repeated until the disk has space.
 
-    The wait doubles. It ends early when more space is free than before.
+    Each wait is twice as long as the previous wait. A wait ends early when more space is free than before.
     """
 
     def __init__(self, room: DiskRoom, clock: Callable[[], float] = time.monotonic) -> None:
@@ -225,10 +225,10 @@ def longer_retry_seconds(before: float) -> float:
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Allocate the blocks, if the file system supports this.
+    """Allocate the blocks of a file, if the file system can do this.
 
-    Without this support, `os.posix_fallocate` would write one byte to each 4 KiB, and over a network each write is a
-    request.
+    On other file systems, `os.posix_fallocate` would write one byte to each 4 KiB; on a network file system each such
+    write is a request.
     """
     while size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
         code = ctypes.get_errno()

@@ -17,7 +17,10 @@ SEEDS = range(-(2**63), 2**64)
 
 
 def trained_modules(lora: LoraSpec, modules: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the modules in the spec's families, sorted. Raises UserError if there is no such module."""
+    """Return the names of the modules in the spec's families, sorted.
+
+    Raises UserError if the model has no module of these families.
+    """
     chosen = _families(lora)
     trained = tuple(name for name in sorted(modules) if module_family(name) in chosen)
     if not trained:
@@ -53,9 +56,9 @@ def check_seed(seed: int) -> None:
 
 
 def draw(seed: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    """Draw every A in the order of `shapes`, on the CPU, from the seed and in PEFT's way. B starts as zeros.
+    """Draw every A from the seed, on the CPU, in the order of `shapes` and with PEFT's distribution. B starts as zeros.
 
-    A shape of three dimensions has an A for each expert.
+    A shape of three dimensions holds one A for each expert.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, shape in shapes.items():
@@ -71,7 +74,10 @@ EXP_AVG, EXP_AVG_SQ = "adam/exp_avg", "adam/exp_avg_sq"
 
 
 def groups_of(state: AdapterState) -> list[str]:
-    """Return the groups of tensors that the state holds. The group of weights is always required."""
+    """Return the groups of tensors that the state holds.
+
+    The group of weights is always in the list.
+    """
     return [WEIGHTS, *(group for group in (EXP_AVG, EXP_AVG_SQ, GRADIENTS) if has_group(state, group))]
 
 
@@ -138,7 +144,7 @@ def check_adam(params: AdamParams) -> None:
 def check_norm(norm: float) -> None:
     """Raise UserError unless the gradient's norm is finite.
 
-    The caller drops the gradient whether or not this raises.
+    The caller drops the gradient in both cases.
     """
     if not math.isfinite(norm):
         raise UserError(
@@ -150,5 +156,5 @@ def check_norm(norm: float) -> None:
 
 
 def step_metrics(norm: float, params: AdamParams, step: int) -> dict[str, float]:
-    """Return the metrics of an optim_step. `norm` is before clipping; `step` includes this step."""
+    """Return the metrics of an optim_step. `norm` is the norm before clipping; `step` counts this step, too."""
     return {"grad_norm": norm, "learning_rate": params.learning_rate, "step": float(step)}

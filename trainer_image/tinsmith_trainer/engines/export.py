@@ -1,4 +1,4 @@
-"""Export of an adapter's state to files: as a PEFT adapter, or merged into a whole model."""
+"""Export of an adapter to files: as a PEFT adapter, or merged into a whole model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ A_SUFFIX = ".lora_A"
 
 @dataclass(frozen=True, slots=True)
 class BaseFiles:
-    """The directory of a base model's files, the name by which PEFT finds the model, and its computing dtype."""
+    """The directory of a base model's files, the name by which PEFT finds the model, and the dtype of computation."""
 
     directory: Path
     name: str
@@ -43,7 +43,10 @@ def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: E
 
 
 def _interleaved_experts(directory: Path) -> frozenset[str]:
-    """Return the experts whose gate and up are interleaved in one weight. No weights of the model are loaded."""
+    """Return the names of experts that have gate and up interleaved in one weight.
+
+    No weights of the model are loaded.
+    """
     model = skeleton(AutoConfig.from_pretrained(directory))
     return frozenset(
         name
@@ -91,9 +94,9 @@ def _modules(state: AdapterState) -> list[str]:
 
 
 def _untie(model: Any) -> None:
-    """Give the output projection its own weight.
+    """Give the output projection a separate weight.
 
-    The adapter changes this weight, but not the embedding that shared it.
+    The adapter changes the weight of the output projection, but must not change the embedding.
     """
     model.config.tie_word_embeddings = False
     head = model.get_submodule(UNEMBED_NAME)

@@ -3,9 +3,9 @@
 Notation: `lp` is the logprob of the target under the current weights, `q` the sampler's (input `logprobs`), `A` the
 input `advantages`, and `r = exp(lp - q)`. Formulas come from the vendor's public documentation
 (tinker-docs.thinkingmachines.ai, pages under tinker/losses/). `gspo` is GSPO-token of arXiv 2507.18071, section 4.3.
-Tokens without weight or advantage are masked before any `exp`, because 0 times infinity is NaN. DRO's penalty still
-covers these tokens. Thresholds are ratios, not distances from 1. A per-token input overrides the config, and the config
-overrides the default.
+Tokens without weight or advantage are masked before any `exp`, because 0 times infinity is NaN. The penalty of DRO also
+covers masked tokens. Clip thresholds are ratios, not distances from 1. If a parameter has several values, a per-token
+input overrides the config, and the config overrides the default.
 
 The loss `custom` evaluates a user's graph (see `custom_losses`).
 """
@@ -100,9 +100,9 @@ def _cispo(lp: Tensor, inputs: Inputs) -> Terms:
 def _stable_reinforce(lp: Tensor, inputs: Inputs) -> Terms:
     """Return the cispo loss plus `kl_coeff / 2 * (lp - q)^2` for each token with an advantage.
 
-    There is no public definition; this is our interpretation. The penalty is the second-order estimate of the KL
-    divergence between sampler and model (k2 of joschu.net/blog/kl-approx.html). It is never negative, and its gradient
-    is `kl_coeff * (lp - q)`.
+    This loss has no public definition; the formula is Tinsmith's interpretation. The penalty is the second-order
+    estimate of the KL divergence between sampler and model (k2 of joschu.net/blog/kl-approx.html). The penalty is never
+    negative, and its gradient is `kl_coeff * (lp - q)`.
     """
     surrogate = _cispo(lp, inputs)
     # A coefficient of 0 must give 0 even if the square overflows float32.
@@ -112,9 +112,9 @@ def _stable_reinforce(lp: Tensor, inputs: Inputs) -> Terms:
 
 
 def _gspo(lp: Tensor, inputs: Inputs) -> Terms:
-    """Return the ppo loss. Every token has its sequence's ratio, `exp(mean over sequence_ratio_mask of (lp - q))`.
+    """Return the ppo loss. All tokens of a sequence have the ratio `exp(mean over sequence_ratio_mask of (lp - q))`.
 
-    Each row has one ratio, whose gradient flows through the `lp` of each token.
+    The gradient of a row's ratio flows through the `lp` of each token.
     """
     active = inputs["advantages"] != 0
     averaged = inputs["sequence_ratio_mask"] != 0
@@ -182,7 +182,7 @@ _DEFINITIONS: Mapping[str, _Definition] = {
 
 
 def loss_names(*, map_stable_reinforce: bool = True, custom: bool = False) -> tuple[str, ...]:
-    """Return the losses that clients may use. With `custom`, the list includes custom losses."""
+    """Return the losses that clients may use. If `custom` is true, the list includes custom losses."""
     names = tuple(name for name in _DEFINITIONS if map_stable_reinforce or name != STABLE_REINFORCE)
     return (*names, CUSTOM_LOSS) if custom else names
 
@@ -200,7 +200,7 @@ class PreparedLoss:
     """A call's loss, with a checked config and complete per-token inputs.
 
     `arrays[i]` holds the per-token inputs of datum i, float32 in the shape of its targets. `program` is set for a
-    custom loss, whose inputs may be int64 and have another number of columns than the targets.
+    custom loss; inputs of a custom loss may be int64, and their number of columns may differ from the targets' number.
     """
 
     name: str
@@ -221,18 +221,18 @@ class PreparedLoss:
         return _DEFINITIONS[self.name].terms(lp, {**config, **inputs})
 
     def without_arrays(self) -> PreparedLoss:
-        """Return the loss without its inputs, for batches that carry the inputs themselves."""
+        """Return the loss without per-token inputs, for batches that already contain the inputs."""
         return replace(self, arrays=())
 
     def standing_metrics(self) -> dict[str, float]:
-        """Return a metric that reports that another loss replaced the requested one."""
+        """Return the metric which shows that the requested loss was replaced by another loss."""
         return {"stable_reinforce_as_cispo:max": 1.0} if self.name == STABLE_REINFORCE else {}
 
 
 def prepare_loss(
     spec: LossSpec, datums: Sequence[Datum], *, map_stable_reinforce: bool = True, custom: bool = False
 ) -> PreparedLoss:
-    """Check a call's loss, config and inputs. Raises UserError with the datum and the key."""
+    """Check a call's loss, config and inputs. Raises UserError, with the datum and the key, if an input is invalid."""
     if spec.name == CUSTOM_LOSS:
         return _prepare_custom(spec, datums, runs_here=custom)
     definition = _definition_of(spec.name, map_stable_reinforce=map_stable_reinforce)
@@ -257,7 +257,7 @@ def _prepare_custom(spec: LossSpec, datums: Sequence[Datum], *, runs_here: bool)
 
 @dataclass(frozen=True, slots=True)
 class DatumResult:
-    """Float32 logprobs of the shape of the datum's targets, its loss, and its metrics by `name:reduction`."""
+    """The results of a datum: float32 logprobs in the targets' shape, loss, and metrics by `name:reduction`."""
 
     logprobs: NDArray[np.float32]
     loss: float
@@ -265,7 +265,7 @@ class DatumResult:
 
 
 def outcome_of(work: Work, loss: PreparedLoss, results: Sequence[DatumResult]) -> Outcome:
-    """Build a call's outcome from the results of its datums, in order."""
+    """Build a call's outcome from the results of the datums, in order."""
     metrics = {"loss:sum": sum(result.loss for result in results)}
     tokens = sum(datum.length for datum in work.datums)
     for name in results[0].metrics:
@@ -350,7 +350,7 @@ def _completed(
     definition: _Definition,
     config: Mapping[str, float],
 ) -> dict[str, NDArray[np.float32]]:
-    """Add missing optional inputs, so that every row of a microbatch has the same inputs."""
+    """Add optional inputs that a datum lacks, so that every row of a microbatch has the same inputs."""
     if "weights" in definition.optional:
         arrays.setdefault("weights", np.ones(shape, np.float32))
     if "sequence_ratio_mask" in definition.optional:

@@ -1,8 +1,8 @@
 """PEFT's file format for LoRA adapters, without torch: what `peft.PeftModel.from_pretrained` reads.
 
-The adapters of a mixture's experts are converted to the layouts of other programs: fused as PEFT has them, or one
-expert at a time. Our own layout is Tinker's: `<experts>.w1`, `.w3` and `.w2` of three dimensions, where all experts
-share the factor at the model's hidden size (torch_model/experts.py).
+The adapters of a mixture's experts are converted to the layouts of other programs: to PEFT's fused layout, or to one
+adapter for each expert. Tinsmith's own layout is the layout of Tinker: `<experts>.w1`, `.w3` and `.w2` of three
+dimensions, where all experts share the factor at the model's hidden size (torch_model/experts.py).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
-    """PEFT's fused adapters of experts: tensors by module, and the configuration of their parameters.
+    """PEFT's fused adapters of experts: the tensors by module, and the configuration of the adapted parameters.
 
-    Gate and up are one parameter of twice the rank, and a factor that experts share is repeated for each.
+    Gate and up are one parameter with twice the rank, and a factor that experts share is repeated for each expert.
     """
 
     tensors: dict[str, Array]
@@ -51,8 +51,8 @@ def expert_modules(tensors: Tensors) -> list[str]:
 def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str], list[str]]:
     """Return `target_modules` and `target_parameters` of linear layers.
 
-    In a model with experts, PEFT moves target modules that have the former names of experts. Target parameters stay
-    where they are (peft.utils.transformers_weight_conversion, 0.21).
+    In a model with experts, PEFT renames target modules that have the former names of experts. Target parameters keep
+    their names (peft.utils.transformers_weight_conversion, 0.21).
     """
     named = list(modules)
     moved = {name for name in named if has_experts and name.rpartition(".")[2] in FORMER_NAMES}
@@ -112,7 +112,7 @@ def _for_each(matrix: Array, experts: int) -> Array:
 
 
 def _gate_and_up(gate: tuple[Array, Array], up: tuple[Array, Array], *, is_interleaved: bool) -> tuple[Array, Array]:
-    """Return one adapter of twice the rank, each half of which adds to its own rows."""
+    """Return one adapter with twice the rank; one half changes the rows of gate, and the other half the rows of up."""
     (gate_A, gate_B), (up_A, up_B) = gate, up
     experts, width, rank = gate_B.shape
     both = np.zeros((experts, 2 * width, 2 * rank), np.float32)
@@ -192,7 +192,7 @@ def _write(folder: Path, files: Mapping[str, Pieces]) -> None:
 
 
 def decode_weights(content: bytes | memoryview) -> dict[str, NDArray[np.float32]]:
-    """Return views of the content of a weights file, by the adapter state's names."""
+    """Return views of the content of a weights file, with the names of an adapter state."""
     return {_state_name(key): tensor for key, tensor in tensors_of(content).items()}
 
 

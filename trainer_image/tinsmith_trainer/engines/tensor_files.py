@@ -1,7 +1,7 @@
-"""Safetensors files that are written without a copy of their tensors. The bytes are the same as in the library's files.
+"""Safetensors files, which are written without a copy of the tensors. The bytes are the same as in the library's files.
 
-The library builds the whole file in memory, twice. Here the header is computed from names and shapes, and the rest of
-the file consists of views of the tensors. Tensors that are read are views of the file's content.
+The library builds the whole file in memory, twice. This module computes the header from names and shapes; the rest of
+the file consists of views of the tensors. Reading a file returns tensors that are views of the file's content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tinsmith_trainer.disk.durable_files import Pieces
 
 HEADER_ALIGNMENT_BYTES = 8
 SIZE_BYTES = 8
-"""The size of the field at the file's beginning that holds the size of the header."""
+"""The size of the field at the beginning of a file, which holds the header's size."""
 TENSOR_ALIGNMENT_BYTES = 64
 """The alignment of tensors. BLAS may choose its kernel by alignment, and another kernel gives other bits."""
 
@@ -42,7 +42,7 @@ def _encoded(header: Mapping[str, object]) -> bytes:
 
 
 def tensors_of(content: bytes | memoryview) -> dict[str, NDArray[np.float32]]:
-    """Return the tensors of a file that `tensor_file` made, as views of its content."""
+    """Return the tensors of a file from `tensor_file`, as views of the file's content."""
     begin = header_end(bytes(content[:SIZE_BYTES]))
     header = json.loads(bytes(content[SIZE_BYTES:begin]))
     tensors = {}
@@ -60,7 +60,7 @@ def header_end(head: bytes) -> int:
 
 
 def aligned_memory(size_bytes: int, aligned_at: int = 0) -> memoryview:
-    """Return new memory in which byte `aligned_at` has the alignment of tensors. numpy uses huge pages."""
+    """Return new memory in which byte `aligned_at` has the alignment of tensors, from numpy, which uses huge pages."""
     memory = np.empty(size_bytes + TENSOR_ALIGNMENT_BYTES, np.uint8)
     begin = -(memory.ctypes.data + aligned_at) % TENSOR_ALIGNMENT_BYTES
     return memory[begin : begin + size_bytes].data
@@ -71,5 +71,8 @@ def is_aligned(tensor: NDArray[np.float32]) -> bool:
 
 
 def memory_for_tensors(head: bytes, size_bytes: int) -> memoryview:
-    """Return memory for a file. Its first tensor is aligned, and so are the others if their sizes allow it."""
+    """Return memory for a file.
+
+    The first tensor is aligned; later tensors are aligned, too, if the sizes of the tensors allow it.
+    """
     return aligned_memory(size_bytes, header_end(head))

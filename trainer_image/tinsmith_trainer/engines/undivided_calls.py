@@ -1,6 +1,6 @@
 """Calls of backends that do not divide a Work: one microbatch contains the whole Work.
 
-These backends write gradients to the accumulator as soon as they compute them. So the computation happens in `finish`,
+Backends of this kind write gradients to the accumulator during the computation. So the computation happens in `finish`,
 and a call that is dropped earlier has no effect.
 """
 
@@ -33,11 +33,14 @@ class UndividedCall(Call, Generic[Prepared]):
 
 
 class UndividedCallRunner(CallRunner, Generic[Prepared]):
-    """A base for backends that `prepare` a Work and `compute` it into the accumulator. Both raise TrainerError."""
+    """A base class for backends that `prepare` a Work and `compute` it into the accumulator.
+
+    Both methods can raise TrainerError.
+    """
 
     @abstractmethod
     def prepare(self, work: Work) -> Prepared:
-        """Check the work. Refuse work that cannot be computed."""
+        """Check the work, and refuse work that cannot be computed."""
 
     @abstractmethod
     def compute(self, work: Work, prepared: Prepared) -> Outcome: ...

@@ -1,1 +1,4 @@
-"""Custom losses: graphs of allowed functions that users send. The limits of their cost, and their evaluation."""
+"""Custom losses: graphs of allowed functions that users send.
+
+This package limits the cost of custom losses, and evaluates them.
+"""

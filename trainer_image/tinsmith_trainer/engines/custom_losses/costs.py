@@ -1,8 +1,8 @@
 """Upper bounds on the number of values that a node of a custom loss computes.
 
-A bound follows from the shapes of the node's arguments, before the node runs. Most functions return no more values than
-their arguments have after broadcasting. The rules here are for the other functions: functions that take a size,
-concatenate tensors, combine all pairs of values, or take more than one pass.
+A bound follows from the shapes of the node's arguments, before the node runs. For most functions, the result has no
+more values than the arguments have after broadcasting. This module has rules for all other functions: functions that
+take a size, concatenate tensors, combine all pairs of values, or take more than one pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 NODE_VALUES = 512
-"""The minimum cost of a node. It stands for one call of torch, forward and backward."""
+"""The minimum cost of a node. This cost stands for one call of torch, forward and backward."""
 SORT_PASSES = 16
 
 Args = Sequence[Any]
@@ -32,7 +32,7 @@ class Budget:
         self._values = self._left = values
 
     def take(self, target: str, args: Args, kwargs: Mapping[str, Any]) -> None:
-        """Charge a node. Raises TooCostly."""
+        """Charge the loss for a node. Raises TooCostly."""
         rule = _RULES.get(target.rpartition(".")[2], _stretched)
         self._left -= NODE_VALUES + rule(args, kwargs)
         if self._left < 0:
@@ -64,7 +64,7 @@ def _concatenated(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _differences(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the cost of `diff`. It makes one pass for each order, and autograd keeps all passes."""
+    """Return the cost of `diff`. `diff` makes one pass for each order, and autograd keeps the values of all passes."""
     order = int(args[1] if len(args) > 1 else kwargs.get("n", 1))
     return max(1, order) * (NODE_VALUES + _concatenated(args, kwargs))
 
@@ -98,7 +98,7 @@ def _repeated(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _padded(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the padded size. Paddings are pairs of numbers, and the first pair is for the last dimension."""
+    """Return the size after padding. Paddings are pairs of numbers, and the first pair is for the last dimension."""
     value, pad = args[0], kwargs["pad"] if len(args) < 2 else args[1]
     more = [max(0, before) + max(0, after) for before, after in zip(pad[::2], pad[1::2], strict=True)]
     more += [0] * (value.ndim - len(more))
@@ -122,21 +122,24 @@ def _filled_like(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _counted(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the length of `arange`, which takes end; start and end; or start, end and step."""
+    """Return the length of `arange`, whose arguments are `end`, or `start, end`, or `start, end, step`."""
     bounds = [*args, *(kwargs[name] for name in ("start", "end", "step") if name in kwargs)]
     start, end, step = map(float, (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3])
     return math.ceil(abs((end - start) / step))
 
 
 def _selected(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the size of the result of `index_select`: it has as many slices as there are indices."""
+    """Return the size of the result of `index_select`, which has one slice for each index."""
     value: Tensor = _argument(args, kwargs, 0, "input")
     dim, index = int(_argument(args, kwargs, 1, "dim")), _argument(args, kwargs, 2, "index")
     return value.numel() // max(1, value.shape[dim]) * int(index.numel())
 
 
 def _item(args: Args, kwargs: Mapping[str, Any]) -> int:
-    """Return the size of an indexed part. It is at most the whole tensor, unless an integer tensor repeats entries."""
+    """Return the size of an indexed part.
+
+    The part is at most as large as the tensor, unless an integer tensor repeats entries.
+    """
     value, index = args
     if isinstance(value, Tensor) and isinstance(index, Tensor) and not _is_mask(index):
         return value.numel() // max(1, value.shape[0]) * index.numel()
@@ -164,7 +167,7 @@ def _argument(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) ->
 
 
 def _sizes(args: Args, kwargs: Mapping[str, Any]) -> list[int]:
-    """Return sizes that were given one by one, as a tuple, or by name."""
+    """Return sizes that were passed one by one, as a tuple, or by name."""
     for name in ("size", "repeats", "dims", "sizes"):
         if name in kwargs:
             args = [kwargs[name]]

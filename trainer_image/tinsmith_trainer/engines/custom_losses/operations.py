@@ -1,7 +1,7 @@
-"""The implementations of the names that a custom loss may call, resolved once from the allow list.
+"""The implementations of the functions that a custom loss may call, resolved once from the allow list.
 
-Most are torch's own functions. The other functions are restricted, because a small graph could request endless work.
-Besides tensors, only numbers within `MAX_POWER` are accepted.
+Most implementations are torch's own functions. Some functions are restricted, because a small graph could request
+endless work. Besides tensors, only numbers within `MAX_POWER` are accepted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _are_numbers(values: tuple[Any, ...]) -> bool:
 def _operator(function: Operation, *args: Any) -> Any:
     """Apply an operator to tensors and numbers.
 
-    Some results have no bound: a list times a number, or a number to a large power. They are refused.
+    Refuse operations whose result has no bound, such as a list times a number, or a number to a large power.
     """
     if any(isinstance(value, Tensor) for value in args):
         return function(*args)
@@ -90,7 +90,7 @@ def _item(value: Any, index: Any) -> Any:
 
 
 def _pieces(function: Operation, count: Callable[..., int], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Refuse to split a tensor into more pieces than a program would name, because each piece is a Python object."""
+    """Split a tensor. Too many pieces are refused, because each piece is a Python object."""
     if (pieces := count(value, *args, **kwargs)) > MAX_PIECES:
         raise NotAllowed(f"a tensor can be split into at most {MAX_PIECES} pieces, not into {pieces}")
     return function(value, *args, **kwargs)
@@ -116,7 +116,7 @@ def _sections(_: Tensor, indices_or_sections: Any, dim: int = 0) -> int:
 def _divided(function: Operation, *args: Any, rounding_mode: str | None = None, **kwargs: Any) -> Any:
     """Divide. Truncation requires floats.
 
-    Without floats, dividing the smallest integer by -1 would trap in the processor and end the process.
+    In integers, the processor ends a process that divides the smallest integer by -1.
     """
     if rounding_mode == "trunc" and not any(_is_float(value) for value in (*args, *kwargs.values())):
         raise NotAllowed('integers need rounding_mode="floor", or a conversion to floats')
@@ -130,7 +130,7 @@ def _is_float(value: Any) -> bool:
 def _norm(function: Operation, value: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Compute a norm.
 
-    The nuclear norm is refused: it decomposes a matrix, and a count of values does not cover this cost.
+    The nuclear norm is refused, because it decomposes a matrix, and the cost rules cover only the number of values.
     """
     if "nuc" in (*args, *kwargs.values()):
         raise NotAllowed("the nuclear norm is not supported")

@@ -1,10 +1,10 @@
 """Evaluation of a custom loss on the CPU, one datum at a time. The model may be on any device.
 
-On the CPU, an index out of range is an error of this loss only; on a GPU it would make the device unusable for all
-clients. The CPU's results are also equal to the results of the SDK's own evaluation.
+On the CPU, an index out of range is an error of one loss only; on a GPU, such an index would make the device unusable
+for all clients. On the CPU, results are also equal to the results of the SDK's own evaluation.
 
-The cost of each node is counted before it runs. Limits are counts and never times, because a replay must end in the
-same way as the first run. Before the model's forward, a loss is tested with logprobs of -1. This test finds mismatched
+The cost of a node is counted before the node runs. Limits are numbers of values, not times, because a replay must end
+in the same way as the first run. Before the model's forward, a loss is tested with logprobs of -1, to find mismatched
 shapes.
 """
 
@@ -34,9 +34,11 @@ TRIAL_LOGPROB = -1.0
 
 @dataclass(frozen=True, slots=True)
 class DatumLoss:
-    """The loss of a datum. `gradient` is the gradient with respect to the logprobs, in float32 and their shape.
+    """The loss of a datum.
 
-    It is None if it was not requested.
+    `gradient` is the gradient with respect to the logprobs, float32 in the shape of the logprobs.
+
+    `gradient` is None if it was not requested.
     """
 
     loss: float
@@ -45,15 +47,15 @@ class DatumLoss:
 
 
 class Program:
-    """An executable graph."""
+    """The graph of a loss, ready to run."""
 
     def __init__(self, loss: CustomLoss) -> None:
         self.loss = loss
 
     def check(self, inputs: Sequence[Tensor]) -> None:
-        """Test the loss on one datum whose logprobs are not known yet.
+        """Test the loss on one datum before the logprobs are known.
 
-        Raises UserError if the loss cannot be computed, exceeds its limits, or does not return a loss.
+        Raises UserError if the loss cannot be computed, exceeds the limits, or returns a value that is not a loss.
         """
         logprobs = torch.full_like(inputs[0], TRIAL_LOGPROB).requires_grad_()
         with torch.enable_grad():
@@ -67,7 +69,7 @@ class Program:
                 raise self._error(f"must return a scalar tensor as {name!r}, not {_described(value)}")
 
     def run(self, inputs: Sequence[Tensor], *, trains: bool) -> DatumLoss:
-        """Compute one datum. Inputs are on the CPU. The first is `logprobs`, which is not modified.
+        """Compute one datum. Inputs are on the CPU. The first input is `logprobs`, which is not modified.
 
         Raises UserError if the loss cannot be computed for this datum.
         """
@@ -142,7 +144,7 @@ def _resolved(argument: Any, values: Sequence[Any]) -> Any:
 
 
 def _check_value(value: Any) -> None:
-    """Check a node's result. Without this check, a bound method, for example, would bypass the allow list."""
+    """Check a node's result. Without the check, a method object, for example, would bypass the allow list."""
     if isinstance(value, tuple | list):
         for entry in value:
             _check_value(entry)

@@ -1,4 +1,4 @@
-"""Custom losses over a call's datums: the inputs as arrays, and the rows of a microbatch, one for each datum."""
+"""Custom losses over a call's datums: the inputs as arrays, and the rows of a microbatch, one row for each datum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ LOSS_ID = "loss_id"
 TARGETS = "target_tokens"
 
 MAX_KINDS = 16
-"""The limit on the combinations of types among a call's datums. The loss is tested twice for each combination."""
+"""The limit on the combinations of types among a call's datums.
+
+The loss is tested twice for each combination of types.
+"""
 
 Numbers = NDArray[np.int64] | NDArray[np.float32]
 
@@ -35,10 +38,10 @@ def program_for(spec: LossSpec) -> Program:
 
 
 def custom_arrays(program: Program, datums: Sequence[Datum]) -> list[dict[str, Numbers]]:
-    """Return each datum's inputs of the loss except `logprobs`, as arrays with a row per token.
+    """Return the loss's inputs for each datum, except `logprobs`, as arrays with a row per token.
 
-    A scalar is repeated for each token, so that every input has the layout of other losses' inputs. Unused inputs are
-    left out. Raises UserError for a datum that does not fit the loss, before anything is computed.
+    A scalar is repeated for each token, so that all inputs have the same layout. Unused inputs are left out. Raises
+    UserError for a datum that does not fit the loss, before anything is computed.
     """
     arrays = [_arrays(program, index, datum) for index, datum in enumerate(datums)]
     _check_widths(program, arrays)
@@ -48,7 +51,7 @@ def custom_arrays(program: Program, datums: Sequence[Datum]) -> list[dict[str, N
 
 
 def _extremes(program: Program, datums: Sequence[Datum], arrays: Sequence[Mapping[str, Numbers]]) -> list[int]:
-    """Return the datums with the fewest and with the most targets for each combination of input types."""
+    """Return the datums with the fewest and the most targets, for each combination of input types."""
     by_types: dict[tuple[str, ...], list[int]] = {}
     names = [declared.name for declared in program.loss.inputs[1:]]
     for index, own in enumerate(arrays):
@@ -63,7 +66,7 @@ def _extremes(program: Program, datums: Sequence[Datum], arrays: Sequence[Mappin
 
 
 def _inputs(program: Program, datum: Datum, arrays: Mapping[str, Numbers]) -> list[Tensor]:
-    """Return the inputs of a run, with an empty tensor in the shape of the logprobs."""
+    """Return the inputs of a run; the logprobs are an empty tensor of the right shape."""
     _, *read = program.loss.inputs
     tensors = [torch.from_numpy(arrays[declared.name].copy()) for declared in read]
     others = [tensor[0] if declared.rank == 0 else tensor for declared, tensor in zip(read, tensors, strict=True)]
@@ -103,7 +106,7 @@ def _laid_out(index: int, datum: Datum, declared: LossInput) -> Numbers:
 def _check_widths(program: Program, arrays: Sequence[Mapping[str, Numbers]]) -> None:
     """Require an equal number of columns in all inputs.
 
-    If targets have one column, an input with wider rows would not show its number of columns.
+    If the targets have one column, the number of columns of wider inputs is not stored anywhere.
     """
     if program.loss.inputs[0].rank == 2:
         return
@@ -118,7 +121,8 @@ def _check_widths(program: Program, arrays: Sequence[Mapping[str, Numbers]]) -> 
 class RowLosses:
     """The losses of a microbatch's rows.
 
-    `loss` has the logprobs' shape, and each row sums to its datum's loss. `metrics` are `[rows]`, by `name:reduction`.
+    `loss` has the shape of the logprobs, and the sum of a row is the loss of a datum. `metrics` are `[rows]`, by
+    `name:reduction`.
     """
 
     loss: Tensor
@@ -126,10 +130,10 @@ class RowLosses:
 
 
 def row_losses(program: Program, logprobs: Tensor, inputs: Mapping[str, Tensor], valid: Tensor) -> RowLosses:
-    """Compute each row separately and without padding, so that the bits of a row do not depend on other rows.
+    """Compute each row separately and without padding, so that the bits of one row do not depend on other rows.
 
-    The values that autograd keeps for the gradient are freed row by row. The computed loss is a constant. A term whose
-    value is always 0 is added to it, and carries the gradient to the model. Raises UserError if the loss of a row
+    The values that autograd keeps for the gradient are freed row by row. The computed loss is a constant. A term that
+    is always 0 is added to the loss, and carries the gradient to the model. Raises UserError if the loss of a row
     cannot be computed.
     """
     trains = torch.is_grad_enabled() and logprobs.requires_grad

@@ -1,7 +1,7 @@
 """The check of an imported adapter's configuration, field by field of PEFT's LoraConfig.
 
-A field is supported, or is known to have no effect on the result, or is refused by name. Unknown fields are refused,
-too, because a later PEFT may use them to compute other results.
+Every field is either supported, or known to have no effect on the result, or refused by name. Unknown fields are
+refused, too, because a later PEFT may use them to compute other results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tinsmith_trainer.engines.peft_layout import CONFIG_FILE
 from tinsmith_trainer.errors import CheckpointInvalid
 
 MOST_ALPHA = 1e6
-"""The largest accepted scale. float32 holds it without loss, and training uses far smaller scales."""
+"""The largest accepted value: float32 holds it without loss, and training uses far smaller values."""
 MOST_SHOWN_CHARACTERS = 100
 
 HONOURED = frozenset(
@@ -47,9 +47,12 @@ REFUSED = {
     "use_qalora": "QALoRA",
     "velora_config": "VeLoRA",
 }
-"""Fields for parts of an adapter other than A and B. No model here has such parts. A false value turns a field off."""
+"""Fields for parts of an adapter other than A and B.
+
+Tinsmith's adapters do not have these parts. A false value turns a field off.
+"""
 PLAIN_INITIALIZATIONS = ("gaussian", "eva", "orthogonal", "mica")
-"""Initializations that leave the base weights unchanged, as true, false and null do."""
+"""Initializations that leave the base weights unchanged, in addition to true, false and null."""
 CONVERTED_INITIALIZATIONS = ("pissa", "olora", "corda", "lora_ga")
 """Initializations that subtract the first A and B from the base weights. PEFT can convert such adapters."""
 
@@ -95,7 +98,7 @@ def _check_fields(config: dict[str, Any]) -> None:
 
 
 def _check_initialization(value: Any) -> None:
-    """Refuse adapters whose initialization changed the base weights, because the base weights here are unchanged."""
+    """Refuse adapters with an initialization that changed the base weights: Tinsmith's base weights are unchanged."""
     if value is None or isinstance(value, bool):
         return
     name = value.lower() if isinstance(value, str) else ""
@@ -114,7 +117,7 @@ def _check_initialization(value: Any) -> None:
 
 
 def _check_patterns(config: dict[str, Any], rank: int, alpha: float) -> None:
-    """Allow other ranks for single layers, which fused experts have, but only one scale for the whole adapter."""
+    """Allow different ranks per layer, which fused experts have, but only one scale for the whole adapter."""
     ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
     try:
         scales = {name: alphas.get(name, alpha) / ranks.get(name, rank) for name in {*ranks, *alphas}}

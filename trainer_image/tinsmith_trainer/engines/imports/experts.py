@@ -23,7 +23,7 @@ EACH = re.compile(r"(?P<experts>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)
 
 
 class NotShared(ValueError):
-    """An error for experts that have their own factors where all experts must share one factor."""
+    """An error for experts with separate factors where all experts must share one factor."""
 
 
 def to_tinker_experts(tensors: Tensors, rank: int) -> dict[str, Array]:
@@ -44,7 +44,7 @@ def to_tinker_experts(tensors: Tensors, rank: int) -> dict[str, Array]:
 
 
 def fit_shape(tensor: Array, shape: tuple[int, ...]) -> Array:
-    """Convert a factor to the shape, which has one factor for all experts or one for each.
+    """Convert a factor to the shape, which has one factor for all experts or one factor for each expert.
 
     Raises NotShared, or ValueError for another shape.
     """
@@ -62,7 +62,10 @@ def fit_shape(tensor: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _from_fused(tensors: Tensors, experts: str, rank: int) -> dict[str, Array]:
-    """Convert PEFT's A `[experts * rank, d_in]` and B `[d_out, rank * experts]`. Gate and up have twice the rank."""
+    """Convert PEFT's A `[experts * rank, d_in]` and B `[d_out, rank * experts]`.
+
+    The pair for gate and up has twice the rank.
+    """
     inner = _pair(tensors, f"{experts}.base_layer")
     outer = _pair(tensors, experts)
     # The outer adapter always has the experts' own rank, which gives their number.
@@ -90,14 +93,17 @@ def _pair(tensors: Tensors, module: str) -> tuple[Array, Array]:
 
 
 def _apart(lora_A: Array, lora_B: Array, count: int) -> tuple[Array, Array]:
-    """Separate the experts: return A `[experts, rank, d_in]` and B `[experts, d_out, rank]`."""
+    """Split by expert: return A `[experts, rank, d_in]` and B `[experts, d_out, rank]`."""
     return lora_A.reshape(count, -1, lora_A.shape[1]), lora_B.reshape(len(lora_B), -1, count).transpose(2, 0, 1)
 
 
 def _gate_and_up(
     experts: str, lora_A: Array, lora_B: Array, rank: int
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Split gate and up, which are concatenated or interleaved. Each has half of the rank and half of the rows."""
+    """Split gate and up, which are concatenated or interleaved.
+
+    Gate has one half of the rank and of the rows, and up has the other half.
+    """
     rows = lora_B.shape[1]
     if lora_A.shape[1] != 2 * rank or lora_B.shape[2] != 2 * rank or rows % 2:
         raise ValueError(

@@ -1,12 +1,12 @@
 """Import of an adapter's two files, in PEFT's layout or Tinker's, as an adapter state.
 
 The files are not trusted. Weights must be safetensors. Names, shapes and rank must fit an adapter on this base model.
-If the files leave out a module of an announced family, the module is initialized as in a new adapter. Its B is zero, so
-it has no effect until it is trained.
+If a module of an announced family is missing in the files, it is initialized as in a new adapter. B of this module is
+zero, so the module has no effect until it is trained.
 
-PEFT may write copies of the base model's embeddings into the file. It writes the output projection if this has an
-adapter, and both embeddings on request or if it detects a resized vocabulary. Copies have no effect. Embeddings that
-differ from the base model's are not LoRA, and are refused.
+PEFT may write copies of the base model's embeddings into the file. PEFT writes the output projection if the projection
+has an adapter, and both embeddings if the user requests them or the vocabulary was resized. Copies have no effect. An
+embedding that differs from the base model's embedding is refused, because it is not LoRA.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ NO_EMBEDDINGS: Embeddings = MappingProxyType({})
 
 
 def stored_embeddings(directory: Path, config: Any) -> dict[str, StoredTensor]:
-    """Return the base model's input embedding and output projection, without reading their values."""
+    """Return the base model's input embedding and output projection, without reading any values."""
     stored = stored_tensors(directory, config)
     return {match["name"]: tensor for name, tensor in stored.items() if (match := STORED_NAME.fullmatch(name))}
 
 
 def check_copy(key: str, tensor: Tensor, embeddings: Embeddings) -> None:
-    """Raise CheckpointInvalid unless the tensor repeats the base model's embedding."""
+    """Raise CheckpointInvalid unless the tensor is a copy of the base model's embedding."""
     match = EMBEDDINGS_KEY.fullmatch(key)
     # A model with tied embeddings has one weight for both.
     stored = match and (embeddings.get(match["name"]) or embeddings.get("embed_tokens"))
@@ -76,7 +76,7 @@ def check_copy(key: str, tensor: Tensor, embeddings: Embeddings) -> None:
 
 
 def _equals(tensor: Tensor, stored: StoredTensor, dtype: torch.dtype) -> bool:
-    """Return whether a tensor has the stored values, rounded to `dtype`."""
+    """Return whether a tensor has the stored values after rounding to `dtype`."""
     starts = range(0, tensor.shape[0], ROWS_AT_ONCE)
     return all(
         torch.equal(tensor[start : start + ROWS_AT_ONCE], rows.to(dtype).to(tensor.dtype))
@@ -96,7 +96,7 @@ def _rows_of(stored: StoredTensor, starts: range) -> Iterator[Tensor]:
 
 KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
 TINKER_UNEMBED = "model.unembed_tokens"
-"""The output projection's name in Tinker's archives. Transformers' name for it is `lm_head`."""
+"""The output projection's name in Tinker's archives. The name in transformers is `lm_head`."""
 MOST_NAME_CHARACTERS = 256
 LENGTH_BYTES = 8
 """The size of the field at the beginning of a safetensors file that holds the header's length."""
@@ -113,7 +113,7 @@ def read_adapter(
 ) -> AdapterState:
     """Read an adapter. Raises CheckpointInvalid with the file and the cause, and UserError from `shapes_of`.
 
-    `embeddings` belong to the base model's files; PEFT may write copies of them next to the adapter.
+    `embeddings` are the embeddings in the base model's files; an imported file may hold copies of these embeddings.
     """
     limits = SizeLimits.of(announced, shapes_of, [tuple(stored.header.shape) for stored in embeddings.values()])
     rank, alpha = read_rank_and_alpha(config)

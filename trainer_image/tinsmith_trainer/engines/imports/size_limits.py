@@ -31,7 +31,7 @@ ShapesOf = Callable[[LoraSpec], Shapes]
 
 @dataclass(frozen=True, slots=True)
 class SizeLimits:
-    """Limits on the size of the weights file and of its header, which are checked before either is read.
+    """Limits on the sizes of the weights file and of the file's header, which are checked before any read.
 
     A parsed header takes about thirty times its bytes in memory, and a malicious header may be as long as the file.
     """
@@ -45,10 +45,11 @@ class SizeLimits:
     ) -> SizeLimits:
         """Return the limits for the largest announced adapter.
 
-        Raises UserError if this base model can have no such adapter.
+        Raises UserError if this base model can have no adapter of the announced families.
 
-        Files with separate experts repeat the factors that Tinsmith's layout shares. `embedding_shapes` are the shapes
-        of the base model's embeddings. PEFT may write a copy of both, even if they are tied.
+        A file with a separate adapter for each expert repeats the factors that Tinsmith's layout shares.
+        `embedding_shapes` are the shapes of the base model's embeddings. PEFT may write copies of both embeddings, even
+        if the embeddings are tied.
         """
         shapes = _largest_shapes(announced, shapes_of)
         experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)
@@ -75,7 +76,7 @@ class SizeLimits:
 
 
 def _largest_shapes(announced: AnnouncedAdapter, shapes_of: ShapesOf) -> Shapes:
-    """Return the shapes of all announced families that this base model can have."""
+    """Return the shapes of the largest adapter with all announced families."""
     shapes: dict[str, tuple[int, ...]] = {}
     refusal: UserError | None = None
     for family in filter(announced.allows, FAMILIES):

@@ -1,13 +1,13 @@
 """Conversion of a call's datums to a batch of tensors with right padding, and of the ranks' results back to datums.
 
 Tinker gives tokens `x[0..T-1]` and targets `t[0..T-1]`, and scores `t[i]` at position i. NeMo RL scores `t[i]` in
-column i + 1 of a batch. So each per-token value is shifted one column to the right, and a row has one column more than
-its datum has tokens. In most training data the targets are the tokens shifted by one. Then the last target fills that
-column, and no separate targets are sent: the batch is *shifted*. Otherwise that column holds a token that no scored
-position sees, and the targets have their own column: the batch is *general*.
+column i + 1 of a batch. So each per-token value is written one column further to the right, and a datum of T tokens has
+a row of T + 1 columns. In most training data the targets are the tokens shifted by one. Then the last target fills the
+additional column, and no separate targets are sent: the batch is *shifted*. In a *general* batch, the additional column
+holds a token that no scored position sees, and the targets are a separate tensor.
 
 A batch is a dict of torch tensors on the CPU, with rows in dimension 0 and the sequence in dimension 1. NeMo RL's
-workers read the same names, and its `BatchedDataDict` wraps the dict unchanged.
+workers read the same names, and NeMo RL's `BatchedDataDict` wraps the dict unchanged.
 
 | Key | Shape, type | Content |
 |---|---|---|
@@ -42,7 +42,7 @@ Values = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float32]
 
 
 def is_shifted(datum: Datum) -> bool:
-    """Return whether each token except the first is the target of the previous one."""
+    """Return whether each token except the first token is the target of the previous token."""
     targets = datum.loss_inputs[TARGETS]
     return targets.ndim == 1 and bool(np.array_equal(targets[:-1], datum.tokens[1:]))
 
@@ -50,7 +50,7 @@ def is_shifted(datum: Datum) -> bool:
 def all_shifted(datums: Sequence[Datum]) -> bool:
     """Return whether all datums are shifted.
 
-    If one is not, the whole call is general, because all batches of a call have equal columns.
+    If one datum is not shifted, the whole call is general, because all batches of a call have equal columns.
     """
     return all(is_shifted(datum) for datum in datums)
 
@@ -109,12 +109,12 @@ class Scored:
 def encode(
     datums: Sequence[Datum], loss_arrays: Sequence[LossArrays], *, multiple_of: int = 1, shifted: bool | None = None
 ) -> Batch:
-    """Encode one row per datum, in order. All rows have one length, which is a multiple of `multiple_of`.
+    """Encode one row per datum, in order. All rows have the same length, which is a multiple of `multiple_of`.
 
-    `shifted` is the value of `all_shifted` for the whole call, because all its batches have equal columns. With None it
-    is computed from these datums. `loss_arrays` are the arrays of a PreparedLoss: each datum has the same names, with
-    arrays in the shape of its targets. If datums differ in the number of targets per position, all get the largest
-    number. The added targets have no weight.
+    `shifted` is the value of `all_shifted` for the whole call, because all batches of a call have equal columns. If
+    `shifted` is None, `encode` computes the value from `datums`. `loss_arrays` are the arrays of a PreparedLoss: each
+    datum has the same names, with arrays in the shape of its targets. If datums differ in the number of targets per
+    position, all datums get the largest number. The added targets have no weight.
     """
     columns = -(-max(row_length(datum) for datum in datums) // multiple_of) * multiple_of
     shifted = all_shifted(datums) if shifted is None else shifted
@@ -136,7 +136,7 @@ def encode(
 
 
 def _column(rows: Sequence[Values], columns: int, dtype: torch.dtype) -> Tensor:
-    """Return a column. It has zeros for padding, and for targets that only other rows have."""
+    """Return a column, with zeros for padding, and for targets that only other rows have."""
     widest = max((width(values) or 0 for values in rows), default=0)
     shape = (len(rows), columns, widest) if widest else (len(rows), columns)
     column = torch.zeros(shape, dtype=dtype)
@@ -167,7 +167,7 @@ def take(batch: Mapping[str, Tensor], rows: Tensor) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class RowResults:
-    """Results of n rows in any order. They are detached CPU tensors, which are pickled for the driver.
+    """Results of n rows in any order. The tensors are detached and on the CPU, because they are pickled for the driver.
 
     `row_id` int64 `[n]`, `logprobs` float32 `[n, S']` or `[n, S', K]`, `losses` and each of `metrics` float32 `[n]`.
     Row ids below 0 are padding rows.

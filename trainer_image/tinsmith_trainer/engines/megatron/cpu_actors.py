@@ -20,7 +20,7 @@ MEETING_TIMEOUT = timedelta(minutes=5)
 
 
 def start_cpu_ranks(model: RankModel, *, nodes: int, address: str | None) -> RayRanks:
-    """Start ranks on the cluster at `address`, or on a new one in this container, which ends with the ranks.
+    """Start ranks on the Ray cluster at `address`, or on a new cluster in this container that ends with the ranks.
 
     Raises ServerError, and the errors of `build_rank`.
     """
@@ -43,7 +43,7 @@ class RankActor(RankProcess):
 
     @override
     def prepare(self) -> None:
-        """Use one thread, because ranks on one machine share its cores and a sum must not depend on their number."""
+        """Use one thread: ranks on a machine share the cores, and sums must not depend on the number of threads."""
         torch.set_num_threads(1)
 
     @override
@@ -69,5 +69,5 @@ class RankActor(RankProcess):
 
 
 def _store(address: str, port: int, world_size: int, **options: bool) -> TCPStore:
-    """Return a store without libuv. Debian's PyTorch lacks libuv, and a small number of ranks does not need it."""
+    """Return a store without libuv. PyTorch of Debian has no libuv, and a small number of ranks does not need libuv."""
     return TCPStore(address, port, world_size, timeout=MEETING_TIMEOUT, use_libuv=False, **options)

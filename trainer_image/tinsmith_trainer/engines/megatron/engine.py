@@ -56,7 +56,7 @@ A_SUFFIX = ".lora_A"
 
 @dataclass(slots=True)
 class _Adapter:
-    """An adapter on the ranks: the shapes of its whole tensors, in the order in which they are initialized."""
+    """An adapter on the ranks: the shapes of the whole tensors, in the order of initialization."""
 
     lora: LoraSpec
     shapes: Mapping[str, Shape]
@@ -70,11 +70,11 @@ class _Adapter:
 class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
     """The engine over a group of ranks.
 
-    The engine checks each call before it starts, because an error on only some ranks would end the process.
+    The engine checks each call before the call starts, because an error on only some ranks would end the process.
 
-    A call is not divided: its gradients are summed over the ranks once, at its end. So other calls wait until it ends.
-    Only one call at a time uses the ranks, so other calls do not change its bits. The engine is not declared batch
-    invariant, because the padding that a call's datums share changes how sums are rounded.
+    A call is not divided: the gradients of a call are summed over the ranks once, when the call ends. The ranks compute
+    one call at a time, so a call's bits do not depend on other calls. The engine is not declared batch invariant,
+    because datums of a call share padding, and padding changes how sums are rounded.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
         return outcome_of(work, prepared, gather(self._on_ranks(work, prepared), work.datums))
 
     def _on_ranks(self, work: Work, loss: PreparedLoss) -> list[RowResults]:
-        """Compute on all ranks. Raises ServerError if every rank failed at the same point and kept no result."""
+        """Compute on all ranks. Raises ServerError if every rank failed at the same point without an effect."""
         layout = self._ranks.parallelism
         shards = shards_of(work.datums, loss.arrays, layout, self._settings.token_budget)
         # Stages, and ranks that share experts, may fail at different points. The next call would then receive messages
@@ -188,7 +188,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
 
     @override
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
-        """Set an adapter. Raises ServerError if its rank exceeds the padded rank of the ranks' model."""
+        """Set an adapter. Raises ServerError if the adapter's LoRA rank exceeds the padded LoRA rank of the model."""
         adapter = self._new_adapter(state.lora)
         if state.lora.rank > self._settings.max_rank:
             raise ServerError(
@@ -237,7 +237,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
 
     @contextlib.contextmanager
     def _all_ranks(self) -> Iterator[None]:
-        """Treat every failure as a loss of the ranks. Used for calls that may leave the ranks in different states."""
+        """Treat every failure as a loss of the ranks, for calls that may leave the ranks in different states."""
         with self._lost_ranks_end_the_process():
             try:
                 yield

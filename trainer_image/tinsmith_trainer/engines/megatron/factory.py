@@ -1,4 +1,4 @@
-"""Start of ranks, and of the engine on them: CPU ranks of this package, or GPU ranks of the calling engine."""
+"""The start of ranks and of their engine: CPU ranks of this package, or GPU ranks of the calling engine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks)
 def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> tuple[RankGroup, torch.dtype]:
     """Start the ranks.
 
-    A framework is imported only for the requested kind of ranks, because an image holds only one framework.
+    Only the framework of the requested kind of ranks is imported, because an image holds only one framework.
     """
     placement, settings = request.placement, request.settings
     if not placement.in_process:

@@ -1,4 +1,7 @@
-"""The settings of engines on ranks, and the flags that place their ranks. This module imports no framework."""
+"""The settings of engines on ranks, and the flags that choose the place and the number of ranks.
+
+This module imports no framework.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ RankRecompute = Literal["none", "mlp", "layers"]
 class MegatronSettings:
     """Limits of the engine: the number of adapters, the rank of LoRA, and tokens.
 
-    Every adapter takes as much memory as an adapter of rank `max_rank` on all modules. `token_budget` is the number of
-    tokens of a microbatch on one data-parallel copy of the model; a longer datum runs alone. `token_budget` determines
-    how sums are rounded: a change between a crash and its replay changes bits. `recompute` changes no bits.
+    Every adapter takes as much memory as an adapter with LoRA rank `max_rank` on all modules. `token_budget` is the
+    number of tokens of a microbatch on one data-parallel copy of the model; a longer datum runs alone. `token_budget`
+    determines how sums are rounded, so a replay with another value gives other bits. `recompute` changes no bits.
     """
 
     adapter_slots: int = 64
@@ -54,7 +57,7 @@ class RankFlags(argparse.Namespace):
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """The place of the ranks: this process, Ray actors on CPUs, or Ray actors on GPUs.
+    """The place where the ranks run: this process, Ray actors on CPUs, or Ray actors on GPUs.
 
     If `ray_address` is None, the worker starts Ray.
     """
@@ -66,7 +69,7 @@ class RankPlacement:
     ray_address: str | None
 
     def described(self) -> dict[str, int | str]:
-        """Return a text for the log: the number of ranks, the sizes of the dimensions, and the place of the ranks."""
+        """Return a text for the log: the number of ranks, the size of each dimension, and the place of the ranks."""
         layout = self.parallelism
         sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context, "data": layout.data}
         where = f"Ray at {self.ray_address}" if self.ray_address else "Ray in this container"
@@ -105,7 +108,7 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def refused_rank_flags(engine: str, flags: RankFlags, *, sampling: bool) -> str | None:
-    """Return the reason why these flags cannot be combined, or None if they can."""
+    """Return why the flags cannot be combined, or None if they can be combined."""
     if engine not in ENGINES:
         names = [_flag(name) for name in RankFlags.__annotations__ if getattr(flags, name) is not None]
         return f"{', '.join(names)}: only {' and '.join(ENGINES)} have ranks, not {engine}" if names else None
@@ -158,7 +161,7 @@ def _check_engine(engine: str, flags: RankFlags) -> None:
 def rank_recompute(choice: Literal["auto"] | RankRecompute | None, *, on_gpus: bool) -> RankRecompute:
     """Resolve the value of `--recompute`.
 
-    By default GPUs recompute whole layers, because their memory is scarce, and CPUs recompute nothing.
+    By default, whole layers are recomputed on GPUs, where memory is scarce, and nothing is recomputed on CPUs.
     """
     if choice is None or choice == "auto":
         return "layers" if on_gpus else "none"
@@ -166,7 +169,7 @@ def rank_recompute(choice: Literal["auto"] | RankRecompute | None, *, on_gpus: b
 
 
 def _ranks(flags: RankFlags, nodes: int, gpus_per_node: int) -> int:
-    """Return the number of ranks: one per GPU if there are GPUs."""
+    """Return the number of ranks: one rank per GPU if the machine has GPUs."""
     gpus = nodes * gpus_per_node
     if gpus and flags.ranks not in (None, 0, gpus):
         raise ValueError(
@@ -177,7 +180,7 @@ def _ranks(flags: RankFlags, nodes: int, gpus_per_node: int) -> int:
 
 
 def _check_division(flags: RankFlags, ranks: int) -> None:
-    """Check what `Parallelism` would refuse. The message names the flags and a number that works."""
+    """Refuse numbers that do not divide each other, with a message that names the flags and a number that works."""
     counts = {name: _or(getattr(flags, name), 1) for name in DIVISIONS}
     for name, count in counts.items():
         if count < 1:

@@ -1,4 +1,4 @@
-"""A rank of Megatron's own layers, optimizer and schedules, and a group that has one rank in this process."""
+"""A rank with Megatron's own layers, optimizer and schedules, and a group that has one rank in this process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tinsmith_trainer.errors import ServerError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""The time that a rank waits for the others before it fails. The death of a rank is noticed immediately."""
+"""The time that a rank waits for other ranks before the call fails. The death of a rank is noticed immediately."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
-    """A picklable description from which each rank builds its part of a model.
+    """A picklable description from which each rank builds one part of a model.
 
-    `device` is the device of weights and batches. A process that sees GPUs must use one of them.
+    `device` is the device of weights and batches. A process that can see GPUs must use a GPU.
     """
 
     directory: Path
@@ -77,8 +77,8 @@ _joining = threading.Lock()
 class InProcessRank(RankGroup):
     """A group of one rank that holds the whole model.
 
-    torch and Megatron have one process group per process. The first rank in a process joins it, later ranks share it,
-    and it ends with the process.
+    torch and Megatron have one process group per process. The first rank in a process joins the process group, later
+    ranks share the process group, and the process group ends with the process.
     """
 
     def __init__(self, model: RankModel) -> None:

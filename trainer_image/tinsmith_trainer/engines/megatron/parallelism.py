@@ -1,4 +1,4 @@
-"""The division of one model's layers, matrices and data among its ranks."""
+"""The division of a model's layers, matrices and data among ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's index in each dimension. `expert` is the index of the rank's share of a mixture's experts."""
+    """A rank's index in each dimension.
+
+    `expert` is the index of this rank among the ranks that divide a mixture's experts.
+    """
 
     pipeline: int
     data: int
@@ -18,10 +21,12 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """The number of ranks in each dimension. Raises ValueError if these numbers do not divide each other.
+    """The number of ranks in each dimension.
 
-    Ranks are numbered in Megatron's order: `arange(world_size).reshape(pipeline, data, context, tensor)`. Experts are
-    divided among ranks that the other dimensions already count.
+    Raises ValueError if one of the numbers does not divide another number as required.
+
+    Ranks are numbered in Megatron's order: `arange(world_size).reshape(pipeline, data, context, tensor)`. The dimension
+    of experts adds no ranks: experts are divided among ranks of the other dimensions.
     """
 
     world_size: int = 1
@@ -52,7 +57,7 @@ class Parallelism:
 
     @property
     def data(self) -> int:
-        """The number of copies of the model. Each copy computes another part of the data."""
+        """The number of copies of the model. Each copy computes a different part of the data."""
         return self.world_size // self._model_ranks
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -74,7 +79,10 @@ class Parallelism:
         return self._in_stage(rank) < self.expert
 
     def reporting_ranks(self) -> list[int]:
-        """Return the rank that reports results, for each data index. It is in the last pipeline stage."""
+        """Return the rank that reports results, for each data index.
+
+        The reporting rank is in the last pipeline stage.
+        """
         return [
             rank
             for rank in range(self.world_size)

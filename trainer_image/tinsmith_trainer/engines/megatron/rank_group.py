@@ -37,7 +37,7 @@ class RankGroup(Protocol):
         """Call every rank with the same arguments, and return the results by rank."""
 
     def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
-        """Call the method on all ranks; ranks of data index i get shard i as first argument.
+        """Call the method on all ranks, with shard i as first argument on the ranks of data index i.
 
         Return one result per data index.
         """
@@ -53,7 +53,7 @@ Fault = Literal["user", "computation", "lost"]
 class Answer:
     """The picklable result of a call on one rank.
 
-    It holds an error as data, because exceptions of many libraries cannot be pickled.
+    An error is stored as data, because exceptions of many libraries cannot be pickled.
     """
 
     value: Any = None

@@ -1,6 +1,6 @@
 """Ray for one engine. The worker starts Ray in this container, or connects to a running cluster.
 
-Ray's less useful log lines are hidden, and Ray gets none of the worker's secrets.
+Most of Ray's log lines are hidden, and Ray gets none of the worker's secrets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_
 PASSED_ON_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "RAY_")
 """The prefixes of environment variables that ranks need.
 
-Other variables are withheld, because some hold keys of object stores and hubs.
+Ranks do not get other variables, because some variables hold keys of object stores and hubs.
 """
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
@@ -38,7 +38,7 @@ SHARED_MEMORY = "/dev/shm"
 SMALLEST_OBJECT_STORE_BYTES = 80 * 1024**2
 LARGEST_OBJECT_STORE_BYTES = 2 * 1024**3
 LOST_HEAD_SECONDS = 10
-"""The time after which a cluster that has lost its head counts as lost. Ray's default is a minute."""
+"""The time after which a cluster that has lost the head node counts as lost. Ray's default is a minute."""
 
 ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -51,18 +51,18 @@ ALWAYS = {
 SYSTEM_CONFIG: Mapping[str, Any] = {"worker_niceness": 0}
 """Settings that stop Ray from lowering the priority of its workers, because ranks are the main work of this machine."""
 RAY_FOLDER = "/tmp/ray"
-"""Ray's default folder for logs and sockets. Pods mount a volume there."""
+"""Ray's default folder for logs and sockets. Pods mount a volume at this path."""
 FOLDER_PREFIX = "tinray-"
 SHORT_FOLDER = "/tmp"
 LONGEST_SOCKET_BYTES = 107
 BELOW_FOLDER = "/session_2026-01-02_03-04-05_678901_4194304/sockets/plasma_store"
-"""The longest path that Ray creates for a socket below its folder."""
+"""The longest path that Ray creates for a socket, relative to Ray's folder."""
 
 
 def prepare_for_ray() -> None:
-    """Set the variables from which Ray reads its settings.
+    """Set the environment variables with Ray's settings.
 
-    Call this before the process imports Ray, because Ray reads them at import.
+    Call this before the process imports Ray, because Ray reads the variables at import.
     """
     os.environ.update(ALWAYS)
 
@@ -74,7 +74,7 @@ class RayCluster:
     """
 
     def __init__(self, address: str | None, *, cpus: int, gpus: int = 0, shows_actors: bool = False) -> None:
-        """Attach to `address`. If it is None, start Ray with `cpus` and `gpus`.
+        """Attach to `address`. If `address` is None, start Ray with `cpus` and `gpus`.
 
         With `shows_actors`, the output of actors appears in this process's output. Raises ServerError if Ray cannot be
         reached or started.
@@ -130,8 +130,7 @@ def _attach(address: str, shows_actors: bool) -> None:
 def start_ray(start: Callable[[str], None]) -> str:
     """Call `start` with a new folder, and return the folder of the running Ray.
 
-    Ray waits 30 s for its own programs, and has no option for this time. A busy node may need more time, so a failed
-    start is repeated.
+    During a start, Ray waits 30 s for its own programs. A busy node may need more time, so a failed start is repeated.
     """
     try:
         return _start_once(start)
@@ -166,7 +165,7 @@ def _shut_down() -> None:
 
 
 def _clear_away(folder: str) -> None:
-    """Kill the programs of a failed start, because Ray leaves them running, and remove their folder."""
+    """Kill the programs that a failed start of Ray leaves running, and remove the folder of this start."""
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if os.fsencode(folder) in cmdline.read_bytes():
@@ -196,7 +195,7 @@ def _start(folder: str, cpus: int, gpus: int, shows_actors: bool) -> None:
 
 
 def require_token() -> None:
-    """Require a token from all clients of a Ray cluster that this process starts, because they may run any program."""
+    """Require a token from clients of a Ray cluster that this process starts: clients may run any program."""
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_token())
     from ray._raylet import Config  # type: ignore[attr-defined]
 
@@ -206,19 +205,22 @@ def require_token() -> None:
 
 @functools.cache
 def _token() -> str:
-    """Return the token of this process. Ray reads it once per process, so a second cluster must use the same token."""
+    """Return the token of this process.
+
+    Ray reads the token once per process, so a second cluster must use the same token.
+    """
     return secrets.token_hex(32)
 
 
 def _object_store_bytes() -> int:
-    """Return the size of Ray's memory for calls and states in transit. Ray writes the rest to disk."""
+    """Return the size of Ray's memory for calls and states in transit. Larger data is written to disk."""
     free = shutil.disk_usage(SHARED_MEMORY).free
     return max(SMALLEST_OBJECT_STORE_BYTES, min(LARGEST_OBJECT_STORE_BYTES, free // 2))
 
 
 @contextmanager
 def _only_passed_on(also: Sequence[str]) -> Iterator[None]:
-    """Hide all other variables from Ray's processes, which inherit this process's environment."""
+    """Remove other variables from this process's environment inside the context, because Ray's processes inherit it."""
     kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name) and name not in also}
     for name in kept_back:
         del os.environ[name]

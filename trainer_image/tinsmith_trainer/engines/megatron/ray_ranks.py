@@ -1,4 +1,4 @@
-"""Ranks as Ray actors, one process each, on one or several machines: their placement, calls, loss and end."""
+"""Ranks as Ray actors, one process per rank, on one or several machines: placement, calls, loss and end of ranks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tinsmith_trainer.process.exit import end_process
 log = structlog.get_logger(__name__)
 
 PLACEMENT_SECONDS = 600.0
-"""The time within which all ranks must have a place. It covers nodes that have not started yet."""
+"""The time within which all ranks must have a place. The time includes the start of new nodes."""
 PROGRESS_SECONDS = 120.0
-"""The interval after which the log lists the missing ranks, if no rank became ready in it.
+"""If no rank becomes ready for this time, the log lists the missing ranks.
 
 Loading a model may take any time.
 """
@@ -42,7 +42,7 @@ ON_GPUS: Resources = {"CPU": 1, "GPU": 1}
 class RankProcess(ABC):
     """The class of a Ray actor.
 
-    The actor is built in steps, because the first rank chooses the rendezvous for the others.
+    The actor is built in steps, because the first rank chooses the rendezvous for all ranks.
     """
 
     _rank: Any
@@ -50,7 +50,7 @@ class RankProcess(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Do all slow work that needs no other rank. It precedes the rendezvous."""
+        """Do all slow work that needs no other rank. This work precedes the rendezvous."""
 
     @abstractmethod
     def host(self) -> tuple[str, int]:
@@ -72,7 +72,7 @@ class RankPlacement:
     """The reserved resources of all ranks of a model, and the actors that use these resources."""
 
     def __init__(self, ranks: int, nodes: int, each: Resources = ON_CPUS) -> None:
-        """Reserve all resources or none. Raises ServerError if Ray lacks them, and RayError."""
+        """Reserve all resources or none. Raises ServerError if Ray lacks these resources, and RayError."""
         self._ranks = ranks
         self._nodes = nodes
         self._each = each
@@ -82,7 +82,7 @@ class RankPlacement:
     def start(self, cls: type[RankProcess], *args: Any, environment: Mapping[str, str] | None = None) -> Any:
         """Start the next rank's actor.
 
-        Ranks fill one node after the other, so that ranks with close numbers share a node.
+        Nodes are filled in sequence, so that ranks with close numbers share a node.
         """
         bundle = len(self.actors) * self._nodes // self._ranks
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
@@ -100,7 +100,10 @@ class RankPlacement:
         _until_all([actor.join.remote(*place) for actor in self.actors], "build the model")
 
     def close(self) -> None:
-        """End the ranks, then release their resources. In the other order, ranks would continue to run. Idempotent."""
+        """End the ranks first, because a release of resources does not end ranks, then release the resources.
+
+        Idempotent.
+        """
         with ExitStack() as closing:
             closing.callback(remove_placement_group, self._group)
             for actor in self.actors:
@@ -111,7 +114,7 @@ class RankPlacement:
 def _until_all(calls: Sequence[Any], doing: str) -> list[Any]:
     """Wait for all calls.
 
-    Raise the first failure immediately, because the other ranks may wait for the failed rank without end.
+    Raise the first failure immediately, because ranks may wait without end for a failed rank.
     """
     pending = list(calls)
     while pending:
@@ -197,9 +200,9 @@ def start_ranks_on(
     *,
     at_close: Callable[[], None] = lambda: None,
 ) -> RayRanks:
-    """Reserve resources and start ranks on them. After a failure, clean up and call `at_close`.
+    """Reserve resources, and start ranks with these resources. After a failure, clean up and call `at_close`.
 
-    Raises ServerError if there is no room, and the TrainerError of a rank.
+    Raises ServerError if the cluster lacks resources, and the TrainerError of a rank.
     """
     places: RankPlacement | None = None
     try:
@@ -228,7 +231,10 @@ def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
 
 
 GRACE_SECONDS = 10.0
-"""The time in which the other ranks must fail, too. After it, they count as ranks that wait for the failed rank."""
+"""After a rank fails, the time in which other ranks may report a failure, too.
+
+A rank without an answer after this time counts as a rank that waits for the failed rank.
+"""
 
 
 def collect(calls: Sequence[Any]) -> list[Answer]:
@@ -256,7 +262,7 @@ def _answer(call: Any) -> Answer:
 
 
 def start_error(error: BaseException | None) -> Exception:
-    """Return a rank's own error if it explains the failure, otherwise the first line of Ray's error.
+    """Return the error of the rank if a rank caused the failure, otherwise the first line of Ray's error.
 
     The log has the whole text.
     """
@@ -272,15 +278,18 @@ EVERY_SECONDS = 1.0
 
 
 def end_worker() -> None:
-    """End the process. Call this while the error that reports the loss is handled. A new process starts new ranks."""
+    """End the process.
+
+    Call this inside the `except` block of the error that reports the loss. A new process starts new ranks.
+    """
     end_process("a rank of the model is gone")
 
 
 class RankWatch:
     """A thread that checks whether each actor is alive while no call is in progress.
 
-    A loss is so found early, and the next call usually finds a restarted worker. A busy rank answers a check only after
-    its call, so each rank has at most one pending check.
+    The watch finds a loss early, so that the next call usually finds a restarted worker. A busy rank answers a check
+    only after the running call, so each rank has at most one pending check.
     """
 
     def __init__(
@@ -290,7 +299,7 @@ class RankWatch:
         *,
         every_seconds: float = EVERY_SECONDS,
     ) -> None:
-        """Start the thread. `on_lost` is called once, in the thread, while the error is handled."""
+        """Start the thread. `on_lost` is called once, in the thread, inside the `except` block."""
         self._actors = actors
         self._on_lost = on_lost
         self._every_seconds = every_seconds
@@ -314,9 +323,9 @@ class RankWatch:
 
 
 def _renewed(actor: Any, check: Any) -> Any:
-    """Return a new check if the last check was answered, otherwise the last one.
+    """Return a new check if the last check was answered, otherwise the last check.
 
-    Raises RayError if it can no longer be answered.
+    Raises RayError if the check failed.
     """
     answered, _ = ray.wait([check], timeout=0)
     if not answered:
@@ -326,5 +335,5 @@ def _renewed(actor: Any, check: Any) -> Any:
 
 
 def _ask(actor: Any) -> Any:
-    """Ask an actor whether it is ready, by a method that every Ray actor has."""
+    """Ask an actor whether it is ready, with a method that every Ray actor has."""
     return actor.__ray_ready__.remote()

@@ -1,9 +1,9 @@
 """The division of a call among data-parallel ranks and microbatches.
 
 Copies of the model compute independently until a call's gradients are summed, so their microbatches may differ. A
-microbatch is as long as its longest datum; pipeline stages send each other the shape of each microbatch. If context
-ranks pack sequences, all rows of a call have one length. Their padding is cut off again without being computed, and
-padding rows fill the last microbatches.
+microbatch is as long as the longest datum in it; each pipeline stage sends the shape of a microbatch to the next stage.
+If context ranks pack sequences, all rows of a call have one length. The padding of a row is removed before the
+computation, and padding rows fill the last microbatches.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ LEAST_FILLED_SHARE = 0.5
 def shards_of(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Return the microbatches of each data-parallel rank, at least one for each.
+    """Return the microbatches of each data-parallel rank; every rank has at least one microbatch.
 
-    Each datum is in exactly one microbatch, by its index.
+    Each datum is in exactly one microbatch, identified by its index.
 
-    The tensors share no memory, because pickling a view would copy the whole tensor behind it.
+    The tensors share no memory, because pickling a view copies the whole tensor to which the view belongs.
     """
     return (equal_shards if layout.context > 1 else close_shards)(datums, arrays, layout, token_budget)
 
@@ -53,8 +53,8 @@ def shards_of(
 def length_multiple(*, tensor: int, context: int) -> int:
     """Return the number of which a row's length must be a multiple.
 
-    Tensor ranks divide a sequence. Each context rank takes two pieces, one from either end, so that causal attention
-    costs the same on all of them.
+    Tensor ranks divide a sequence. Each context rank takes two pieces, one from each end of the sequence, so that
+    causal attention costs the same on all context ranks.
     """
     return tensor * (2 * context if context > 1 else 1)
 
@@ -64,8 +64,8 @@ def close_shards(
 ) -> list[list[Batch]]:
     """Distribute datums by length, so that copies of the model have similar work.
 
-    Microbatches have decreasing lengths. Pipeline stages wait for each other, so they should work on similar lengths at
-    the same time.
+    Microbatches have decreasing lengths. A pipeline stage waits for the previous stage, so all stages should work on
+    similar lengths at the same time.
     """
     lengths = [datum.length for datum in datums]
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
@@ -121,8 +121,8 @@ def equal_shards(
 def rows_of_microbatch(rows: int, data_parallel: int, most: int) -> int:
     """Return a smaller number of rows per microbatch that needs no more microbatches than `most` rows.
 
-    Full microbatches would leave a last one with mostly padding: 9 rows with at most 8 per microbatch become two
-    microbatches of 5.
+    With 9 rows and at most 8 rows per microbatch, the result is 5, because 8 would leave a microbatch with one row and
+    7 padding rows.
     """
     share = -(-rows // data_parallel)
     return -(-share // -(-share // most))
@@ -135,7 +135,7 @@ def fill_up(batch: Mapping[str, Tensor], multiple_of_rows: int) -> Batch:
 
 
 def filling(batch: Mapping[str, Tensor], rows: int) -> Batch:
-    """Return padding rows in the shape of the batch. Each has one token, no target, no weight and no datum.
+    """Return padding rows in the shape of the batch. A padding row has one token, no target, no weight and no datum.
 
     A row without tokens would divide by zero in packed attention.
     """

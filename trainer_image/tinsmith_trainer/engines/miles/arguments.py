@@ -1,8 +1,8 @@
-"""The command line with which Miles builds a rank of ours: LoRA by Megatron-Bridge, no rollout, loss or schedule.
+"""The command line with which Miles builds Tinsmith's rank: LoRA by Megatron-Bridge, no rollout, loss or schedule.
 
-Miles takes all settings from one Namespace. Only its `parse_args` (`miles/utils/arguments.py`) can build it, for a
-whole program of reinforcement learning. So the command line also has settings that such a program requires, but that
-Tinsmith's ranks never read.
+Miles takes all settings from one Namespace. Only Miles' `parse_args` (`miles/utils/arguments.py`) can build the
+Namespace, for a whole program of reinforcement learning. So the command line also has settings that a program of
+reinforcement learning requires, but that Tinsmith's ranks never read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 
 _NEVER_USED = ("--optimizer", "adam", "--lr", "1e-4", "--weight-decay", "0.0", "--clip-grad", "0.0")
-"""Optimizer settings that the parser requires. They have no effect, because every step sets its own values.
+"""Optimizer settings that the parser requires. The settings have no effect, because every step sets its own values.
 
-The optimizer is Adam. Miles always divides its state among data-parallel ranks.
+The optimizer is Adam. Miles always divides Adam's state among data-parallel ranks.
 """
 
 DTYPES = ("bfloat16", "float32")
@@ -31,9 +31,9 @@ DTYPES = ("bfloat16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a dense model, from its configuration.
+    """The sizes of a dense model, from the model's configuration.
 
-    Miles' parser requires these sizes again, and compares them with the configuration.
+    Miles' parser requires the sizes as flags, and compares the flags with the model's configuration.
 
     `dtype` is the dtype of the weights, in which ranks compute: float32 takes twice the memory of bfloat16.
     """
@@ -92,7 +92,7 @@ def check_dense(model: RankedModel) -> None:
 
 
 def miles_arguments(model: RankedModel, sizes: Sizes, parallelism: Parallelism, *, nodes: int) -> list[str]:
-    """Return the arguments. Raises ModelDirectoryInvalid if such ranks cannot hold the model."""
+    """Return the arguments. Raises ModelDirectoryInvalid if ranks with this parallelism cannot hold the model."""
     check_layout(model, parallelism)
     if sizes.dtype not in DTYPES:
         # Megatron-Bridge computes in the folder's dtype, and ignores Miles' flags.
@@ -114,7 +114,7 @@ def miles_arguments(model: RankedModel, sizes: Sizes, parallelism: Parallelism, 
 
 
 def _one_batch(parallelism: Parallelism) -> list[str]:
-    """Return a batch of one datum per data-parallel rank, because Miles asserts that there is a step to schedule."""
+    """Return a batch of one datum per data-parallel rank, because Miles asserts that at least one step is scheduled."""
     whole = str(parallelism.data)
     return [
         *("--num-rollout", "1", "--rollout-batch-size", whole, "--n-samples-per-prompt", "1"),
@@ -123,9 +123,9 @@ def _one_batch(parallelism: Parallelism) -> list[str]:
 
 
 def _architecture(model: RankedModel, sizes: Sizes) -> list[str]:
-    """Return the sizes.
+    """Return the sizes as flags.
 
-    Miles compares them with the model's configuration, from which Megatron-Bridge builds the model.
+    Miles compares the flags with the model's configuration, from which Megatron-Bridge builds the model.
     """
     return [
         *("--num-layers", str(sizes.layers), "--hidden-size", str(sizes.hidden)),

@@ -1,6 +1,6 @@
 """Ranks as Ray actors with Miles, one on each GPU.
 
-Tinsmith places the ranks itself, because Miles' own placement changes every week.
+Tinsmith places the ranks itself, because Miles' code for placement changes every week.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ PASSED_ON = (
     *("NCCL_", "GLOO_", "NVSHMEM_", "UCX_", "FI_"),
     *("CUDA_", "NVTE_", "TORCH_", "PYTORCH_", "TRITON_", "HF_HUB_OFFLINE"),
 )
-"""Variables by which an installation configures the network and the GPUs of a node. MILES_VARIABLES override them."""
+"""Variables by which an installation configures the network and the GPUs of a node.
+
+MILES_VARIABLES override these variables.
+"""
 
 
 def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
-    """Start the ranks. Return when all ranks hold their part of the model, and return the dtype of the weights, too.
+    """Start the ranks, and return them with the dtype of the weights.
 
-    Each rank reads its part from `directory`, which takes minutes.
+    The ranks read the model from `directory`, which takes minutes.
 
-    The files in the folder have this dtype. Raises ModelDirectoryInvalid, before Ray starts if possible, and
+    The files in `directory` have this dtype. Raises ModelDirectoryInvalid, before Ray starts if possible, and
     ServerError.
     """
     placement, parallelism = request.placement, request.placement.parallelism
@@ -71,7 +74,7 @@ def _start(arguments: list[str], request: RanksRequest, places: RankPlacement) -
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a rank gets besides the variables of its node: no secrets, and no choice of GPUs."""
+    """Return the variables that a rank gets in addition to its node's variables: no secrets, and no choice of GPUs."""
     forwarded = {
         name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in GPU_VARIABLES
     }

@@ -1,7 +1,7 @@
 """The class of the Ray actor that builds a rank of Tinsmith from Miles' Megatron actor.
 
-It contains an actor of Miles, and does not inherit from its class. It uses only the constructor, `init`, `model` and
-`optimizer` of that actor. A driver can name this class without importing Miles.
+The class contains an actor of Miles, and does not inherit from the actor's class. Only the constructor, `init`, `model`
+and `optimizer` of Miles' actor are used. A driver can name this class without importing Miles.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MilesRank(RankProcess):
 
     @override
     def host(self) -> tuple[str, int]:
-        """Return a free port. The caller uses it immediately.
+        """Return a free port, which the caller uses immediately.
 
         Miles would choose a port between 20000 and 21000, a range that other programs use, too.
         """
@@ -56,8 +56,7 @@ class MilesRank(RankProcess):
     def join(self, address: str, port: int) -> None:
         """Build the rank.
 
-        Raises ModelDirectoryInvalid, ServerError, and ValueError for a model for which optimizer steps are not
-        supported.
+        Raises ModelDirectoryInvalid, ServerError, and ValueError for a model whose optimizer steps are not supported.
         """
         self._rank = rank_of(self._made(address, port), self._parallelism, self._number)
 
@@ -82,7 +81,7 @@ class MilesRank(RankProcess):
 
 
 def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
-    """Build a rank from `actor`, after the call of its `init`. Miles' training methods are never called."""
+    """Build a rank from `actor`, after the call of `actor.init`. Miles' training methods are never called."""
     from tinsmith_trainer.engines.megatron.model.canonical_lora import adapted_rank
     from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
 
@@ -96,12 +95,13 @@ def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
 
 @contextmanager
 def sums_in(bridge: type[Any]) -> Iterator[None]:
-    """Make models sum gradients and support stages if `bridge`, Megatron-Bridge's AutoBridge, builds them inside.
+    """Make the models that `bridge` builds inside the context sum gradients and support pipeline stages.
 
-    Megatron's data parallelism reads `calculate_per_token_loss` when it is created, to choose between sums and means.
-    Stages need the dtype of their messages. Miles has flags for both, but the flags do not reach a model with adapters.
-    `_setup_lora_model_via_bridge` (`miles/backends/megatron_utils/bridge_lora_helpers.py`) passes only some settings to
-    the bridge's provider, without these two.
+    `bridge` is Megatron-Bridge's AutoBridge. Megatron's data parallelism reads `calculate_per_token_loss` at
+    construction, to choose between sums and means. Pipeline stages need the dtype of messages. Miles has flags for both
+    settings, but the flags have no effect on a model with adapters. `_setup_lora_model_via_bridge`
+    (`miles/backends/megatron_utils/bridge_lora_helpers.py`) passes only some settings to the bridge's provider, without
+    these two settings.
     """
     stock = bridge.to_megatron_provider
 

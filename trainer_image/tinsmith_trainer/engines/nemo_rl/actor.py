@@ -1,7 +1,7 @@
-"""The Ray actor class that NeMo RL imports by its dotted name (`group.WORKER`) on every rank.
+"""The Ray actor class that NeMo RL imports on every rank, by the dotted name `group.WORKER`.
 
-A class cannot inherit from a Ray actor class. So NeMo RL keeps its worker's code in an implementation class, and
-decorates an empty subclass of it (`MegatronPolicyWorker`). Tinsmith's class is decorated in the same way.
+A class cannot inherit from a Ray actor class. So NeMo RL keeps the code of a worker in an implementation class, and
+decorates an empty subclass, `MegatronPolicyWorker`. Tinsmith's class is decorated in the same way.
 """
 
 from __future__ import annotations

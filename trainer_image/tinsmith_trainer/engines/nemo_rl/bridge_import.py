@@ -1,8 +1,10 @@
-"""The program `python -m …bridge_import DIRECTORY FOLDER`. It runs once, without a GPU, with the ranks' Python.
+"""The program `python -m …bridge_import DIRECTORY FOLDER`.
 
-It imports a model in the same way as `AutoBridge.import_ckpt`, and saves the same files as NeMo RL's
-`import_model_from_hf_name`. So ranks find the checkpoint that they would otherwise make themselves. A Megatron
-checkpoint does not depend on the layout of the ranks.
+The program runs once, without a GPU, with the ranks' Python.
+
+The program imports a model in the same way as `AutoBridge.import_ckpt`, and saves the same files as NeMo RL's
+`import_model_from_hf_name`. So ranks find a finished checkpoint, and do not make it themselves. A Megatron checkpoint
+does not depend on the layout of the ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """End the process when its parent ends. The parent's end closes a pipe to which the parent never writes."""
+    """End the process when its parent ends.
+
+    When the parent ends, the kernel closes a pipe to which the parent never writes.
+    """
     os.read(STANDARD_INPUT, 1)  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
     os._exit(1)
 
@@ -56,12 +61,12 @@ def import_into(directory: Path, folder: Path) -> None:
 
 @contextmanager
 def _saving_without_gpu() -> Iterator[None]:
-    """Answer the queries of a GPU that Megatron makes even without a GPU. The answers have no effect here.
+    """Answer Megatron's queries about a GPU while a model is saved without a GPU. The answers have no effect.
 
-    It asks for the random state, which is not saved (`get_rng_state` of Megatron-Bridge's `checkpointing.py`), and for
-    the end of copies to the host (`preload_tensors` of Megatron-core's `filesystem_async.py`). It also asks for the
-    device on which it reports failures to other ranks (`save_state_dict_async_finalize` of its `state_dict_saver.py`).
-    With gloo, this is the host.
+    Megatron asks for the random state, which is not saved (`get_rng_state` of Megatron-Bridge's `checkpointing.py`),
+    and for the end of copies to the host (`preload_tensors` of Megatron-core's `filesystem_async.py`). Megatron also
+    asks for the device on which it reports failures to other ranks (`save_state_dict_async_finalize` of Megatron-core's
+    `state_dict_saver.py`). With gloo, this device is the host.
     """
     import torch
 

@@ -1,12 +1,13 @@
 """The conversion of the base model to Megatron's format.
 
-One process converts it once to a shared path, before ranks start.
+One process converts the model once to a shared path, before ranks start.
 
-NeMo RL would convert it on all ranks while it creates them (`handle_model_import` in
-`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. This has three problems. Other weights
-at that path would count as the old weights. A folder that dead ranks left unfinished would count as finished. Two
-groups of ranks would write the same files. Here a conversion is named after the weights and the converter, belongs to
-one process at a time, and is marked when it is complete. Ranks receive the path of the conversion, and never convert.
+NeMo RL would convert the model on all ranks during their start (`handle_model_import` in
+`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. This has three problems. If the weights
+at the path change, the conversion of the old weights would still be used. An unfinished folder of dead ranks would
+count as finished. Two groups of ranks would write the same files. Tinsmith's conversion is named after the weights and
+the converter, belongs to one process at a time, and gets a marker when it is complete. Ranks receive the path of the
+conversion, and never convert.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def import_model(
 ) -> None:
     """Convert the model in `directory` into the empty `folder`. Raises ServerError or ConversionOutOfMemory.
 
-    `python` has Megatron-Bridge, which this process may lack. The child also holds the lock's descriptor `lock`. If
-    this process is killed, no other process can start a conversion while the child still writes. The child ends when
-    its input closes.
+    `python` is an interpreter with Megatron-Bridge, which this process may lack. The child process also holds the
+    lock's descriptor `lock`. If this process is killed, no other process can start a conversion while the child still
+    writes. The child ends when its standard input closes.
     """
     started = time.monotonic()
     log.info(
@@ -86,7 +87,10 @@ def import_model(
 
 
 def _importers_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without secrets and without access to hubs. All input is in the model's directory."""
+    """Return an environment without secrets and without access to hubs.
+
+    The converter needs only files in the model's directory.
+    """
     kept = {name: value for name, value in for_ranks(environment).items() if name not in _RENDEZVOUS}
     return {**kept, "HF_HUB_OFFLINE": "1"}
 
@@ -131,7 +135,7 @@ def _since(started: float) -> float:
 
 
 BRIDGE_COMMIT = "8c46dc4259080c510b7455f43e836fdff222c5d3"
-"""The commit of Megatron-Bridge. Another version may not be able to read what this version wrote."""
+"""The commit of Megatron-Bridge. Another version may not be able to read the files of this version."""
 
 ROOT_VARIABLE = "NRL_MEGATRON_CHECKPOINT_DIR"
 WHOLE = "tinsmith-whole"
@@ -149,9 +153,9 @@ def converted_model(
 ) -> Path:
     """Return the folder for NeMo RL's `pretrained_checkpoint`, converting the model if needed.
 
-    If another process converts the model, wait for its end. `revision` is the digest of the weights in `directory`;
-    `python` is the interpreter of the ranks. A conversion takes minutes, and as much disk space as the model. Raises
-    ServerError.
+    If another process converts the model, wait until this process ends. `revision` is the digest of the weights in
+    `directory`; `python` is the interpreter of the ranks. A conversion takes minutes, and as much disk space as the
+    model. Raises ServerError.
     """
     folder = conversion_folder(revision, environment)
     if not _is_whole(folder):
@@ -198,9 +202,9 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _mark_whole(folder: Path) -> None:
-    """Mark the conversion as complete, after syncing its files.
+    """Sync the files of the conversion, then mark it as complete.
 
-    Otherwise a power cut could keep the mark but lose the weights.
+    In another order, a power cut could keep the mark but lose the weights.
     """
     for path in folder.rglob("*"):
         if path.is_file():
@@ -215,7 +219,7 @@ def _mark_whole(folder: Path) -> None:
 def _alone(lock: Path, sleep: Callable[[float], None]) -> Iterator[int]:
     """Hold a file lock.
 
-    The kernel releases the lock when the processes that hold it end, so a dead process blocks no other process.
+    The kernel releases a lock when the processes that hold the lock end, so a dead process blocks no other process.
     """
     with lock.open("w") as file:
         waiting = False

@@ -2,7 +2,7 @@
 
 NeMo RL passes every variable of the driver to every rank (`init_ray` in `nemo_rl/distributed/virtual_cluster.py`,
 `_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`). Ray then shows the variables of ranks
-to any client that may list actors. So secrets are removed while ranks are created.
+to any client that may list actors. For this reason, secrets are removed while ranks are created.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KE
 _LAUNCHERS = ("PMIX_", "PMI_", "MPI_", "OMPI_", "SLURM_")
 """The variables of other programs that start processes.
 
-A rank with these variables assumes that such a program started it.
+With these variables, a rank would assume that another program started it.
 """
 _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
-"""Variables that describe the process that reads them. They would mislead another process."""
+"""Variables that describe the process that reads them, and that are wrong in another process."""
 _RAY_KEY = "RAY_AUTH_"
 """The prefix of the token by which the processes of a cluster, including ranks, authenticate.
 
 The token has no other use.
 """
 _OWN_SETTINGS = "TINSMITH_"
-"""The prefix of this process's own settings. Ranks receive their settings as arguments."""
+"""The prefix of this process's own settings. Ranks receive settings as arguments."""
 
 
 class DriverEnvironmentInvalid(TrainerError):
@@ -39,7 +39,7 @@ class DriverEnvironmentInvalid(TrainerError):
 def stays_with_driver(name: str) -> bool:
     """Return whether a variable must not reach a rank.
 
-    The decision depends on the variable's name, not on its value.
+    The decision depends on the name of the variable, not on the value.
     """
     if name.startswith(_RAY_KEY):
         return False
@@ -67,7 +67,7 @@ def check_driver(environment: Mapping[str, str]) -> None:
 def shared_with_ranks(environment: MutableMapping[str, str]) -> Iterator[None]:
     """Remove secrets from the environment while ranks are created, because NeMo RL copies it.
 
-    Other threads must not run in this time, because they would miss the variables, too.
+    Other threads must not run in this time, because the variables are missing for all threads.
     """
     withheld = {name: value for name, value in environment.items() if stays_with_driver(name)}
     for name in withheld:

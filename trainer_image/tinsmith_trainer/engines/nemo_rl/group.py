@@ -30,7 +30,8 @@ WORKER = "tinsmith_trainer.engines.nemo_rl.actor.TinsmithMegatronWorker"
 START, CALL, CALL_SHARDED = "ts_start", "ts_call", "ts_call_sharded"
 """The names of the worker's methods.
 
-They are named here because the driver cannot import the class: it needs Megatron, which the driver's Python lacks.
+The names are constants because the driver cannot import the worker's class: the class needs Megatron, which the
+driver's Python lacks.
 """
 
 VENVS_VARIABLE = "NEMO_RL_VENV_DIR"
@@ -46,9 +47,9 @@ def rank_python(environment: Mapping[str, str] = os.environ) -> Path:
 
     Tinsmith's workers only add a mixin.
 
-    It is passed as a path. For an entry that begins with `uv`, NeMo RL would build a new environment from the network,
-    which takes minutes (`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`). Raises
-    RankPythonMissing.
+    The interpreter is passed as a path. For an entry that begins with `uv`, NeMo RL would build a new environment from
+    the network, which takes minutes (`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`).
+    Raises RankPythonMissing.
     """
     python = Path(environment.get(VENVS_VARIABLE, DEFAULT_VENVS)) / STOCK_WORKER / "bin" / "python"
     if not python.exists():
@@ -66,7 +67,7 @@ def register(registry: MutableMapping[str, str], python: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """NeMo RL's `config` for the ranks, and their `python`."""
+    """NeMo RL's `config` for the ranks, and the ranks' interpreter `python`."""
 
     config: Config
     python: Path
@@ -79,7 +80,7 @@ def prepare(
     settings: MegatronSettings,
     environment: Mapping[str, str] = os.environ,
 ) -> Prepared:
-    """Check the model, then convert it. Raises ModelDirectoryInvalid, RankPythonMissing and ServerError."""
+    """Check and convert the model. Raises ModelDirectoryInvalid, RankPythonMissing and ServerError."""
     check_no_code(directory, "NeMo RL")
     python = rank_python(environment)
     config = policy_config(ranked_model(directory, info, settings), parallelism)
@@ -96,7 +97,7 @@ OTHER_AXES = ("pipeline_parallel", "context_parallel", "tensor_parallel")
 def build_nemo_group(request: RanksRequest) -> RankGroup:
     """Start ranks, one on each GPU.
 
-    This takes minutes: the first start with a model converts it, unless a Job has converted it.
+    The start takes minutes: the first start with a model converts the model, unless a Job has converted it before.
 
     The conversion must be at the same path on every node. Raises ModelDirectoryInvalid, DriverEnvironmentInvalid or
     RankPythonMissing before Ray starts, and ServerError if the conversion, Ray or the workers fail.
@@ -114,7 +115,7 @@ def build_nemo_group(request: RanksRequest) -> RankGroup:
 
 @contextmanager
 def _joined_ray(address: str | None) -> Iterator[str | None]:
-    """Join Ray while ranks are created, and leave it if their creation fails. Raises ServerError."""
+    """Connect to Ray, and disconnect if the creation of ranks fails. Raises ServerError."""
     where = "in this container" if address is None else f"at {address}"
     try:
         folder = _join_ray(address)
@@ -132,8 +133,8 @@ def _joined_ray(address: str | None) -> Iterator[str | None]:
 def _join_ray(address: str | None) -> str | None:
     """Return the folder of the Ray cluster that this process started, or None if Ray was already running.
 
-    NeMo RL's `init_ray` is not used, because it attaches to any cluster that it finds, and starts a cluster with a
-    dashboard.
+    NeMo RL's `init_ray` is not used, because `init_ray` connects to any cluster on the machine, or starts a cluster
+    with a dashboard.
     """
     import ray
 
@@ -176,7 +177,7 @@ def _start(prepared: Prepared, directory: Path, nodes: int, gpus_per_node: int) 
 class NemoGroup(RankGroup):
     """A group that owns `policy`, `cluster`, and the Ray cluster of `ray_folder`.
 
-    It converts errors of Ray and NeMo RL to RanksLost.
+    The group converts errors of Ray and NeMo RL to RanksLost.
     """
 
     def __init__(self, policy: Any, cluster: Any, parallelism: Parallelism, *, ray_folder: str | None = None) -> None:
@@ -219,7 +220,10 @@ class NemoGroup(RankGroup):
 
     @override
     def close(self) -> None:
-        """End the ranks first, then release their GPUs, then leave Ray. In another order, ranks would remain."""
+        """End the ranks first, then release the GPUs, then disconnect from Ray.
+
+        In another order, ranks would remain.
+        """
         if self._closed:
             return
         self._closed = True

@@ -1,6 +1,6 @@
 """NeMo RL's `PolicyConfig` for Tinsmith's ranks.
 
-It has every key, because a missing key raises KeyError in NeMo RL's code.
+The configuration has every key, because a missing key raises KeyError in NeMo RL's code.
 
 Keys and meanings come from `examples/configs/grpo_math_1B_megatron.yaml` and from the TypedDicts in
 `nemo_rl/models/policy/__init__.py`, at the pinned commit.
@@ -22,7 +22,7 @@ Config = dict[str, Any]
 
 
 def policy_config(model: RankedModel, parallelism: Parallelism) -> Config:
-    """Return the configuration. Raises ModelDirectoryInvalid if such ranks cannot hold the model."""
+    """Return the configuration. Raises ModelDirectoryInvalid if ranks with this parallelism cannot hold the model."""
     check_layout(model, parallelism)
     multiple = length_multiple(tensor=parallelism.tensor, context=parallelism.context)
     length = -(-(model.max_tokens + EXTRA_COLUMNS) // multiple) * multiple
@@ -69,7 +69,7 @@ def policy_config(model: RankedModel, parallelism: Parallelism) -> Config:
 def starting_from(config: Config, converted: Path) -> Config:
     """Add the folder of converted weights to the configuration.
 
-    Without it, ranks would convert the weights themselves.
+    Without this folder, ranks would convert the weights themselves.
     """
     return {**config, "pretrained_checkpoint": {"format": "megatron_bridge", "path": str(converted)}}
 
@@ -151,7 +151,7 @@ def _no_loss_but_the_callers() -> Config:
 
 
 def _peft(model: RankedModel) -> Config:
-    """Return the settings of the LoRA in `setup_model_and_optimizer`, which `canonical_lora` replaces.
+    """Return settings for the LoRA that `setup_model_and_optimizer` builds and `canonical_lora` replaces.
 
     All modules that a client may train are targets. The adapters of modules that are not trained stay zero.
     """
@@ -171,7 +171,10 @@ def _peft(model: RankedModel) -> Config:
 
 
 def _optimizer(parallelism: Parallelism) -> Config:
-    """Return the optimizer's settings. Its learning rate and decay are unused, because each step sets its own."""
+    """Return the optimizer's settings.
+
+    The learning rate and decay in these settings are unused, because each step sets its own values.
+    """
     return {
         "optimizer": "adam",
         "lr": 1.0e-4,

@@ -1,10 +1,10 @@
 """The forward and backward of a call's shard in NeMo RL on one rank: schedule, packing, context ranks and losses.
 
 The calls are the same as in `MegatronPolicyWorkerImpl._train_microbatch_body` (`nemo_rl/models/policy/workers/
-megatron_policy_worker.py`), without the parts that open, scale and close a step. `AdapterStep` does these parts. Losses
-are called in the same way as `LossFunction` of `nemo_rl/algorithms/loss/interfaces.py`: on the ranks, once per
-microbatch, or once per sequence of a packed microbatch. The scalar is a plain sum. NeMo RL offers counts as divisors;
-they are ignored.
+megatron_policy_worker.py`), without the parts that open, scale and close a step. `AdapterStep` opens, scales and closes
+a step. Losses are called in the same way as `LossFunction` of `nemo_rl/algorithms/loss/interfaces.py`: on the ranks,
+once per microbatch, or once per sequence of a packed microbatch. The scalar is a plain sum. NeMo RL passes counts as
+divisors, which are ignored.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from tinsmith_trainer.engines.megatron.batch import (
 from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 
 ROWS = "tinsmith_rows"
-"""The name of the only metric. It has no name or ending for which NeMo RL rescales metrics."""
+"""The name of the only metric. NeMo RL does not rescale a metric with this name."""
 
 Logprobs = Callable[[Tensor, Tensor], Tensor]
 """The type of a function from the model's output and targets `[b, S]` or `[b, S, K]` to logprobs.
 
-They are float32 `[b, S - 1]` or `[b, S - 1, K]`, and column i scores column i + 1 of the targets.
+The logprobs are float32 `[b, S - 1]` or `[b, S - 1, K]`, and column i scores column i + 1 of the targets.
 """
 
 
 class RowList(list[RowResults]):
     """A list of results that can be summed like a metric.
 
-    `SequencePackingLossWrapper` of `nemo_rl/algorithms/loss/wrapper.py` adds the metric of each sequence to 0. The
-    metrics here have no common length.
+    `SequencePackingLossWrapper` of `nemo_rl/algorithms/loss/wrapper.py` adds the metric of each sequence to 0.
+    Tinsmith's metrics have no common length.
     """
 
     def __radd__(self, other: int | list[RowResults]) -> RowList:
@@ -61,7 +61,7 @@ class RowList(list[RowResults]):
 class TinkerLoss:
     """A loss of `losses.py` with the signature that NeMo RL calls.
 
-    NeMo RL can compute the logprobs of a shifted batch itself (`LossInputType.LOGPROB`). It supports neither the
+    NeMo RL can compute the logprobs of a shifted batch itself (`LossInputType.LOGPROB`). NeMo RL supports neither the
     targets of a general batch nor hidden states. With `by_itself`, the loss therefore requests the model's output
     (`LossInputType.LOGIT`).
     """
@@ -114,7 +114,7 @@ def parallel_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
 SHORTEST_PACKED = 2
 """The smallest number of columns of a sequence.
 
-With one column no position is scored, but losses take maxima over positions.
+In a sequence of one column, no position is scored, but losses take maxima over positions.
 """
 
 
@@ -122,7 +122,7 @@ With one column no position is scored, but losses take maxima over positions.
 class _Cut:
     """An iterator over NeMo RL's microbatches of one shape.
 
-    If stages send each other the shapes, the shape here is not used.
+    If pipeline stages exchange shapes, the shape of the iterator is not used.
     """
 
     microbatches: Iterator[Any]
@@ -132,7 +132,9 @@ class _Cut:
 
 
 class NemoSchedule:
-    """A schedule on a constructed `MegatronPolicyWorkerImpl`. From now on, its output layer is called here.
+    """A schedule on a constructed `MegatronPolicyWorkerImpl`.
+
+    The schedule calls the worker's output layer, so the model does not call it any more.
 
     With packing, the model still calls its output layer: NeMo RL cuts sequences out of the model's output, and tensor
     ranks would have only pieces of the hidden states.
@@ -145,7 +147,7 @@ class NemoSchedule:
         self._unembedding = None if worker.cfg["sequence_packing"]["enabled"] else defer_unembedding(worker.model)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Return the results of the rows on the last pipeline stage, and no results on the other stages.
+        """Return the results of the rows on the last pipeline stage, and an empty list on earlier stages.
 
         All ranks of one data index receive the same microbatches. Gradients are added to the model's buffers, as plain
         sums over microbatches and context ranks. NeMo RL cuts microbatches of one shape out of a batch. Microbatches of
@@ -192,7 +194,7 @@ class NemoSchedule:
         return _Cut(iterator, count, rows, padded_length)
 
     def _wrapped(self, shard: Batch) -> Any:
-        """Return NeMo RL's `BatchedDataDict`, packed if the workers' configuration requests it."""
+        """Return NeMo RL's `BatchedDataDict`, packed if the workers' configuration requests packing."""
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
         packing = self._worker.cfg["sequence_packing"]

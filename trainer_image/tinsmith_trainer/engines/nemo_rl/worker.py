@@ -1,6 +1,6 @@
 """The mixin that turns NeMo RL's Megatron worker into a rank of Tinsmith; `actor` combines the two classes.
 
-All remote calls go through one method, because NeMo RL passes arguments by keyword only, and Tinsmith's calls pass them
+All remote calls use one method, because NeMo RL passes arguments only by keyword, and Tinsmith's calls pass arguments
 by position.
 """
 
@@ -21,7 +21,7 @@ from tinsmith_trainer.engines.nemo_rl.schedule import NemoSchedule
 class TinsmithMegatronWorkerMixin:
     """A base class that comes before `MegatronPolicyWorkerImpl`.
 
-    It uses attributes that `MegatronPolicyWorkerImpl` builds: `model` (Megatron's DistributedDataParallel),
+    The mixin uses attributes that `MegatronPolicyWorkerImpl` builds: `model` (Megatron's DistributedDataParallel),
     `optimizer`, `cfg`, `rank`, `mcore_state`, `defer_fp32_logits`. NeMo RL's own training methods are never called.
     """
 
@@ -36,7 +36,7 @@ class TinsmithMegatronWorkerMixin:
     def ts_start(self, parallelism: Parallelism) -> Answer:
         """Build the rank. Call this once on every rank, before all other calls.
 
-        Raises ModelDirectoryInvalid, or ValueError for a model for which optimizer steps are not supported.
+        Raises ModelDirectoryInvalid, or ValueError for a model whose optimizer steps are not supported.
         """
         self._ts_rank = rank_of(self, parallelism)
         return Answer()
@@ -59,7 +59,7 @@ class TinsmithMegatronWorkerMixin:
 def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
     """Make NeMo RL's module `setup` use CanonicalLoRA for workers created inside the context.
 
-    It has no option for this.
+    NeMo RL has no option for CanonicalLoRA.
     """
     stock = setup.LoRA
     vars(setup)["LoRA"] = _canonical_lora
@@ -70,7 +70,7 @@ def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
 
 
 def _canonical_lora(*, target_modules: Sequence[str], dim: int, **_others: Any) -> Any:
-    """Replace `LoRA(...)`. Its other arguments have no effect (`policy_config._peft`)."""
+    """Replace `LoRA(...)`. The other arguments of `LoRA` have no effect (`policy_config._peft`)."""
     return canonical_lora(target_modules=target_modules, dim=dim)
 
 
@@ -81,7 +81,7 @@ def no_compiler_in(initialize: ModuleType) -> Iterator[None]:
     The data sets are not used.
 
     `initialize_megatron` in Megatron-Bridge's module `initialize` compiles in the package's folder. A rank that does
-    not run as root may not write there, and a failure ends the rank.
+    not run as root may not write to the package's folder, and a failure ends the rank.
     """
     stock = initialize.compile_helpers
     vars(initialize)["compile_helpers"] = lambda: None

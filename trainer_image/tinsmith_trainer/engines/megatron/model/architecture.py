@@ -21,8 +21,8 @@ ROTARY_TYPES = ("default", "linear", "llama3")
 class Mixture:
     """Experts that replace the feed-forward of every layer.
 
-    Each token is routed to its `chosen` most probable experts. Their results are weighted by their probabilities. If
-    `renormalised`, the probabilities are scaled to a sum of 1.
+    Each token is routed to its `chosen` most probable experts. The results of the experts are weighted by the
+    probabilities. If `renormalised`, the probabilities are scaled to a sum of 1.
     """
 
     experts: int
@@ -50,7 +50,7 @@ class Architecture:
 
 
 def read_architecture(directory: Path, config: Any) -> Architecture:
-    """Read the sizes. Raises ModelDirectoryInvalid for a model that these layers do not implement."""
+    """Read the sizes. Raises ModelDirectoryInvalid for a model that Tinsmith's layers in Megatron do not implement."""
     _check_family(directory, config)
     return Architecture(
         layers=config.num_hidden_layers,

@@ -1,13 +1,14 @@
-"""LoRA in PEFT's layout on Megatron-Bridge's models. Each projection has its own A and B, even in fused layers.
+"""LoRA in PEFT's layout on Megatron-Bridge's models. Each projection has a separate A and B, even in fused layers.
 
-Megatron-Bridge's `LoRA` has one A for query, key and value, so no PEFT adapter could be loaded into it. Its
-`CanonicalLoRA` (`megatron/bridge/peft/canonical_lora.py`) has one A for each of them. Each layer of `CanonicalLoRA` is
-a module with `to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter` (`megatron/bridge/peft/utils.py`),
-or several by name. All these adapters have `linear_in` (A) and `linear_out` (B), and scale by `alpha / dim`.
+Megatron-Bridge's `LoRA` has one A for query, key and value, so a PEFT adapter does not fit `LoRA`. Megatron-Bridge's
+`CanonicalLoRA` (`megatron/bridge/peft/canonical_lora.py`) has a separate A for query, key and value. Each layer of
+`CanonicalLoRA` is a module with `to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter`
+(`megatron/bridge/peft/utils.py`), or several by name. A `ParallelLinearAdapter` has `linear_in` (A) and `linear_out`
+(B), and scales by `alpha / dim`.
 
 For the experts of a mixture, `CanonicalLoRA` has one adapter for all experts of a rank, or both factors for each
-expert; gate and up share one adapter. So experts get our own adapters (`expert_lora.py`), which are added at the same
-step of building a model.
+expert; gate and up share one adapter. So experts get Tinsmith's adapters (`expert_lora.py`), which are added at the
+same step of building a model.
 """
 
 from __future__ import annotations
@@ -50,14 +51,17 @@ _LAYER = re.compile(r"(?P<layer>(?:.*\.)?decoder\.layers\.\d+)\.(?P<linear>.+)")
 
 
 def canonical_lora(*, target_modules: Sequence[str], dim: int) -> Any:
-    """Return the object with which Megatron-Bridge adds adapters to a model. Their scale is 1 at first.
+    """Return the object with which Megatron-Bridge adds adapters to a model. The scale of new adapters is 1.
 
     `target_modules` are Megatron-Bridge's names, as in `RankedModel`; all adapters are padded to rank `dim`.
     """
     from megatron.bridge.peft.canonical_lora import CanonicalLoRA
 
     class WithExperts(CanonicalLoRA):  # type: ignore[misc]
-        """A transformation of a model's modules. It is called for each module by name, outer modules first."""
+        """A transformation of a model's modules.
+
+        The transformation is called for each module by name, outer modules first.
+        """
 
         @override
         def transform(self, m: Any, name: str | None = None, prefix: str | None = None) -> Any:
@@ -70,7 +74,7 @@ def canonical_lora(*, target_modules: Sequence[str], dim: int) -> Any:
 
 
 def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
-    """Build the adapters of Megatron's SequentialMLP or TEGroupedMLP, which do not know the layer that they are in."""
+    """Build the adapters of a SequentialMLP or TEGroupedMLP of Megatron, which has no layer name."""
     config = experts.config
     sizes = ExpertSizes(config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size)
     part = Part(experts.ep_group.rank(), experts.ep_group.size())
@@ -86,7 +90,7 @@ class CanonicalLora:
     _experts: tuple[ExpertsLora, ...]
 
     def set_scale(self, scale: float) -> None:
-        """Set alpha / rank of the current adapter, which does not depend on the padding of the rank."""
+        """Set alpha / rank of the current adapter; the rank is the adapter's rank before padding."""
         for adapter in self._adapters:
             adapter.alpha = scale * adapter.dim
         for experts in self._experts:
@@ -99,8 +103,8 @@ def adapted_rank(
     """Build a rank from a part of a model to which Megatron-Bridge added adapters.
 
     `chunk` is Megatron's DistributedDataParallel around this part, and `optimizer` is Megatron's. `make_schedule` may
-    change the model's output layer. Raises ModelDirectoryInvalid, and ValueError for a model for which optimizer steps
-    are not supported.
+    change the model's output layer. Raises ModelDirectoryInvalid, and ValueError for a model whose optimizer steps are
+    not supported.
     """
     # Schedules read this in every call: stages tell each other each microbatch's shape, and none is padded.
     chunk.config.variable_seq_lengths = parallelism.pipeline > 1
@@ -128,7 +132,7 @@ def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield each projection's name in the transformers model, and its adapter."""
+    """Yield each projection's name in the transformers model, and the projection's adapter."""
     for path, module in model.named_modules():
         if isinstance(getattr(module, "to_wrap", None), nn.Module):
             adapter: Any = module.adapter
@@ -140,7 +144,7 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _experts(model: nn.Module) -> Iterator[tuple[str, ExpertsLora]]:
-    """Yield each layer's name in the transformers model, and the adapters of its experts."""
+    """Yield each layer's name in the transformers model, and the adapters of the layer's experts."""
     for path, module in model.named_modules():
         if isinstance(module, ExpertsLora):
             match = _LAYER.fullmatch(path)
@@ -171,7 +175,7 @@ def _layer_name(model: nn.Module, path: str) -> str:
 
 
 def _tensors(name: str, adapter: Any, tensor_ranks: int) -> Iterator[LoraTensor]:
-    """Yield A and B with the division that `ParallelLinearAdapter.__init__` gives them.
+    """Yield A and B, divided in the same way as in `ParallelLinearAdapter.__init__`.
 
     B is always divided by rows. A is divided by rows of the padded rank, or by columns under a row-parallel layer.
     """

@@ -1,8 +1,8 @@
 """Megatron's own layers, schedules and optimizers on a machine without a GPU.
 
-Megatron names the device "cuda" in many places, and queries its index, streams and random states. Inside
-`cpu_megatron()` these queries get answers for the CPU. Other threads, and code outside the context, use torch and
-Megatron unchanged.
+Megatron names the device "cuda" in many places, and queries the index, streams and random states of this device. Inside
+`cpu_megatron()`, these queries about a GPU get answers for the CPU. Other threads, and code outside the context, use
+torch and Megatron unchanged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _originals: dict[tuple[object, str], _Answer] = {}
 
 @contextmanager
 def cpu_megatron() -> Iterator[None]:
-    """Run Megatron without CUDA inside this context. If there is CUDA, the context does nothing.
+    """Run Megatron without CUDA inside this context. On a machine with CUDA, the context does nothing.
 
     Raises ServerError for an unknown version of Megatron. Contexts may be nested.
     """
@@ -83,7 +83,7 @@ def _check_version() -> None:
 
 
 class _NoStream:
-    """A substitute for a stream and its events, whose work is always complete."""
+    """A substitute for a stream and the stream's events, for which all work is always complete."""
 
     def record_event(self) -> _NoStream:
         return self
@@ -98,7 +98,7 @@ _NO_STREAM = _NoStream()
 class _OnCpu(TorchFunctionMode):
     """A mode that replaces the device "cuda" by the CPU in this thread's calls.
 
-    It also reports tensor types in the form that Megatron expects.
+    The mode also reports tensor types in the form that Megatron expects.
     """
 
     @override
@@ -147,7 +147,7 @@ def _no_stream(*_: Any, **__: Any) -> _NoStream:
 
 
 def _as_counts(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
-    """Return counts as numbers. Megatron converts them when it moves them from a GPU."""
+    """Return counts as numbers, because Megatron converts counts only when it moves them from a GPU."""
     return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
 
@@ -185,7 +185,10 @@ def _answer_as_before() -> None:
 
 
 def _inside_only(stand_in: _Answer, original: _Answer) -> _Answer:
-    """Replace a function inside the context only. Other threads, such as a sampler's, use the original function."""
+    """Replace a function inside the context only.
+
+    Other threads, such as the thread of a sampler, use the original function.
+    """
 
     @functools.wraps(original)
     def answer(*args: Any, **kwargs: Any) -> Any:

@@ -1,11 +1,12 @@
-"""LoRA on a mixture's experts in Megatron's layers, in the layout of `torch_model.experts`.
+"""LoRA on the experts of a mixture in Megatron's layers, in the layout of `torch_model.experts`.
 
-Each expert has its own adapter, except for one factor that all experts of a layer share. It is the factor at the
-model's hidden size: A of `w1` (gate) and `w3` (up), and B of `w2` (down). A rank holds the own factors of its experts,
-concatenated, and all shared factors. All gradients of an expert reach the rank that holds this expert. So own factors
-are summed only over ranks with the same experts, and shared factors over all copies of the model. Megatron selects the
-ranks by the attribute `allreduce`. Tensor ranks that share a sequence send different tokens of it to the experts. So
-shared factors are then also summed over these ranks, by the attribute `sequence_parallel`.
+Each expert has a separate adapter, except for one factor that all experts of a layer share. The shared factor is the
+factor at the model's hidden size: A of `w1` (gate) and `w3` (up), and B of `w2` (down). A rank holds the separate
+factors of the rank's experts, concatenated, and all shared factors. All gradients of an expert reach the rank that
+holds this expert. So gradients of separate factors are summed only over ranks with the same experts, and gradients of
+shared factors over all copies of the model. Megatron chooses between these two sums by the attribute `allreduce` of a
+parameter. Tensor ranks that share a sequence send different tokens of the sequence to the experts. Gradients of shared
+factors are then also summed over the tensor ranks, by the attribute `sequence_parallel`.
 
 Megatron computes experts one by one (`SequentialMLP`), or all experts of a rank in one product (`TEGroupedMLP`).
 """
@@ -91,7 +92,7 @@ class ExpertsLora(nn.Module):
 
 
 class _WithDeltas(nn.Module):
-    """A frozen layer that adds the deltas of its projections, concatenated."""
+    """A frozen layer that adds the concatenated deltas of the layer's projections."""
 
     def __init__(self, base: nn.Module, lora: ExpertsLora, keys: Sequence[str]) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class ExpertLinear(_WithDeltas):
 
 
 class GroupedExpertLinear(_WithDeltas):
-    """A wrapped layer of all experts of a rank. Its call takes the number of rows of each expert."""
+    """A wrapped layer of all experts of a rank. A call takes the number of rows of each expert."""
 
     @override
     def forward(self, x: Tensor, rows_of_experts: Sequence[int], *args: Any) -> tuple[Tensor, Tensor | None]:
@@ -131,7 +132,7 @@ def place_experts(experts: Any, lora: ExpertsLora) -> None:
     """Wrap the layers of Megatron's SequentialMLP or TEGroupedMLP in place, and attach `lora` as `adapter`.
 
     The name must be `adapter`. Under another name, Megatron-Bridge would treat trained parameters as part of the base.
-    It would then give recomputed layers no input with a gradient (`maybe_enable_recompute_inputs_grad`), so that the
+    Recomputed layers would then have no input with a gradient (`maybe_enable_recompute_inputs_grad`), so that the
     adapters would get no gradient.
     """
     experts.adapter = lora

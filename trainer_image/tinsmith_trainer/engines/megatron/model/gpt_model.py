@@ -45,7 +45,7 @@ from tinsmith_trainer.torch_model.stored_weights import checked_config
 class CausalAttention(nn.Module):
     """A replacement for Megatron's DotProductAttention, which keeps `[B, heads, S, S]` for backward.
 
-    Measured with four layers on rows of 2048 tokens, a step with DotProductAttention took five times as long as in
+    With four layers and rows of 2048 tokens, a step with DotProductAttention took five times as long as a step in
     transformers.
     """
 
@@ -67,10 +67,10 @@ class CausalAttention(nn.Module):
 class MegatronModel:
     """A pipeline stage's layers, divided among tensor ranks.
 
-    `chunk` is a GPTModel with a frozen base, not yet wrapped for data parallelism. It is called with `input_ids` and
-    `position_ids` (both `[B, S]`), and `attention_mask=None` (always causal). The last stage returns the logits of this
-    tensor rank, `[B, S, V/TP]`, with -inf where the vocabulary is padded. The other stages return hidden states `[S, B,
-    hidden]`.
+    `chunk` is a GPTModel with a frozen base, not yet wrapped for data parallelism. The arguments of a call are
+    `input_ids` and `position_ids` (both `[B, S]`), and `attention_mask=None` (always causal). The last stage returns
+    the logits of this tensor rank, `[B, S, V/TP]`, with -inf where the vocabulary is padded. Earlier stages return
+    hidden states `[S, B, hidden]`.
     """
 
     chunk: nn.Module
@@ -80,8 +80,8 @@ class MegatronModel:
 def initialise_parallel(parallelism: Parallelism, rank: int) -> None:
     """Set the number of this rank in Megatron, once per process. Megatron's groups end with torch.distributed's group.
 
-    torch.distributed must have its process group before, and all ranks must make this call together. Raises
-    RuntimeError if that group does not match the parallelism, and ValueError for dimensions that a CPU does not
+    Before this call, torch.distributed must have a process group; all ranks must make the call together. Raises
+    RuntimeError if the process group does not match the parallelism, and ValueError for dimensions that a CPU does not
     support.
     """
     check_cpu_dimensions(parallelism)
@@ -156,7 +156,7 @@ def _build_chunk(
 def _with_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
     """Make the embedding require a gradient.
 
-    Without this, layers would not be recomputed, and LoRA would get no gradient.
+    Otherwise layers would not be recomputed, and LoRA would get no gradient.
     """
     return embedded.detach().requires_grad_() if torch.is_grad_enabled() else embedded
 
@@ -183,7 +183,7 @@ def _recompute_config(recompute: RankRecompute, mixture: Mixture | None) -> dict
 def _transformer_config(
     architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype, recompute: RankRecompute
 ) -> TransformerConfig:
-    """Configure Megatron: sums instead of averages, no fused kernels (they need CUDA), and no randomness."""
+    """Configure Megatron: sums instead of averages, no fused kernels (which need CUDA), and no randomness."""
     return TransformerConfig(
         num_layers=architecture.layers,
         hidden_size=architecture.hidden_size,
@@ -259,7 +259,7 @@ class _Placing:
         return layer
 
     def layer(self, layer: Any) -> list[AdaptedLayer]:
-        """Wrap all linear layers of a transformer layer. Its number counts from 1 over the whole model."""
+        """Wrap all linear layers of a transformer layer. The number of the layer counts from 1 over the whole model."""
         name = f"model.layers.{layer.layer_number - 1}."
         return [*self._attention(layer, f"{name}self_attn."), *self._feed_forward(layer, name)]
 

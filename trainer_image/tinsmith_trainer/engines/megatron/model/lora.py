@@ -1,13 +1,13 @@
 """LoRA on Megatron's parallel linear layers, one A and one B per projection of the transformers model.
 
-Megatron fuses query, key and value into one layer, and gate and up into another. Each projection keeps its own adapter,
-so an adapter has the same tensors as in PEFT. The delta of a projection is added to its columns in the output of the
-fused layer:
+Megatron fuses query, key and value into one layer, and gate and up into another. Each projection has a separate
+adapter, so an adapter has the same tensors as in PEFT. The delta of a projection is added to the projection's columns
+in the output of the fused layer:
 
     y[columns of p] += scale * (x A_p^T) B_p^T
 
-A and B are padded to the largest rank of any adapter. Padding is zero, adds nothing, and stays zero. Rows of A get
-their gradient through columns of B, and columns of B through rows of A, so both gradients are exactly zero.
+A and B are padded to the largest rank of any adapter. Padding is zero, adds nothing, and stays zero. The gradient of a
+padded row of A comes through a zero column of B, and the reverse, so both gradients are exactly zero.
 
 On each tensor rank, a column-parallel layer has some rows of B and all of A; a row-parallel layer has some columns of A
 and all of B. Factors that are not divided have the same gradient on all ranks.
@@ -41,7 +41,7 @@ class LoraTensor:
 
     `name` is the tensor's name in the whole model, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A").
     `parameter` is this rank's part of the tensor, float32. Dimension `split` is divided into equal parts, in order,
-    among the ranks of tensor or expert parallelism (`among`). If it is None, all ranks have the same tensor.
+    among the ranks of tensor or expert parallelism (`among`). If `split` is None, all ranks have the same tensor.
     `full_shape` is the shape in the whole model: `[max_rank, d_in]` or `[d_out, max_rank]`, for experts with the number
     of experts in front. The parts of a vocabulary may be longer in total than the full shape; the additional values
     stay zero.
@@ -54,13 +54,13 @@ class LoraTensor:
     among: Literal["tensor", "expert"] = "tensor"
 
     def part(self) -> TensorPart:
-        """Return the data that the engine needs to cut this rank's part out of an adapter, and to join the parts."""
+        """Return the data for cutting this rank's part out of an adapter, and for joining the parts of all ranks."""
         return TensorPart(self.name, tuple(self.parameter.shape), self.split, self.full_shape, self.among)
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer of the transformers model, with its whole sizes."""
+    """A linear layer of the transformers model, with the sizes in the whole model."""
 
     name: str
     in_features: int
@@ -68,11 +68,11 @@ class Projection:
 
 
 class ParallelLora(nn.Module):
-    """A layer that replaces a frozen Column- or RowParallelLinear, and adds the adapters of its projections.
+    """A layer that replaces a frozen Column- or RowParallelLinear, and adds the adapters of the layer's projections.
 
     `split` is the divided dimension of the frozen weight, and `part` is the part on this rank. `join` arranges the
-    outputs of the projections in the same way as the fused layer does. Columns beyond a vocabulary's end are -inf, so
-    they get no probability.
+    outputs of the projections in the same way as the fused layer does. Columns after the end of a vocabulary are -inf,
+    so that the probability of these columns is 0.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ def _length(part: slice) -> int:
 
 
 def _mark(parameter: nn.Parameter, split: int | None) -> None:
-    """Set the attributes that Megatron's gradient norm reads, so that a value on all tensor ranks counts once."""
+    """Set the attributes that Megatron reads for the gradient norm, so that a value on all tensor ranks counts once."""
     marked: Any = parameter
     marked.tensor_model_parallel = split is not None
     marked.partition_dim = -1 if split is None else split

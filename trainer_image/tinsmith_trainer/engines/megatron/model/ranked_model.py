@@ -1,4 +1,4 @@
-"""The properties of a base model that decide whether ranks on GPUs can hold it, and the checks that refuse it."""
+"""The properties of a base model that decide whether GPU ranks can hold the model, and the checks of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FEED_FORWARD = ("linear_fc1_gate", "linear_fc1_up", "linear_fc2")
 _UNEMBEDDING = ("output_layer",)
 
 NAMES_CODE = "auto_map"
-"""The key by which a configuration names a Python module, which is in the directory or in a hub repository."""
+"""The key by which a configuration names a Python module in the directory or in a hub repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def ranked_model(directory: Path, info: BaseModelInfo, settings: MegatronSetting
 
 
 def check_layout(model: RankedModel, parallelism: Parallelism) -> None:
-    """Raise ModelDirectoryInvalid if such ranks on GPUs cannot hold the model."""
+    """Raise ModelDirectoryInvalid if GPU ranks with this parallelism cannot hold the model."""
     if parallelism.expert > 1 and (not model.experts or model.experts % parallelism.expert):
         raise ModelDirectoryInvalid(
             f"The model in {model.directory} has {model.experts or 'no'} experts, which {parallelism.expert} ranks "
@@ -108,10 +108,10 @@ def check_no_code(directory: Path, framework: str) -> None:
     """Raise ModelDirectoryInvalid, naming the file, for a model that includes code.
 
     `framework` would run this code. NeMo RL and Miles load configurations, tokenizers and models with
-    `trust_remote_code=True`, and have no option to change this. NeMo RL does it in `finalize_megatron_setup`
+    `trust_remote_code=True`, and have no setting to change this. NeMo RL sets the option in `finalize_megatron_setup`
     (`nemo_rl/models/megatron/setup.py`) and in `import_model_from_hf_name`
-    (`nemo_rl/models/megatron/community_import.py`). Miles does it in `init` (`miles/backends/megatron_utils/actor.py`)
-    and in `_setup_lora_model_via_bridge` in the same folder.
+    (`nemo_rl/models/megatron/community_import.py`). Miles sets the option in `init`
+    (`miles/backends/megatron_utils/actor.py`) and in `_setup_lora_model_via_bridge` in the same folder.
     """
     modules = sorted(path.name for path in directory.glob("*.py"))
     naming = sorted(path.name for path in directory.glob("*.json") if _names_code(path))
@@ -124,7 +124,7 @@ def check_no_code(directory: Path, framework: str) -> None:
 
 
 def _names_code(file: Path) -> bool:
-    """Return whether a JSON file names code.
+    """Return whether a JSON file names a Python module to run.
 
     Only keys of objects count, because a tokenizer's vocabulary may hold any word.
     """

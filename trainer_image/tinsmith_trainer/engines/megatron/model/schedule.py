@@ -20,9 +20,9 @@ Scored = tuple[Tensor, Tensor, dict[str, Any]]
 class MegatronSchedule:
     """A schedule that runs in the same way on every rank of the model.
 
-    `chunk` is this rank's stage. From now on, its output layer is called here. Gradients are plain sums over tokens,
-    rows and microbatches. `calculate_per_token_loss` disables averaging. The schedule then requires a token count,
-    which is 0, so nothing is divided by it.
+    `chunk` is this rank's stage. The schedule calls the output layer of the stage, so the model does not call it any
+    more. Gradients are plain sums over tokens, rows and microbatches. `calculate_per_token_loss` disables averaging.
+    Megatron then requires a token count; with a count of 0, nothing is divided.
     """
 
     def __init__(self, chunk: nn.Module, **model_arguments: Any) -> None:
@@ -36,7 +36,7 @@ class MegatronSchedule:
         self._unembedding = defer_unembedding(chunk)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Return one result per microbatch on the last stage, and no results on the other stages."""
+        """Return one result per microbatch on the last stage, and an empty list on earlier stages."""
         collected: list[RowResults] = []
         rows, length = microbatches[0][INPUT_IDS].shape  # stages send each other the shapes of the other microbatches
         with torch.set_grad_enabled(not forward_only):

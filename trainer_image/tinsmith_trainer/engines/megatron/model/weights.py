@@ -1,6 +1,6 @@
 """Loading of a transformers checkpoint into one rank's parameters of Megatron's GPT model.
 
-Megatron fuses tensors that are separate in transformers, and divides them among tensor ranks:
+Megatron fuses tensors that are separate in transformers, and divides the fused tensors among tensor ranks:
 
 - `linear_qkv` holds, for each key and value head, the query heads of its group, then its key, then its value;
 - `linear_fc1` holds a rank's part of gate, then its part of up;
@@ -9,7 +9,7 @@ Megatron fuses tensors that are separate in transformers, and divides them among
 - each expert of a mixture has its own `linear_fc1` and `linear_fc2`, and each expert rank has some of the experts;
 - the embedding and the output layer are padded with zeros, so that their parts are equal.
 
-Only this rank's parts are read.
+A rank reads only the rank's own parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EMBEDDING, UNEMBEDDING = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Checkpoint:
-    """The tensors of a model directory by name, read in parts. It is a context manager."""
+    """The tensors of a model directory by name, read in parts. The object is a context manager."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -93,7 +93,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A loader of one tensor rank's parameters from a checkpoint."""
+    """A loader that reads one tensor rank's parameters from a checkpoint."""
 
     checkpoint: Checkpoint
     architecture: Architecture
@@ -181,6 +181,6 @@ class Loader:
 
 
 def interleave_groups(query: Tensor, key: Tensor, value: Tensor, groups: int, *, dim: int) -> Tensor:
-    """Arrange each group's queries, key and value next to each other in dimension `dim`, as in Megatron's layer."""
+    """Arrange the queries, key and value of each group in sequence in dimension `dim`, as in Megatron's layer."""
     by_group = zip(*(tensor.chunk(groups, dim) for tensor in (query, key, value)), strict=True)
     return torch.cat([part for group in by_group for part in group], dim)

@@ -1,5 +1,5 @@
-"""A rank's work on its part of a model: switching adapters, gradients, optimizer steps and state.
+"""The work of a rank on a part of a model: switching adapters, gradients, optimizer steps and state.
 
-It uses Megatron's optimizers and data parallelism. It depends neither on the way the model was built nor on the place
+This package uses Megatron's optimizers and data parallelism. The code does not depend on how the model was built or
 where the rank runs.
 """

@@ -1,7 +1,7 @@
-"""Adapters that wait in host memory while another one is in the model.
+"""Adapters that wait in host memory while another adapter is in the model.
 
-A waiting adapter is flat: it has one tensor for all weights, and one for each of Adam's moments. So a switch takes a
-few copies between host and device instead of thousands.
+A waiting adapter is flat: one tensor holds all weights, and one tensor holds each of Adam's moments. So a switch takes
+a few copies between host and device instead of thousands.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 class Parked:
     """A rank's share of one adapter, copied from the model and the optimizer to the host.
 
-    `model`: the rank's parameters in their own type. `masters`: the float32 values that the optimizer steps, or None if
-    the parameters themselves are float32. `moments`: exp_avg and exp_avg_sq, None before the first step. Masters and
-    moments belong to the rank's optimizer. With the distributed optimizer, they are shards.
+    `model`: the rank's parameters in the model's dtype. `masters`: the float32 values that the optimizer steps, or None
+    if the parameters themselves are float32. `moments`: exp_avg and exp_avg_sq, None before the first step. Masters and
+    moments belong to the rank's optimizer. With the distributed optimizer, masters and moments are shards.
     """
 
     model: Tensor
@@ -31,8 +31,8 @@ class Parked:
 class AdapterSlot:
     """An adapter of a rank. `parked` is None while the adapter is in the model.
 
-    `gradients` are the gradients since the last step, flat and float32, or None. They are on the model's device while
-    the adapter is in the model.
+    `gradients` are the gradients since the last step, flat and float32, or None. Gradients are on the model's device
+    while the adapter is in the model.
     """
 
     step: int
@@ -71,7 +71,7 @@ def split(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def to_host(flat: Tensor) -> Tensor:
-    """Copy to the host. Memory for values from a GPU is pinned, so that the copy back is fast.
+    """Copy to the host. Memory for values from a GPU is pinned, so that the copy back to the GPU is fast.
 
     A host tensor is returned unchanged.
     """

@@ -1,8 +1,8 @@
-"""Megatron's data parallelism and optimizers: their setup, and access to their state.
+"""Megatron's data parallelism and optimizers: the setup, and access to the state of an optimizer.
 
 The setup makes gradients sums and disables overlapping communication. An optimizer holds a float32 master and Adam's
 moments for each parameter. Three optimizers are supported: for float32 parameters; for 16-bit parameters with float32
-masters; and the distributed one, in which every data-parallel rank holds a range of each flattened parameter.
+masters; and the distributed optimizer, in which every data-parallel rank holds a range of each flattened parameter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Moments = tuple[Tensor, Tensor]
 class Master:
     """The elements `start` to `end` of a flattened `parameter` that this rank's optimizer steps.
 
-    `tensor` holds them in float32, and is the key to `inner.state`.
+    `tensor` holds the elements in float32, and is the key to `inner.state`.
     """
 
     parameter: Tensor
@@ -40,7 +40,7 @@ class Master:
 class OptimizerState:
     """Masters and moments of `parameters`, flat and in order.
 
-    With the distributed optimizer, they are this rank's shards.
+    With the distributed optimizer, masters and moments are this rank's shards.
     """
 
     def __init__(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
@@ -56,14 +56,14 @@ class OptimizerState:
         return [master.tensor for master in self._masters]
 
     def moments(self) -> Moments:
-        """Return copies of the moments. Adam has moments only after a step."""
+        """Return copies of Adam's moments, which exist only after a step."""
         first, second = (
             pack([master.inner.state[master.tensor][name] for master in self._masters]) for name in MOMENTS
         )
         return first, second
 
     def set_moments(self, step: int, moments: Moments | None) -> None:
-        """Set the moments. None removes them. Adam creates missing moments in its next step.
+        """Set the moments. None removes the moments. Adam creates missing moments in the next step.
 
         Zero moments would give another result.
         """
@@ -90,21 +90,27 @@ class OptimizerState:
                 group["weight_decay"] = params.weight_decay
 
     def clip(self, norm: float, largest: float) -> None:
-        """Scale the complete gradients in the same way as torch's clipping. A `largest` of 0 disables it."""
+        """Scale the complete gradients in the same way as torch's clipping.
+
+        If `largest` is 0, gradients are not scaled.
+        """
         scale = largest / (norm + 1e-6) if largest > 0 else 1.0
         gradients = [gradient for master in self._masters if (gradient := master.tensor.grad) is not None]
         if scale < 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
 
     def forget_gradients(self) -> None:
-        """Drop the complete gradients. They are views of buffers, to which the next backward would add."""
+        """Drop the complete gradients.
+
+        Complete gradients are views of buffers, to which the next backward would add.
+        """
         for master in self._masters:
             master.tensor.grad = None
         for parameter in self._parameters:
             parameter.grad = None
 
     def shards(self, whole: Tensor) -> Tensor:
-        """Return this rank's shards, flat, of flat values of all parameters."""
+        """Cut this rank's shards out of flat values of all parameters, and return them as one flat tensor."""
         by_parameter = {
             id(parameter): part.reshape(-1)
             for parameter, part in zip(self._parameters, split(whole, self._parameters), strict=True)
@@ -114,7 +120,7 @@ class OptimizerState:
     def whole(self, shards: Tensor) -> Tensor:
         """Return the values of all parameters from the ranks' shards, on the host: the inverse of `shards`.
 
-        With the distributed optimizer all data-parallel ranks must call it.
+        With the distributed optimizer all data-parallel ranks must make this call.
         """
         flat = torch.zeros(sum(parameter.numel() for parameter in self._parameters), device=self._device)
         parts = dict(zip(map(id, self._parameters), split(flat, self._parameters), strict=True))
@@ -134,7 +140,7 @@ class OptimizerState:
 
 
 def chained(optimizer: Any) -> Sequence[Any]:
-    """Return Megatron's optimizers: one for dense parameters and one for the parameters of experts."""
+    """Return Megatron's optimizers: one for dense parameters, and one for the parameters of experts."""
     optimizers: Sequence[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     return optimizers
 
@@ -182,9 +188,9 @@ def _data_groups(optimizers: Sequence[Any]) -> list[tuple[Any, list[Tensor]]]:
 
 
 def _fill_gaps(parts: Sequence[Tensor], group: Any) -> None:
-    """Combine the ranks' parts. Each element is on one rank, and zero on the others.
+    """Combine the ranks' parts. Each element has a value on one rank, and is zero on all other ranks.
 
-    The sum of integers keeps the bits.
+    The parts are summed as integers, so that the bits stay the same.
     """
     bits = pack(parts).view(torch.int32)
     torch.distributed.all_reduce(bits, group=group)
@@ -195,7 +201,7 @@ def _fill_gaps(parts: Sequence[Tensor], group: Any) -> None:
 def _keeps_step_by_tensor(inner: torch.optim.Optimizer) -> bool:
     """Return whether the optimizer keeps the step per tensor, as torch does.
 
-    TransformerEngine and Apex keep it per group.
+    TransformerEngine and Apex keep the step per group.
     """
     return isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
 

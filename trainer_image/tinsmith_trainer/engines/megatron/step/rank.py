@@ -1,7 +1,7 @@
 """A rank of a model, with the methods that the engine calls by name, on any machine.
 
-Every rank receives every call, in the same order. Arguments and results are picklable. Tensors arrive whole and on the
-CPU, and each rank cuts out its part. A rank returns its part, and the engine joins the parts.
+Every rank receives every call, in the same order. Arguments and results are picklable. Tensors in arguments are whole
+and on the CPU, and each rank cuts out a part. Each rank returns a part, and the engine joins the parts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep, StepS
 
 class Schedule(Protocol):
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Return results on the last pipeline stage, and none on the other stages.
+        """Return the results on the last pipeline stage, and an empty list on earlier stages.
 
-        Microbatches may have several shapes.
+        Microbatches may differ in shape.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTarget:
-    """The place of the current adapter in a model: the parts of its tensors, and the setter of alpha / rank."""
+    """The current adapter's place in a model: the parts of the adapter's tensors, and the setter of alpha / rank."""
 
     parts: tuple[TensorPart, ...]
     set_scale: Callable[[float], None]
@@ -61,7 +61,7 @@ class Rank:
     def ts_forward_backward(
         self, shard: Sequence[Batch], adapter_id: str, loss: PreparedLoss, forward_only: bool
     ) -> list[RowResults]:
-        """Return the results of all rows on the last pipeline stage, and none on other stages.
+        """Return the results of all rows on the last pipeline stage, and an empty list on earlier stages.
 
         An error leaves the adapter unchanged.
         """
@@ -76,7 +76,7 @@ class Rank:
     def ts_optim_step(self, adapter_id: str, params: AdamParams) -> float:
         """Step the optimizer, and return the gradient's norm over all ranks before clipping.
 
-        Raises UserError if it is not finite.
+        Raises UserError if the norm is not finite.
         """
         return self._step.optim_step(adapter_id, params)
 
@@ -84,7 +84,7 @@ class Rank:
         self._step.clear_gradients(adapter_id)
 
     def ts_state(self, adapter_id: str) -> StepState | None:
-        """Return this rank's parts, or None if other ranks report all of its parts."""
+        """Return this rank's parts, or None if other ranks report the same parts."""
         state = self._step.read(adapter_id)
         return state if self._returns_state else None
 

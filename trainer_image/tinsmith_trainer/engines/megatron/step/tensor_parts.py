@@ -1,8 +1,8 @@
 """The division of an adapter's whole tensors into parts for the ranks, and the inverse.
 
 Parts are padded to the largest rank of any adapter: A `[max_rank, d_in]`, B `[d_out, max_rank]`, and for a mixture's
-experts `[experts or 1, ...]` of these. Values beyond the adapter's rank, or beyond the end of a dimension that tensor
-ranks divide, are zero. The tensors of modules that the adapter does not train are zero, too.
+experts a first dimension `experts or 1` more. Values beyond the adapter's rank, or beyond the end of a dimension that
+tensor ranks divide, are zero. The tensors of modules that the adapter does not train are zero, too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """A rank's part of `<module>.lora_A` or `<module>.lora_B`, with its own shape, including padding.
+    """A rank's part of `<module>.lora_A` or `<module>.lora_B`, with the shape of the part, including padding.
 
-    `split` is the dimension that the ranks of tensor or expert parallelism (`among`) divide equally. If it is None,
-    each rank holds the whole tensor. `whole_shape` is the shape in the whole model with the largest rank; the parts may
-    be longer in total.
+    `split` is the dimension that the ranks of tensor or expert parallelism (`among`) divide equally. If `split` is
+    None, each rank holds the whole tensor. `whole_shape` is the shape in the whole model with the largest rank; the
+    parts may be longer in total.
     """
 
     name: str
@@ -78,7 +78,7 @@ def join(
     parallelism: Parallelism,
     shapes: Mapping[str, Shape],
 ) -> dict[str, Tensor]:
-    """Join whole tensors of `shapes`. Each part comes from the first rank that holds it.
+    """Join whole tensors of `shapes`. If several ranks hold a part, the first rank's copy is used.
 
     `held` and `parts` have one entry for each rank.
     """

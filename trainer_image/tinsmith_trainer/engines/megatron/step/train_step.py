@@ -1,8 +1,8 @@
 """The split train step on one rank: gradients of several calls, then one AdamW step. One model has many adapters.
 
-Each `accumulate` sums its own gradients over data-parallel ranks, in buffers that start at zero. It adds them to the
-adapter's accumulator only after the whole call succeeded. So every rank has the whole accumulator, which does not
-depend on the distribution of the data. No gradient is summed twice, and a failed call has no effect.
+Each call of `accumulate` sums gradients over data-parallel ranks, in buffers that start at zero. The sums are added to
+the adapter's accumulator only after the whole call succeeded. So every rank has the whole accumulator, which does not
+depend on how datums are distributed. No gradient is summed twice, and a failed call has no effect.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class StepState:
     """The complete state of an adapter on one rank, on the host. Picklable.
 
     `groups` are the groups of `engines.adapters`, by tensor name: weights (float32 masters), Adam's moments, gradients.
-    Their tensors are shards of tensor and pipeline parallelism, and the same on all data-parallel ranks. A group may be
-    absent: there are no moments before the first step, and no gradients directly after a step.
+    The tensors of a group are shards of tensor and pipeline parallelism, and the same on all data-parallel ranks. A
+    group may be absent: the moments before the first step, and the gradients directly after a step.
     """
 
     step: int
@@ -49,11 +49,13 @@ class StepState:
 
 
 class AdapterStep:
-    """The adapters on this rank's part of a model. One adapter at a time is in the model; the others wait on the host.
+    """The adapters on one rank's part of a model.
+
+    One adapter at a time is in the model; all other adapters wait on the host.
 
     `ddp` is Megatron's DistributedDataParallel around the part, `optimizer` is Megatron's optimizer, and `tensors` are
-    all of its parameters. Every rank must make the same calls in the same order, because most calls communicate. Raises
-    ValueError for a model or an optimizer that averages gradients instead of summing them.
+    all parameters of the optimizer. Every rank must make the same calls in the same order, because most calls
+    communicate. Raises ValueError for a model or an optimizer that averages gradients instead of summing them.
     """
 
     def __init__(self, ddp: Any, optimizer: Any, tensors: Sequence[TrainableTensor]) -> None:
@@ -87,7 +89,7 @@ class AdapterStep:
         return result
 
     def forward_only(self, adapter_id: str, run: Callable[[], T]) -> T:
-        """Call `run` without gradients, but in training mode, so that outputs are equal to outputs in `accumulate`."""
+        """Call `run` without gradients, but in training mode, so that the outputs are the same as in `accumulate`."""
         self._switch(adapter_id)
         self._ddp.train()
         with torch.no_grad():
@@ -96,8 +98,9 @@ class AdapterStep:
     def optim_step(self, adapter_id: str, params: AdamParams) -> float:
         """Clip the gradient, step AdamW, and clear the accumulator. Return the norm over all ranks before clipping.
 
-        Raises UserError for hyperparameters out of range, and for a norm that is not finite, which also clears the
-        accumulator. Weights and optimizer are then unchanged. Raises RanksLost if the step itself failed.
+        Raises UserError for hyperparameters out of range, and for a norm that is not finite; weights and optimizer then
+        stay unchanged. A norm that is not finite also clears the accumulator. Raises RanksLost if the step itself
+        failed.
         """
         check_adam(params)
         slot = self._switch(adapter_id)
@@ -157,7 +160,7 @@ class AdapterStep:
             raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
 
     def _switch(self, adapter_id: str) -> AdapterSlot:
-        """Move an adapter into the model, after moving the current adapter out of it."""
+        """Move the current adapter out of the model, then move another adapter into the model."""
         slot = self._slot(adapter_id)
         if slot.parked is None:
             return slot
@@ -189,7 +192,7 @@ class AdapterStep:
         self._state.set_moments(step, parked.moments)
 
     def _reduce(self) -> None:
-        """Sum the gradients over data-parallel ranks, and over all other ranks over which Megatron sums.
+        """Sum the gradients over data-parallel ranks, and over other ranks as far as Megatron does.
 
         Every rank gets the whole sum, although the distributed optimizer needs only a shard. LoRA's gradients are
         small, and a whole accumulator can be read, written and resharded without communication.
@@ -198,7 +201,10 @@ class AdapterStep:
         finalize([self._ddp], None, force_all_reduce=True)
 
     def _offer(self, gradients: Tensor | None) -> None:
-        """Copy an accumulator to the buffers from which the optimizer reads. None stands for zeros."""
+        """Copy an accumulator to the buffers from which the optimizer reads.
+
+        An accumulator of None stands for zeros.
+        """
         self._ddp.zero_grad_buffer()
         if gradients is not None:
             unpack(gradients, self._buffers())
@@ -232,7 +238,7 @@ class AdapterStep:
 
 @contextlib.contextmanager
 def _without_hooks(config: Any) -> Iterator[None]:
-    """Keep schedules from reducing gradients, so that one reduction follows the whole call."""
+    """Prevent schedules from reducing gradients, so that one reduction follows the whole call."""
     names = ("finalize_model_grads_func", "grad_sync_func", "no_sync_func")
     before = {name: getattr(config, name) for name in names}
     config.finalize_model_grads_func = config.grad_sync_func = None

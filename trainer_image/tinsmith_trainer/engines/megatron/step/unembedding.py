@@ -1,9 +1,10 @@
 """Logprobs of targets from hidden states. Only a part of a microbatch's logits exists at a time.
 
 A sequence's logits are the largest tensor of a step: for each position, as many values as the vocabulary has tokens. So
-the model does not call its output layer. It is called here for some positions at a time, and their logprobs are
-computed at once. Backward calls it again, which costs one to three percent of a step, and more for the smallest models.
-The layer is called unchanged: it includes its adapter and the exchange between tensor ranks.
+the model does not call the output layer. This module calls the layer for some positions at a time, and reduces the
+logits of these positions to logprobs at once. Backward calls the layer again, which costs one to three percent of a
+step, and more for the smallest models. The layer itself is unchanged, with the adapter and the exchange between tensor
+ranks.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ OUTPUT_LAYER = "output_layer"
 
 
 class DeferredUnembedding(nn.Module):
-    """A replacement for an output layer. It returns its input, and calls the layer later for logprobs.
+    """A replacement for an output layer. A call returns the input; `logprobs` calls the replaced layer later.
 
-    If tensor ranks share the sequence, the input is this rank's piece of it, and the layer gathers the pieces.
+    If tensor ranks share the sequence, the input is this rank's piece of the sequence, and the layer gathers the
+    pieces.
     """
 
     def __init__(self, layer: nn.Module, *, pieces: int, chunk_tokens: int = LOGPROB_CHUNK_TOKENS) -> None:
@@ -45,7 +47,10 @@ class DeferredUnembedding(nn.Module):
 
     @override
     def forward(self, hidden: Tensor, **model_arguments: Any) -> tuple[Tensor, None]:
-        """Return the input. The model passes the same arguments in each call; a tied model also passes its weight."""
+        """Return the input.
+
+        The model passes the same further arguments in each call; a model with tied embeddings also passes the weight.
+        """
         self._model_arguments = model_arguments
         return hidden, None
 
@@ -69,7 +74,7 @@ class DeferredUnembedding(nn.Module):
         return found[:, : targets.shape[1]].reshape(targets.shape)
 
     def _by_piece(self, targets: Tensor, length: int) -> Tensor:
-        """Return `[pieces, S / pieces, B, K]`, with token 0 where there is no target."""
+        """Return the targets as `[pieces, S / pieces, B, K]`, with token 0 for positions without a target."""
         columns = targets if targets.ndim == 3 else targets.unsqueeze(-1)
         rows, length_with_targets, several = columns.shape
         whole = columns.new_zeros(self._pieces * length, rows, several)
@@ -77,7 +82,7 @@ class DeferredUnembedding(nn.Module):
         return whole.view(self._pieces, length, rows, several)
 
     def _score(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Return the logprobs of `targets` `[pieces, s, B, K]`, in their shape, from the pieces' states `[s, B, H]`."""
+        """Return the logprobs of `targets` `[pieces, s, B, K]`, in this shape, from the pieces' states `[s, B, H]`."""
         logits, _ = self.layer(states, **self._model_arguments)
         return target_logprobs(logits, targets.flatten(0, 1).to(logits.device)).view(targets.shape)
 
@@ -93,7 +98,7 @@ def _computed_again(score: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tens
 def defer_unembedding(model: nn.Module, *, chunk_tokens: int = LOGPROB_CHUNK_TOKENS) -> DeferredUnembedding | None:
     """Change the model in place, so that the last pipeline stage returns hidden states.
 
-    On other stages, return None.
+    Return None on other stages.
     """
     for path, module in model.named_modules():
         owner, _, name = path.rpartition(".")
@@ -110,7 +115,7 @@ def target_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
     """Return float32 logprobs in the targets' shape, differentiable, and equal on all tensor ranks.
 
     `logits` `[B, S, V/TP]` are this rank's part; entries of a padded vocabulary are -inf. `targets` `[B, S]` or `[B, S,
-    K]` are ids of the whole vocabulary. The gradient on each rank is the gradient of its part.
+    K]` are ids of the whole vocabulary. The gradient on each rank is the gradient of the rank's part of the logits.
     """
     columns = targets if targets.ndim == logits.ndim else targets.unsqueeze(-1)
     logits = logits.float()
