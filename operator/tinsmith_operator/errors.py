@@ -1,4 +1,4 @@
-"""The errors of the operator. `kube/client.py` raises them for errors of the Kubernetes API."""
+"""The errors of the operator. `kube/client.py` raises ClusterErrors for errors of the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class AlreadyExists(ClusterError):
 
 
 class Conflict(ClusterError):
-    """The object or its version is not the one in the request."""
+    """The UID or version of the live object differs from the UID or version in the request."""
 
 
 class Refused(ClusterError):
-    """A request that the API server will refuse until something changes: status 400, 403, 422 and similar."""
+    """A request that the API server refuses until something changes: status 400, 403, 422 and similar."""
 
 
 class Unavailable(ClusterError):
-    """The API server did not answer, or failed. The request may have been carried out nevertheless.
+    """The API server did not answer, or failed. The API server may have carried out the request.
 
-    `retry_after_seconds` is the time for which the API server asks to wait.
+    `retry_after_seconds` is the waiting time that the API server asks for.
     """
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
@@ -39,7 +39,7 @@ class Unavailable(ClusterError):
 
 
 class Throttled(Unavailable):
-    """A request that the API server rejects because there are too many requests. The request was not carried out."""
+    """A request that the API server rejects because too many requests arrive. The request was not carried out."""
 
 
 class NotLeading(OperatorError):
@@ -51,8 +51,8 @@ class SecretTaken(OperatorError):
 
 
 class AuthorityInvalid(OperatorError):
-    """The Secret of the certificate authority does not hold a certificate and its key."""
+    """The Secret of the certificate authority does not hold a certificate with a matching key."""
 
 
 class CertificateUnreadable(OperatorError):
-    """A Secret of the operator does not hold a certificate, its key and its authority."""
+    """A Secret of the operator does not hold a certificate, the key of the certificate, and the authority."""

@@ -20,9 +20,9 @@ OPERATOR_LABELS: Mapping[str, str] = {
 
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""The variables with the URL of an object store that is not Amazon's.
+"""The environment variables with the URL of an object store of another provider than Amazon.
 
-If several are set, the first one counts, as in botocore.
+If several variables are set, the first variable in this order counts, as in botocore.
 """
 
 HTTP_PORT = 80
@@ -44,16 +44,18 @@ def remote_port(environment: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class Installation:
-    """The settings that are the same for all sessions and pools.
+    """The settings that all sessions and pools of an installation share.
 
     - `namespace`: the release's namespace, where the API server and the operator run.
-    - `checkpoint_root`: the URL to which workers write checkpoints; `file://…` lies on `checkpoint_claim`.
+    - `checkpoint_root`: the URL to which workers write checkpoints; `file://…` is a path on the volume of
+      `checkpoint_claim`.
     - `checkpoint_environment`: the workers' variables for a remote root, such as AWS_ENDPOINT_URL_S3.
-    - `checkpoint_secret`: a Secret in each worker's namespace with further such variables: the credentials.
+    - `checkpoint_secret`: a Secret in each worker's namespace, whose keys are variables with the credentials for the
+      root.
     - `ray_version`: the Ray version in the images of sessions with several nodes; None: the version in the project's
       own images.
-    - `ray_cluster_labels`: labels on their RayClusters, so that KubeRay starts all pods together.
-    - `hang_timeout_seconds`: the longest duration of one operation before its worker counts as hung.
+    - `ray_cluster_labels`: labels on the RayClusters, so that all pods of a RayCluster start together.
+    - `hang_timeout_seconds`: a worker counts as hung if one operation takes longer than this.
     - `delete_grace_seconds`: how long a deletion waits until the adapters are saved to the checkpoint root.
     - `reserved`: names of the installation's own objects, which sessions and pools may not use.
     - `allowed_images`, `allowed_secrets`: patterns of the names that sessions and pools may use.
@@ -88,7 +90,7 @@ class Installation:
 
     @property
     def checkpoint_identity_is_the_pods(self) -> bool:
-        """True if pods access a remote root without a Secret, with the identity of their node or ServiceAccount."""
+        """True if pods access a remote root without a Secret, with the identity of the node or ServiceAccount."""
         return self.checkpoint_root_is_remote and self.checkpoint_secret is None
 
     @property
@@ -117,7 +119,7 @@ class Scope:
         return (None,) if self.namespaces is None else self.namespaces
 
     def part_of(self, namespace: str) -> str | None:
-        """Return the part that contains a namespace."""
+        """Return the part of the scope that contains a namespace."""
         return None if self.is_cluster else namespace
 
 

@@ -14,7 +14,7 @@ import structlog
 
 
 def configure_logs(level: str) -> None:
-    """Configure structlog and the standard library's loggers, so that both use the same renderer."""
+    """Configure structlog and the standard library's loggers with the same renderer."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -57,7 +57,7 @@ def in_reconcile(namespace: str, kind: str, name: str, **more: object) -> Iterat
 
 
 def outside_of_reconciles() -> Context:
-    """Return a context for a task that is started by a reconcile and outlives it."""
+    """Return a log context for a task that continues after the reconcile that started the task."""
     return Context()
 
 

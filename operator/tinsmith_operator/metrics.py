@@ -25,7 +25,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics:
     """The metrics of one operator.
 
-    Each operator has its own registry, so two operators in one process have separate metrics.
+    Each operator has a registry, so two operators in one process have separate metrics.
     """
 
     def __init__(self) -> None:
@@ -69,10 +69,10 @@ class Metrics:
         """Register the values that are read at each scrape.
 
         - `certificates`: the namespace, Secret and expiry of each certificate.
-        - `are_kept`: whether certificates can be issued.
+        - `are_kept`: whether the operator can issue certificates.
         - `forbidden`: the number of namespaces that the operator may not list.
         - `unknown_kinds`: the number of missing CRDs.
-        - `clock_offset_seconds`: the number of seconds by which the API server's clock is ahead.
+        - `clock_offset_seconds`: how many seconds the API server's clock is ahead.
         """
         self.registry.register(
             StateCollector(

@@ -1,10 +1,10 @@
 """The policy for names in sessions and pools.
 
-It allows no names of the installation's own objects, and otherwise only listed names.
+Names of the installation's own objects are not allowed. Images and Secrets must match the installation's lists.
 
-A user who may write a session can read everything that its pods receive. The CRDs contain the same rules for names that
-are known before an installation. The chart's ValidatingAdmissionPolicy contains the rules for all names. The rules here
-cover objects that were stored before the CRDs and the policy were installed.
+A user who may write a session can read everything that the session's pods receive. The CRDs contain the same rules for
+names that are known before an installation. The chart's ValidatingAdmissionPolicy contains the rules for all names. The
+rules here cover objects that were stored before the CRDs and the policy were installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tinsmith_operator.api.references import Reference, ReferenceKind
 ANY = "*"
 
 SECRET_PATTERN = re.compile(r".*-tls|sh\.helm\.release\..*|tinsmith-(ca|api-key|given-key)")
-"""The Secrets of certificates, of Helm's releases (with their values), and of an installation with the default name.
+"""Patterns for the Secrets of certificates, of Helm releases, and of an installation with the default name.
 
 The CRDs refuse the same names.
 """
@@ -34,7 +34,7 @@ LOADER_VARIABLES = (
 )
 """The variables by which interpreters, loaders and servers find code or compiled kernels.
 
-A model's claim may hold such code. The chart's policy has the same pattern.
+The volume of a model may contain such code. The chart's policy has the same pattern.
 """
 SERVER_ARGUMENTS = (
     r"--(gpu[-_]memory[-_]utilization|mem[-_]fraction[-_]static|max[-_]num[-_]seqs|max[-_]num[-_]batched[-_]tokens"
@@ -53,7 +53,7 @@ TAG_OR_DIGEST = r"(:[A-Za-z0-9_.-]+)?(@[a-z0-9]+:[0-9a-f]+)?"
 
 
 class Objection(NamedTuple):
-    """The reason why pods are not allowed, and a sentence about it without its full stop."""
+    """The reason why pods are not allowed, and a sentence about the reason, without the full stop."""
 
     reason: Reason
     words: str
@@ -63,7 +63,7 @@ class Objection(NamedTuple):
 class Reserved:
     """The names of the installation's own Secrets, claims and ServiceAccounts.
 
-    Sessions may pull images with the `pull_secrets`, but may not read their content.
+    Sessions may pull images with the `pull_secrets`, but may not read the content of these Secrets.
     """
 
     secrets: frozenset[str] = frozenset()
@@ -77,7 +77,8 @@ class Policy:
     """The platform team's rules for names.
 
     - `own_image`: the default image. All images in the repository of this image may run.
-    - `allowed_images`, `allowed_secrets`: patterns, in which `*` stands for any text. The pattern `*` allows all names.
+    - `allowed_images`, `allowed_secrets`: patterns; `*` in a pattern stands for any text. The pattern `*` allows all
+      names.
     """
 
     own_image: str
@@ -86,14 +87,17 @@ class Policy:
     allowed_secrets: tuple[str, ...] = (ANY,)
 
     def objection(self, references: Iterable[Reference]) -> Objection | None:
-        """Return the objection to the first reference that is not allowed, or None if all are allowed."""
+        """Return the objection to the first reference that is not allowed, or None if all references are allowed."""
         return next((found for each in references if (found := self._objection_to(each)) is not None), None)
 
     def allows_image(self, image: str) -> bool:
         return self._is_own(image) or _matches(image, self.allowed_images, TAG_OR_DIGEST)
 
     def vouches_for(self, image: str) -> bool:
-        """Return whether the platform team chose the image. Such an image is the default image or is on the list."""
+        """Return whether the platform team chose the image.
+
+        The platform team chose the default image and all images that match `allowed_images`, except by the pattern `*`.
+        """
         listed = (pattern for pattern in self.allowed_images if pattern != ANY)
         return self._is_own(image) or _matches(image, listed, TAG_OR_DIGEST)
 

@@ -1,8 +1,8 @@
 """Maintenance windows, and the budget of automatic restarts.
 
 Sessions restart automatically after a change of the default image or of the installation's settings. Automatic restarts
-are off by default. If they are on, they happen only within the window, and the budget limits how many sessions restart
-at the same time.
+are off by default. Automatic restarts happen only within the window, and the budget limits how many sessions restart at
+the same time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _WINDOW = re.compile(rf"(?:(?P<days>[A-Z][a-z]{{2}}(?:,[A-Z][a-z]{{2}})*) )?(?P<
 class Window:
     """A daily window in UTC.
 
-    - `days`: the weekdays on which it opens, with Monday as 0.
+    - `days`: the weekdays on which the window opens, with Monday as 0.
     - `opens`, `closes`: minutes of the day.
 
-    If a window closes before it opens, it ends on the next day.
+    A window with `closes` before `opens` ends on the next day.
     """
 
     days: frozenset[int]
@@ -45,7 +45,8 @@ class RestartPolicy:
     """The policy of automatic restarts.
 
     - `automatic`: whether automatic restarts are on.
-    - `budget`: how many sessions may restart at the same time, for example `2` or `10%`; at least one.
+    - `budget`: how many sessions may restart at the same time, for example `2` or `10%`; at least one session may
+      always restart.
     """
 
     automatic: bool = False
@@ -53,7 +54,7 @@ class RestartPolicy:
     window: Window | None = None
 
     def most(self, sessions: int) -> int:
-        """Return the largest number of sessions that may restart at the same time.
+        """Return how many sessions may restart at the same time.
 
         `sessions` is the number of sessions that should run.
         """

@@ -26,13 +26,13 @@ Seconds = Annotated[float, Field(gt=0)]
 def unique_identity() -> str:
     """Return an identity for this process.
 
-    It must be unique, because an earlier process in the same pod may still be writing.
+    The identity must be unique, because an earlier process in the same pod may still be writing.
     """
     return f"{socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 class InstallationNames(BaseModel):
-    """The names of the installation's own objects, in the form in which the chart writes them."""
+    """The names of the installation's own objects, in the chart's format."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
 

@@ -48,7 +48,7 @@ class LiveObject:
 
 
 class Resource(BaseModel):
-    """A part of a custom resource. It ignores unknown fields, because a newer CRD may have more fields."""
+    """A part of a custom resource. Unknown fields are ignored, because a newer CRD may have more fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
 
@@ -60,12 +60,12 @@ class Resource(BaseModel):
 _FORM = re.compile(r"^([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]?|[KMGTPE]i))$")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _LARGEST = Decimal(2**63 - 1)
-"""The largest quantity. Kubernetes reads all larger quantities as this one."""
+"""The largest quantity. Kubernetes reads every larger quantity as this quantity."""
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
 def parse_quantity(quantity: int | float | str) -> Decimal:
-    """Return the value of a quantity. Raises ValueError."""
+    """Return the value of a quantity. Raises ValueError for an invalid quantity."""
     match = _FORM.match(str(quantity))
     try:
         if match is not None:

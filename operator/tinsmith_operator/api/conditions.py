@@ -1,4 +1,4 @@
-"""The types of conditions, and their transitions."""
+"""The types of conditions, and the transitions of conditions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Truth(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason, and a message that says what happened. The message ends with what to do, if something helps."""
+    """A reason, and a message that says what happened. If a remedy exists, the message ends with the remedy."""
 
     reason: Reason
     message: str
@@ -51,7 +51,7 @@ class Finding:
 class ConditionState:
     """A desired condition, without its transition time.
 
-    With `begins`, the condition gets a new transition time even if its status does not change.
+    If `begins` is true, the condition gets a new transition time even if the status of the condition does not change.
     """
 
     type: ConditionType
@@ -63,7 +63,7 @@ class ConditionState:
 def move_conditions(
     before: Iterable[Condition], states: Iterable[ConditionState], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """Return the desired conditions. The transition time changes if the status changes, or if the condition begins."""
+    """Return the desired conditions. The transition time changes if the status changes, or if `begins` is true."""
     old = {condition.type: condition for condition in before}
     return tuple(_move(old.get(state.type), state, generation, now) for state in states)
 

@@ -1,6 +1,6 @@
-"""Tables of Kubernetes' messages about pods and other objects, and of the reasons for them.
+"""Tables that map Kubernetes' messages about pods and other objects to reasons of conditions.
 
-The messages come from the sources of the API server's admission, the scheduler and the kubelet. If a message is in no
+The messages were copied from the source code of the API server, the scheduler and the kubelet. If a message is in no
 table, a condition quotes it under a general reason.
 """
 
@@ -21,14 +21,14 @@ ADMISSION: tuple[tuple[re.Pattern[str], Reason], ...] = (
     (re.compile(r"(?:minimum|maximum) \S+ usage per |max limit to request ratio per "), Reason.RESOURCES_REFUSED),
     (re.compile(r"because it is being terminated"), Reason.NAMESPACE_TERMINATING),
 )
-"""Messages of the API server about objects that it does not admit."""
+"""Messages with which the API server refuses an object at admission."""
 
 SCHEDULER: Mapping[str, Reason] = {
     "Unschedulable": Reason.UNSCHEDULABLE,
     "SchedulerError": Reason.UNSCHEDULABLE,
     "SchedulingGated": Reason.SCHEDULING_GATED,
 }
-"""The reasons of the condition PodScheduled while its status is False."""
+"""The reasons of the condition PodScheduled with the status False."""
 
 QUEUE_GATES = "kueue.x-k8s.io/"
 """The prefix of Kueue's scheduling gates. A pod with such a gate waits in a queue."""
@@ -66,7 +66,7 @@ IMAGES = frozenset(
         "SignatureValidationFailed",
     }
 )
-"""The reasons of a container that waits for its image."""
+"""The reasons of a container that waits for an image."""
 
 MOUNT_EVENTS = frozenset(
     {
@@ -79,7 +79,7 @@ MOUNT_EVENTS = frozenset(
 SANDBOX_EVENTS = frozenset(
     {"FailedCreatePodSandBox", "NetworkNotReady", "FailedPrepareDynamicResources", "FailedValidation", "FailedSync"}
 )
-"""The reasons of Events about a pod for which its node cannot set up the network, the runtime or the devices."""
+"""The reasons of Events about a pod whose network, runtime or devices the node cannot set up."""
 PROVISIONING_EVENTS = frozenset({"ProvisioningFailed"})
 CREATION_EVENTS = frozenset(
     {

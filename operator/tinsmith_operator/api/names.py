@@ -1,4 +1,4 @@
-"""The names that the operator writes into the cluster. Other programs may rely on them."""
+"""The names that the operator writes into the cluster. Other programs may rely on these names."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ SESSION_LABEL = f"{GROUP}/session"
 POOL_LABEL = f"{GROUP}/pool"
 
 CLAIM_FINALIZER = f"{GROUP}/claim"
-"""A finalizer on a session whose claim must be deleted together with the session."""
+"""The finalizer of a session with `whenDeleted: Delete`: the operator deletes the claim before the session is gone."""
 
 IMAGE_ANNOTATION = f"{GROUP}/image"
-"""An annotation on the claim: the image that may write to this volume, as it was requested."""
+"""An annotation on the claim: the image that may write to this volume, under the name that was requested."""
 
 IMAGE_DIGEST_ANNOTATION = f"{GROUP}/image-digest"
-"""An annotation on the claim: the digest of that image when it first ran, as repository@digest."""
+"""An annotation on the claim: the digest of the pinned image at the first run, as repository@digest."""
 
 PREVIOUS_IMAGE_ANNOTATION = f"{GROUP}/previous-image"
 PREVIOUS_IMAGE_DIGEST_ANNOTATION = f"{GROUP}/previous-image-digest"
-"""An annotation on the claim: the previous image. The journal may need it again."""
+"""An annotation on the claim: the previous image. The journal may need the previous image again."""
 
 IMAGE_CHOICE_ANNOTATION = f"{GROUP}/image-chosen-by"
 """An annotation on the claim: `session` if the session's spec named the image, otherwise the installation's default."""
@@ -37,13 +37,13 @@ IMAGE_REFUSED_ANNOTATION = f"{GROUP}/image-refused"
 """An annotation on the claim: an image that refused this volume, because an earlier image must replay its journal."""
 
 IMAGE_REFUSALS_ANNOTATION = f"{GROUP}/image-refusals"
-"""An annotation on the claim: the number of these refusals."""
+"""An annotation on the claim: how often the image in `image-refused` refused this volume."""
 
 CONFIGURATION_ANNOTATION = f"{GROUP}/configuration"
-"""An annotation on each child: a hash of the desired object. It shows when a field was removed."""
+"""An annotation on each child: a hash of the desired object. A changed hash shows that a field was removed."""
 
 INPUTS_ANNOTATION = f"{GROUP}/inputs"
-"""An annotation on the pod: a hash of its inputs. If the hash changes, the worker must be restarted."""
+"""An annotation on the pod: a hash of the inputs of the pod. If the hash changes, the worker must be restarted."""
 
 SPEC_ANNOTATION = f"{GROUP}/asked"
 """An annotation on the worker's pod: a hash of the inputs that come from the session's spec.
@@ -102,12 +102,12 @@ def certificate_secret_name(workload_name: str) -> str:
 
 
 def conversion_name(session_name: str) -> str:
-    """Return the name of the Job. It fits into Kubernetes' limit even for the longest session name."""
+    """Return the name of the Job. The name fits into Kubernetes' limit even for the longest session name."""
     return f"{session_name}-conversion"
 
 
 def image_pull_name(session_name: str) -> str:
-    """Return the name of the Job. It fits into Kubernetes' limit even for the longest session name."""
+    """Return the name of the Job. The name fits into Kubernetes' limit even for the longest session name."""
     return f"{session_name}-image-pull"
 
 
@@ -120,12 +120,12 @@ def endpoint(session_name: str, namespace: str) -> str:
 
 
 def worker_dns_name(worker_id: str) -> str:
-    """Return the DNS name in a worker's certificate. Clients check it."""
+    """Return the DNS name in a worker's certificate. Clients check this name."""
     return f"{worker_id}.worker.tinsmith.internal"
 
 
 SAMPLER_DNS_NAME = "sampler.tinsmith.internal"
 """A second name in the certificate of a pool's samplers.
 
-By this name, workers admit them as clients that fetch saves.
+If a client has this name in its certificate, a worker allows it to fetch saves.
 """

@@ -1,4 +1,7 @@
-"""The common part of TrainingSessions and SamplerPools. Both own the objects that the operator creates for them."""
+"""The common part of TrainingSessions and SamplerPools.
+
+A session or pool owns the objects that the operator creates for it.
+"""
 
 from __future__ import annotations
 

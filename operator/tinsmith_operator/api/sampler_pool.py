@@ -1,4 +1,4 @@
-"""The SamplerPool and its spec. The CRD defines the bounds and defaults."""
+"""The SamplerPool and the fields of its spec. The CRD defines the bounds and defaults."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class HubSource(Resource):
 
 
 class ModelSource(Resource):
-    """The location of a model. Only the field that `type` names is set."""
+    """The location of a model. `type` names the field that is set; the other fields are None."""
 
     type: SourceType
     persistent_volume_claim: ClaimSource | None = None
@@ -58,7 +58,7 @@ class Resources(Resource):
 
 
 class PodOverrides(Resource):
-    """The pod fields that a user may set. The operator copies them into the pod unchanged."""
+    """The pod fields that a user may set. The operator copies these fields into the pod unchanged."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -88,6 +88,6 @@ class ServingSpec(Resource):
 
     @property
     def model_claims(self) -> dict[str, str]:
-        """The claims that the pods mount for the model, by the spec field that names them."""
+        """The claims that the pods mount for the model; the key is the spec field that names the claim."""
         claim = self.model.source.persistent_volume_claim
         return {"spec.model.source.persistentVolumeClaim.claimName": claim.claim_name} if claim is not None else {}

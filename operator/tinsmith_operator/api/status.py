@@ -1,4 +1,4 @@
-"""The status of a TrainingSession or SamplerPool: the state that was observed, never the desired state."""
+"""The status of a TrainingSession or SamplerPool, which contains only observed state, never desired state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class Restarts(Resource):
 
 
 class GroupRun(Resource):
-    """A run of a group: the UID of the head's pod, the restart count of its container, and the UIDs of the members."""
+    """A run of a group: the head's pod and its restart count, and the members.
+
+    `head` and `members` are UIDs of pods.
+    """
 
     head: str
     restarts: int = 0
@@ -55,7 +58,7 @@ class GroupRun(Resource):
 
 
 class PoolRequests(Resource):
-    """The time of the latest request that has been carried out, for each annotation, as the user wrote it."""
+    """For each annotation, the time in the latest request that has been carried out, as the user wrote it."""
 
     restart: str | None = None
 
@@ -91,7 +94,7 @@ class TrainingSessionStatus(OwnerStatus):
 
 
 class SamplerPoolStatus(OwnerStatus):
-    """The status of a pool. Its replica counts always have a value, because autoscalers read them."""
+    """The status of a pool. The replica counts always have a value, because autoscalers read these fields."""
 
     replicas: int = 0
     ready_replicas: int = 0

@@ -1,4 +1,4 @@
-"""The TrainingSession and its spec. The CRD defines the bounds and defaults."""
+"""The TrainingSession and the fields of its spec. The CRD defines the bounds and defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tinsmith_operator.api.status import TrainingSessionStatus
 class Parallelism(Resource):
     """The parallelism settings of a session. `nodes` is the number of pods.
 
-    The other fields are numbers of ranks among which matrices, layers, sequences or experts are divided.
+    The other fields are numbers of ranks: matrices, layers, sequences or experts are divided among this number of
+    ranks.
     """
 
     nodes: int = 1
@@ -31,7 +32,7 @@ class Parallelism(Resource):
 
 
 ALONE = Parallelism()
-"""The parallelism settings of a session whose spec has none."""
+"""The parallelism settings of a session without `parallelism` in the spec."""
 
 
 class Engine(StrEnum):
@@ -41,7 +42,7 @@ class Engine(StrEnum):
 
     @property
     def divides(self) -> bool:
-        """True if the engine divides its model among ranks. The ranks may run in several pods."""
+        """True if the engine divides the model among ranks. The ranks may run in several pods."""
         return self is not Engine.PEFT
 
 
@@ -68,8 +69,8 @@ class WhenDeleted(StrEnum):
 class Adapters(Resource):
     """The limits of adapters. The default of `max_rank` here differs from the default in the CRD.
 
-    The hashes of pods leave this default out, so another default here would restart workers whose specs contain this
-    value.
+    The hashes of pods leave this default out, so a changed default would restart each worker that has this value in its
+    spec.
     """
 
     slots: int = 8
@@ -141,9 +142,9 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks in each pod, which is one for each GPU.
+        """The number of ranks in each pod: one rank for each GPU.
 
-        Without GPUs, it is the number of ranks of one copy of the model.
+        Without GPUs, a pod has as many ranks as one copy of the model.
         """
         return self.gpus_per_node or self.divided.tensor * self.divided.pipeline
 
@@ -153,7 +154,7 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def uses_ray(self) -> bool:
-        """True if each rank is a process of its own. A single rank on the CPU runs in the worker's process."""
+        """True if each rank runs in a separate process. A single rank on the CPU runs in the worker's process."""
         return self.engine.divides and (self.gpus_per_node > 0 or self.ranks > 1)
 
 
@@ -184,7 +185,7 @@ class TrainingSession(Owner):
 
 
 def parse_session(body: Mapping[str, Any]) -> TrainingSession:
-    """Return the session. Raises Unreadable, which names the invalid field."""
+    """Return the session. Raises Unreadable with the name of the invalid field."""
     try:
         return TrainingSession(
             **identity_of(body),

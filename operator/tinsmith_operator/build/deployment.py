@@ -1,4 +1,4 @@
-"""The Deployment of a pool's samplers and token server, and its PodDisruptionBudget."""
+"""The Deployment of a pool's samplers and token server, and the PodDisruptionBudget of the pool."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ from tinsmith_operator.build.volumes import SHARED_MEMORY_PATH, Mounted, in_memo
 from tinsmith_operator.installation import Installation
 
 PROGRESS_MARGIN_SECONDS = 600
-"""The time to find a node and to pull the image. It is added to the spec's time for loading the model."""
+"""The time to find a node and to pull the image.
+
+The Deployment's progress deadline is the sum of this time and the spec's `startup_timeout_seconds`.
+"""
 
 SCRATCH_PATH = "/var/lib/tinsmith/scratch"
 SCRATCH_LIMIT = "256Gi"
-"""The room for the adapters of a replica, which its server reads from disk, and for compiled kernels."""
+"""The disk space of a replica for compiled kernels and for the adapters that the server reads from disk."""
 SHARED_MEMORY_BYTES = 16 * 2**30
-"""The size of /dev/shm, through which the processes of one server communicate. Its content counts as memory."""
+"""The size of /dev/shm: the processes of one server communicate through shared memory.
+
+The content of /dev/shm counts as memory of the pod.
+"""
 
 VARIABLES = {
     # Without these variables, compiled kernels are stored in HOME and /tmp, which are small.
@@ -42,7 +48,7 @@ VARIABLES = {
 def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Manifest:
     """Return the Deployment. A new sampler must be ready before an old sampler stops.
 
-    The template contains a hash of its own content.
+    The pod template contains a hash of its own content.
     """
     sealed_part = sealed(
         {
@@ -105,9 +111,9 @@ def sampler_arguments(pool: SamplerPool, installation: Installation) -> list[str
 def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str | None) -> str:
     """Return a hash of the pods' inputs. When the hash changes, the Deployment replaces the pods.
 
-    If the spec names an image, the hash includes it. The hash does not include the installation's default image, so a
-    new default image takes effect only at the next rollout. The hash also leaves out default values and the number of
-    replicas.
+    If the spec names an image, the hash includes the image. The hash does not include the installation's default image,
+    so a new default image takes effect only at the next rollout. The hash also leaves out default values and the number
+    of replicas.
     """
     spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     return _hashed(spec, pool, installation, restart)
@@ -116,7 +122,7 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
 def equivalent_sampler_hashes(
     pool: SamplerPool, installation: Installation, restart: str | None, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Return the hashes of pods that run the same containers. They differ only in how a node pulls the image.
+    """Return the hashes of pods that run the same containers. Such pods differ only in how a node pulls the image.
 
     `pull_secrets` are the pull Secrets in the template with which the caller compares.
     """
@@ -140,7 +146,7 @@ def _hashed(spec: Manifest, pool: SamplerPool, installation: Installation, resta
 
 
 def build_budget(pool: SamplerPool) -> Manifest:
-    """Return the budget. It allows to evict one working sampler at a time.
+    """Return the budget. The budget allows the eviction of one working sampler at a time.
 
     A sampler that does not work may always be evicted.
     """
@@ -166,7 +172,7 @@ def _spread(pool: SamplerPool) -> Manifest:
 
 
 def server_arguments(spec: SamplerPoolSpec) -> list[str]:
-    """Return the arguments for the server. They are empty for a pool without a server."""
+    """Return the arguments for the server. For a pool without a server, return no arguments."""
     if not spec.runs_a_server:
         return []
     options = {

@@ -1,14 +1,15 @@
 """The Jobs of a session.
 
-The conversion Job converts the session's model once, before the session's pods occupy GPUs. The Job runs the worker's
-image with the worker's flags, environment and volumes for the model. The Job has no journal, no certificate, no
-credentials for checkpoints, and no GPU. It has no deadline, because its duration depends on the model, the hub and the
-volume. A complete Job is kept, because it records that the model is converted.
+The conversion Job converts the session's model once, before the session's pods occupy GPUs. The conversion Job has the
+image of the worker, and the flags, environment and volumes that the worker needs for the model. The conversion Job has
+no journal, no certificate, no credentials for checkpoints, and no GPU. The conversion Job has no deadline, because its
+duration depends on the model, the hub and the volume. A complete conversion Job is kept, because the Job records that
+the model is converted.
 
-The image pull Job pulls a new image onto a worker's node while the worker still runs. Its pod gets the image in the
-same way as the worker's pod: with the same pull Secrets, ServiceAccount and tolerations. The pod runs Python without
-any work, and has neither volumes nor credentials. If the image cannot be used, the operator so learns this before it
-stops the worker. This Job has no deadline either, because the kubelet retries the pull as long as the pod exists.
+The image pull Job pulls a new image onto a worker's node while the worker still runs. The pod of this Job has the pull
+Secrets, ServiceAccount and tolerations of the worker's pod. The pod runs Python without any work, and has neither
+volumes nor credentials. The operator thus finds out that an image cannot be used before it stops the worker. The image
+pull Job has no deadline, because the kubelet retries the pull as long as the pod exists.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ COMMAND = ["python3", "-m", "tinsmith_trainer.conversion"]
 MOST_RETRIES = 6
 """The number of retries.
 
-With the pauses of the Job's controller they take ten minutes, in which a hub may come back.
+With the pauses of the Job controller, the retries take ten minutes, so a short outage of the hub does no harm.
 """
 
 FLAGS_REFUSED = 2
 
 GRACE_SECONDS = 30
-"""The grace period of the Job's pods. It is short, because a model that is only partly converted is useless."""
+"""The grace period of the Job's pods. The period is short, because a model that is only partly converted is useless."""
 
 PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
@@ -109,7 +110,7 @@ FAILURE_RULES: list[Manifest] = [
 
 
 def _template(session: TrainingSession, installation: Installation, plan: WorkerPlan, inputs: str) -> Manifest:
-    """Return the template of the Job's pods. A pod is kept, with its log, until the Job is deleted."""
+    """Return the template of the Job's pods. Each pod is kept, with its log, until the Job is deleted."""
     spec = session.spec
     volumes = engine_volumes(spec, model_volumes(spec))
     container: Manifest = {
@@ -148,7 +149,7 @@ def conversion_arguments(session: TrainingSession) -> list[str]:
 
 
 def _resources(spec: TrainingSessionSpec) -> Manifest:
-    """Return the resources of one of the session's pods, without its devices.
+    """Return the resources of one pod of the session, without GPUs and other devices.
 
     A conversion needs about twice the memory of the model. This memory is free, because the session's pods start only
     later.
@@ -164,13 +165,13 @@ def _resources(spec: TrainingSessionSpec) -> Manifest:
 PULL_COMPONENT = {"app.kubernetes.io/component": "image-pull"}
 NO_WORK = ["python3", "-c", "pass"]
 MOST_PULL_RETRIES = 2
-"""The number of retries for an image that was pulled but does not run, for example because of its architecture."""
+"""The number of retries for an image that was pulled but does not run, for example on a CPU of another architecture."""
 PULL_GRACE_SECONDS = 5
 PULL_RESOURCES: Manifest = {
     "requests": {"cpu": "10m", "memory": "64Mi"},
     "limits": {"cpu": "100m", "memory": "64Mi"},
 }
-"""The resources of the pod. All four values are set, because a quota may require each of them."""
+"""The resources of the pod. All four values are set, because a quota may require any of the four."""
 
 
 def build_image_pull(session: TrainingSession, installation: Installation, image: str, node: str) -> Manifest:
@@ -219,7 +220,7 @@ def _pull_template(session: TrainingSession, installation: Installation, image: 
 
 
 def _on_node(node: str) -> Manifest:
-    """Return an affinity to the node by its name, as a DaemonSet does.
+    """Return an affinity that selects the node by name, as in the pods of a DaemonSet.
 
     The hostname label may differ from the name of the node.
     """

@@ -19,7 +19,7 @@ from tinsmith_operator.api.owner import Owner
 
 
 def fingerprint(value: Any) -> str:
-    """Return a hash of the content. It does not depend on the order of the keys."""
+    """Return a hash of the content. The hash does not depend on the order of the keys."""
     content = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -27,13 +27,13 @@ def fingerprint(value: Any) -> str:
 def selector_labels(owner: Owner) -> dict[str, str]:
     """Return the labels that select the owner's pods.
 
-    Never add labels here, because some fields that use these labels cannot be changed.
+    Never add a label, because these labels are in immutable fields such as a Deployment's selector.
     """
     return {"app.kubernetes.io/name": owner.APPLICATION, owner.LABEL: owner.name}
 
 
 def member_selector(owner: Owner) -> dict[str, str]:
-    """Return the labels that select the member pods of a group. They must not select the worker's pod."""
+    """Return the labels that select the member pods of a group. These labels must not select the worker's pod."""
     return {"app.kubernetes.io/name": MEMBER_APPLICATION, owner.LABEL: owner.name}
 
 
@@ -68,7 +68,7 @@ def child_metadata(owner: Owner, name: str) -> Manifest:
 def sealed(manifest: Manifest) -> Manifest:
     """Return the object with a hash of its content as an annotation.
 
-    By this hash, a comparison also finds fields that must be removed.
+    The hash lets a comparison find fields that must be removed.
     """
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), CONFIGURATION_ANNOTATION: fingerprint(manifest)}

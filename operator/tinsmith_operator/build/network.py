@@ -1,4 +1,4 @@
-"""The Service of a workload's pods, their NetworkPolicy, and the Secret with their certificate."""
+"""The Service, the NetworkPolicy and the Secret with the certificate for the pods of a workload."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CREDENTIALS: Manifest = {
 
 
 def build_service(owner: Owner) -> Manifest:
-    """Return the headless Service. It also selects pods that are not ready.
+    """Return the headless Service. The Service also selects pods that are not ready.
 
-    The reason is that the API server calls workers that still replay their journal, and samplers that drain.
+    The API server must reach workers that still replay their journal, and samplers that drain.
     """
     return sealed(
         {
@@ -47,7 +47,7 @@ def build_pool_policy(pool: SamplerPool, installation: Installation) -> Manifest
 
     The policy allows samplers to fetch saves from the workers of sessions in the namespace.
 
-    API servers send the workers' addresses, so samplers need no DNS for these connections.
+    The API server sends the addresses of workers to samplers, so samplers need no DNS for these connections.
     """
     policy = build_policy(pool, installation)
     saves = {"to": [_pods_of(WORKER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
@@ -73,9 +73,9 @@ def build_policy(owner: Owner, installation: Installation) -> Manifest:
 def build_session_policy(session: TrainingSession, installation: Installation) -> Manifest:
     """Return the NetworkPolicy of a session.
 
-    The pods of one session may connect to each other on all ports, because Ray and NCCL choose their ports. No other
-    pod may connect to these ports, because a program could be run through them. Samplers in the namespace fetch saves
-    through the port of the worker.
+    Pods of one session may connect to all ports of pods of the same session, because Ray and NCCL choose ports freely.
+    No other pod may connect to the ports of Ray, because any client of Ray can run programs in the pod. Samplers in the
+    namespace fetch saves through the port of the worker.
     """
     policy = build_policy(session, installation)
     samplers = {"from": [_pods_of(SAMPLER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
@@ -130,9 +130,9 @@ def _tcp(port: int) -> Manifest:
 
 
 def egress(source: ModelSource, installation: Installation) -> list[Manifest]:
-    """Return the egress rules for DNS, the hub and the object store.
+    """Return the rules for outgoing connections to DNS, the hub and the object store.
 
-    They are empty if the pod needs no such connection.
+    If the pod needs no such connection, return no rules.
     """
     ports = {HTTPS_PORT} if source.type is SourceType.HUB else set()
     if (port := installation.checkpoint_port) is not None:

@@ -38,7 +38,7 @@ GPU_VARIABLES = {
 
 
 def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None]:
-    """Return the options. There are none if the session's engine does not divide its model."""
+    """Return the options. If the session's engine does not divide the model, return no options."""
     if not spec.engine.divides:
         return {}
     parallelism = spec.divided
@@ -81,7 +81,10 @@ def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> lis
 
 
 def shared_bytes(spec: TrainingSessionSpec) -> int:
-    """Return the size of /dev/shm: a quarter of the pod's memory. The ranks on one node communicate through it."""
+    """Return the size of /dev/shm: a quarter of the pod's memory.
+
+    The ranks on one node communicate through /dev/shm.
+    """
     shared_memory = spec.pod.shared_memory
     if shared_memory is not None:
         return int(parse_quantity(shared_memory))

@@ -1,4 +1,4 @@
-"""The template of a pod that serves a model, and its container with flags, environment and probes."""
+"""The template of a pod that serves a model, with the container's flags, environment and probes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ POD_SECURITY: Manifest = {
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 PULL_FIELDS = frozenset({"image_pull_policy", "image_pull_secrets"})
-"""The fields that determine how a node pulls the image. They do not change which program runs."""
+"""The fields that determine how a node pulls the image. These fields do not change which program runs."""
 
 
 def pull_variants(overrides: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
-    """Yield the pod's overrides with each way in which a node may pull the same image.
+    """Yield variants of the pod's overrides: one variant for each way in which a node may pull the same image.
 
     `pull_secrets` are the pull Secrets of the pod with which the caller compares.
     """
@@ -100,7 +100,7 @@ def _as_the_user_wrote(pod: PodOverrides) -> Manifest:
 
 STARTUP_PERIOD_SECONDS = 5
 TERMINATION_LOG = "/dev/termination-log"
-"""The file from which the kubelet reads the termination message of a container."""
+"""The file with the termination message of a container; the kubelet reads this file."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 OWN_VARIABLES = frozenset({"HOME", "HF_HOME", "HF_TOKEN", THREADS_VARIABLE})
 
@@ -123,7 +123,7 @@ def build_container(
 ) -> Manifest:
     """Return the container.
 
-    - `variables`: the variables that its engine needs.
+    - `variables`: the variables that the engine needs.
     - `processes`: the number of processes that share the container's threads.
     """
     pod = spec.pod
@@ -160,7 +160,7 @@ def model_options(model: Model) -> dict[str, str]:
 
 
 def listen_options() -> dict[str, str]:
-    """Return the addresses on which the process listens for calls and for the kubelet's probes."""
+    """Return the flags for the addresses on which the process serves calls and the kubelet's probes."""
     return {
         "listen": f"0.0.0.0:{RPC_PORT}",
         "tls-directory": TLS_PATH,
@@ -169,7 +169,7 @@ def listen_options() -> dict[str, str]:
 
 
 def identity_options(worker_id: str) -> dict[str, str]:
-    """Return the options for the worker's ID and for the path of its termination message."""
+    """Return the options for the worker's ID and for the path of the termination message."""
     return {"worker-id": worker_id, "termination-log": TERMINATION_LOG}
 
 
@@ -229,7 +229,7 @@ def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), pro
 def thread_count(resources: Resources) -> int:
     """Return the number of threads of a process.
 
-    It depends on the spec and not on the node, so that a replay gives identical sums.
+    The number depends only on the spec, not on the node, so that a replay gives identical sums.
     """
     cpu = resources.limits.get("cpu", resources.requests.get("cpu", 1))
     return max(1, math.ceil(parse_quantity(cpu)))

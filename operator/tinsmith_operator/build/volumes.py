@@ -22,7 +22,7 @@ SHARED_MEMORY_PATH = "/dev/shm"
 
 SCRATCH_LIMIT = "1Gi"
 HUB_CACHE_LIMIT = "512Gi"
-"""The limit on the hub's cache. It is larger than the largest model that one node trains.
+"""The limit on the hub's cache. The limit is larger than the largest model that one node trains.
 
 The disk of the node is the actual limit.
 """
@@ -45,7 +45,10 @@ class Mounted(NamedTuple):
 
 
 def pod_volumes(mounted: Sequence[Mounted]) -> list[Manifest]:
-    """Return one volume for each claim. A kubelet never starts a pod that has two volumes with the same claim."""
+    """Return the volumes, with only one volume for each claim.
+
+    A kubelet never starts a pod that has two volumes for the same claim.
+    """
     return [each.volume for each in mounted if _volume_of(each, mounted) is each]
 
 
@@ -115,7 +118,7 @@ def scratch(limit: str) -> Manifest:
 def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest | None:
     """Return the claim, or None if the spec names an existing claim.
 
-    The claim has no owner, so it outlives the session.
+    The claim has no owner reference, so Kubernetes does not delete the claim together with the session.
     """
     storage = session.spec.storage
     if storage.existing_claim is not None:
@@ -137,6 +140,6 @@ def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Man
 
 
 def build_claim_annotations(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest:
-    """Return the annotations. They are the only part of a user's claim that the operator writes."""
+    """Return the annotations. In a claim that a user created, the operator writes only these annotations."""
     metadata = {"name": session.claim_name, "namespace": session.namespace, "annotations": dict(annotations)}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}

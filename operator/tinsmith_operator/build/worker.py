@@ -29,12 +29,15 @@ from tinsmith_operator.installation import Installation
 
 SHORTEST_GRACE_SECONDS = 60
 SHORTEST_DIVIDED_GRACE_SECONDS = 300
-"""The shortest grace period for ranks.
+"""The shortest grace period of a worker with several ranks.
 
-It is longer, because adapters are gathered from all ranks before they are written.
+A worker with several ranks needs more time, because it gathers adapters from all ranks before it writes them.
 """
 GRACE_STEP_SECONDS = 30
-"""The step to which grace periods are rounded. It is large, so that not every measurement changes the StatefulSet."""
+"""The step to which grace periods are rounded.
+
+The step is large, so that not every measurement changes the StatefulSet.
+"""
 
 LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "restart"})
 
@@ -57,9 +60,9 @@ class PinnedImage:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The plan by which the worker starts.
+    """The image, the worker ID and the other values with which the worker starts.
 
-    `restart` is the latest restart request. A pod that has not carried out this request is restarted.
+    `restart` is the latest restart request. A pod that was started before this request is restarted.
     """
 
     worker_id: str
@@ -81,9 +84,9 @@ def grace_seconds(session: TrainingSession) -> int:
 def inputs_hash(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> str:
     """Return a hash of the pod's inputs: the spec, and the installation's settings for pods.
 
-    A pod with another hash must be restarted, unless its hash is among the `equivalent_hashes`. The hash leaves out
-    everything that the operator itself adds, so a newer operator does not restart workers. It also leaves out defaults,
-    because a newer operator may have additional fields with defaults.
+    A pod with a different hash must be restarted, unless `equivalent_hashes` contains the pod's hash. The hash leaves
+    out everything that the operator itself adds, so a newer operator does not restart workers. Default values are left
+    out too, because a newer operator may have additional fields with defaults.
     """
     return _hashed(_inputs(session, installation, plan))
 
@@ -91,7 +94,7 @@ def inputs_hash(session: TrainingSession, installation: Installation, plan: Work
 def equivalent_hashes(
     session: TrainingSession, installation: Installation, plan: WorkerPlan, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Return the hashes of pods that run the same containers. They differ only in how a node pulls the image.
+    """Return the hashes of pods that run the same containers. Such pods differ only in how a node pulls the image.
 
     `pull_secrets` are the pull Secrets of the pod with which the caller compares.
     """
@@ -167,7 +170,7 @@ def worker_template(session: TrainingSession, installation: Installation, plan: 
 def worker_arguments(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> list[str]:
     """Return the worker's arguments.
 
-    They name the image as it was requested, because at the first start the digest is not known yet.
+    The arguments contain the requested name of the image, because the digest is not known before the first start.
     """
     spec = session.spec
     options = {

@@ -23,7 +23,10 @@ from tinsmith_operator.installation import Installation
 
 
 def build_workload(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return a StatefulSet if the session has one pod. If it has several, return a RayCluster, which KubeRay runs."""
+    """Return a StatefulSet if the session has one pod.
+
+    If the session has several pods, return a RayCluster, which KubeRay runs.
+    """
     build = build_ray_cluster if session.spec.is_group else build_stateful_set
     return build(session, installation, plan)
 
@@ -31,7 +34,7 @@ def build_workload(session: TrainingSession, installation: Installation, plan: W
 def build_stateful_set(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
     """Return the StatefulSet.
 
-    Its update strategy is OnDelete, so only the operator restarts a worker after a change of the template.
+    The update strategy is OnDelete, so only the operator restarts a worker after a change of the template.
     """
     return sealed(
         {
@@ -56,9 +59,9 @@ VERSIONS_ON_GPUS: Mapping[Engine, str] = {Engine.NEMO_RL: "2.56.1", Engine.MILES
 """The version of Ray in each of the project's images: with only megatron-core, with NeMo RL, and with Miles."""
 
 GCS_PORT = 6379
-"""The port of the Global Control Service on the head, to which members connect."""
+"""The port of the Global Control Service on the head; members connect to this port."""
 RAYLET_PORT = 6380
-"""The port of the raylet. It listens while its pod belongs to the group."""
+"""The port of the raylet. The raylet listens while its pod belongs to the group."""
 
 OWN_ADDRESS = "POD_IP"
 POD_ADDRESS: Manifest = {"name": OWN_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -72,7 +75,8 @@ OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 WITH_A_TOKEN = {"mode": "token"}
 """The authentication of Ray.
 
-KubeRay issues a token for each cluster, so other pods cannot run programs there, even without a NetworkPolicy.
+KubeRay issues a token for each RayCluster, so even without a NetworkPolicy, other pods cannot run programs in a
+cluster.
 """
 
 MEMBERS_GROUP = "members"
@@ -90,7 +94,7 @@ while timeout 2 bash -c "exec 3<>/dev/tcp/$head/{GCS_PORT}" 2>/dev/null; do slee
 
 
 def build_ray_cluster(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return a RayCluster of a fixed size. Only the operator restarts pods after a change of their template."""
+    """Return a RayCluster of a fixed size. After a change of the template, only the operator restarts pods."""
     metadata, members = child_metadata(session, session.workload_name), session.spec.divided.nodes - 1
     return sealed(
         {
@@ -127,7 +131,7 @@ def _suspended(installation: Installation, plan: WorkerPlan) -> Manifest:
 
 
 def _head_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """Return the template of the worker's pod. Its container starts Ray first and then the worker."""
+    """Return the template of the worker's pod. The container starts Ray first and then the worker."""
     template = worker_template(session, installation, plan)
     [worker] = template["spec"]["containers"]
     head = {
@@ -191,7 +195,7 @@ exec ray start --address="$head:{GCS_PORT}" --node-ip-address="${OWN_ADDRESS}" -
 def _member_probes(spec: TrainingSessionSpec) -> Manifest:
     """Return the probes for Ray.
 
-    They do not check the ranks, because ranks may compute or wait for each other for minutes.
+    The probes do not check the ranks, because a rank may compute or wait for another rank for minutes.
     """
     probe = {"tcpSocket": {"port": RAYLET_PORT}}
     return {
@@ -209,7 +213,7 @@ def ray_version(spec: TrainingSessionSpec, installation: Installation) -> str:
 def shell(script: str, name: str) -> list[str]:
     """Return the command of a container.
 
-    It receives the container's arguments. `name` is the name of the shell in error messages.
+    The command receives the arguments of the container. `name` is the name of the shell in error messages.
     """
     return ["/bin/bash", "-ec", escape_dollars(script), name]
 

@@ -1,1 +1,1 @@
-"""The certificate authority of an installation, and the certificates that it issues."""
+"""The certificate authority of an installation, and the certificates that the authority issues."""

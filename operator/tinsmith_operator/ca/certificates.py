@@ -1,8 +1,8 @@
-"""The certificate authority of an installation, and the leaf certificates that it signs.
+"""The certificate authority of an installation, and the leaf certificates that the authority signs.
 
-The key of the authority exists only in its Secret and in this process. A worker cannot act as a client with its
-certificate, and the API server cannot act as a worker with its own. A pool's samplers are both servers and clients,
-because they fetch saves from workers.
+The key of the authority exists only in its Secret and in this process. The certificate of a worker is valid only for
+servers, and the certificate of the API server only for clients. The certificate of a pool's samplers is valid for
+servers and clients, because samplers fetch saves from workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Use(Enum):
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf certificate with its key, and the authorities that its holder trusts, in PEM."""
+    """A leaf certificate, its key, and the certificates of the trusted authorities, in PEM."""
 
     certificate: bytes
     key: bytes
@@ -80,7 +80,7 @@ class Authority:
 
     @property
     def bundle(self) -> bytes:
-        """The certificates of the authorities that the holders of its leaf certificates trust."""
+        """The certificates of all trusted authorities, for the `ca.crt` of each leaf certificate's Secret."""
         return b"".join(map(certificate_pem, (self.certificate, *self.others)))
 
     def secret_data(self) -> SecretData:
@@ -96,7 +96,7 @@ class Authority:
             )
 
     def issue(self, dns_names: tuple[str, ...], use: Use, now: datetime) -> Leaf:
-        """Issue a key and a certificate for these names. The certificate does not outlive the authority.
+        """Issue a key and a certificate for the given names. The certificate does not outlive the authority.
 
         Raises AuthorityInvalid if the authority has expired.
         """
@@ -130,7 +130,11 @@ def new_authority(release: str, now: datetime) -> Authority:
 
 
 def read_authority(secret: Manifest, files: str = "tls") -> Authority:
-    """Return the authority in a Secret. `files` are the names of the files without suffix. Raises AuthorityInvalid."""
+    """Return the authority in a Secret.
+
+    `files` are the names of the files without suffix. Raises AuthorityInvalid if the Secret does not hold a valid
+    authority.
+    """
     try:
         certificate, key = read_certificate(secret, f"{files}.crt"), _key(secret, f"{files}.key")
         if key.public_key() != certificate.public_key():
@@ -157,8 +161,8 @@ def read_facts(secret: Manifest) -> CertificateFacts | None:
 def parse_facts(secret: Manifest) -> CertificateFacts:
     """Return the facts about the leaf certificate in a Secret. Raises CertificateUnreadable.
 
-    `authority_fingerprint` is the fingerprint of `ca.crt`. It is empty if the first certificate in `ca.crt` is not the
-    issuer of the leaf certificate.
+    `authority_fingerprint` is the fingerprint of `ca.crt`. The fingerprint is empty if the first certificate in
+    `ca.crt` is not the issuer of the leaf certificate.
     """
     try:
         leaf, key = read_certificate(secret, "tls.crt"), _key(secret, "tls.key")
@@ -182,7 +186,10 @@ def parse_facts(secret: Manifest) -> CertificateFacts:
 
 
 def read_certificate(secret: Manifest, name: str) -> x509.Certificate:
-    """Return the certificate in one of a Secret's files. The parser can raise any exception (see `_why_not`)."""
+    """Return the certificate in one of a Secret's files.
+
+    The parser of certificates can raise any exception (see `_why_not`).
+    """
     return x509.load_pem_x509_certificate(_decoded(secret, name, LONGEST_CERTIFICATE))
 
 
@@ -196,8 +203,8 @@ def _key(secret: Manifest, name: str) -> ec.EllipticCurvePrivateKey:
 def _why_not(error: Exception) -> str:
     """Return the message of an exception that the parser of certificates raised.
 
-    It can raise ValueError and a dozen exceptions that have no common base class: for unknown curves, repeated
-    extensions, or undefined versions.
+    The parser raises ValueError or one of a dozen unrelated exceptions, for example for an unknown curve or a repeated
+    extension.
     """
     return str(error) or type(error).__name__
 

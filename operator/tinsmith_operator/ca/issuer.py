@@ -1,10 +1,10 @@
 """The certificates of an installation.
 
-The authority of the installation issues them, and Secrets in its namespace store them.
+The authority of the installation issues the certificates, and Secrets store them.
 
 Only one operator can create the authority, by a POST; all other operators read the result. A new authority takes over
-before the old one expires, or on request (`rotation.py`). If an administrator replaces the authority, for example from
-a backup, the operator adopts it and issues all leaf certificates again.
+before the old authority expires, or on request (`rotation.py`). If an administrator replaces the authority, for example
+from a backup, the operator adopts the new authority and issues all leaf certificates again.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Issuer:
     ) -> None:
         """Prepare the issuer.
 
-        `leaves` is a function that returns the owner of each leaf certificate of sessions and pools, and the
-            authorities that the owner trusts. It returns None while these are not known.
-        `pause_seconds` is the time after which all processes have read their files again.
+        `leaves` is a function that returns each session and pool with a leaf certificate, and the fingerprint of the
+        authorities that this owner trusts. The function returns None while the owners are not known. `pause_seconds` is
+        the time within which every process reads its certificate files again.
         """
         self._cluster = cluster
         self._namespace = namespace
@@ -118,14 +118,14 @@ class Issuer:
 
     @property
     def is_known(self) -> bool:
-        """True if the authority was read, or if it is known why it cannot be read."""
+        """True if the authority was read, or if a problem prevents the reading."""
         return self._authority is not None or self.problem is not None
 
     async def refresh(self) -> float:
         """Update the Secrets of the authority and of the API server. Return the seconds until the next check.
 
-        Raises AuthorityInvalid, SecretTaken and ClusterError. An authority that was read earlier is used until it
-        expires.
+        Raises AuthorityInvalid, SecretTaken and ClusterError. If the Secret cannot be read, the authority that was read
+        last is used until it expires.
         """
         try:
             seconds = await self._refresh()
@@ -153,7 +153,7 @@ class Issuer:
         return min(LOOK_AGAIN_SECONDS, max(60.0, seconds))
 
     def operator_leaf(self) -> Leaf:
-        """Return the operator's own client certificate. It exists only in memory."""
+        """Return the operator's own client certificate. This certificate exists only in memory."""
         now = self._clock()
         leaf, authority = self._leaf, self.authority
         if leaf is None or leaf.authority != authority.bundle or now >= leaf.not_after - RENEWAL:
@@ -163,7 +163,7 @@ class Issuer:
     def issue_for_worker(self, dns_names: tuple[str, ...]) -> Leaf:
         """Issue the certificate of a worker.
 
-        If the names include the sampler's name, the certificate also allows calls to workers.
+        If the names include the name of samplers, the holder of the certificate may also call workers.
         """
         use = Use.BOTH if SAMPLER_DNS_NAME in dns_names else Use.SERVER
         return self.authority.issue(dns_names, use, self._clock())
@@ -185,7 +185,7 @@ class Issuer:
         return await self._cluster.get(SECRETS, self._namespace, self._authority_secret)
 
     async def _rotated(self, secret: Manifest) -> Stored:
-        """Take the next step of a rotation if it is due. Return the authority."""
+        """Take the next step of a rotation if a step is due. Return the authority."""
         stored = read_stored(secret)
         if stored.state is State.AT_REST:
             if not is_requested(secret, stored.current, self._clock()):
@@ -200,7 +200,7 @@ class Issuer:
         return after
 
     def _all_leaves_follow(self, stored: Stored) -> bool:
-        """Return whether all leaf certificates have been up to date for long enough.
+        """Return whether all leaf certificates have been up to date for `pause_seconds`.
 
         A new leader starts to count again from zero.
         """
@@ -219,7 +219,9 @@ class Issuer:
         return now >= self._followed[1] + self._pause_seconds
 
     async def _ensure_api_server_certificate(self, authority: Authority) -> CertificateFacts:
-        """Issue the API server's certificate if this is necessary. Return the facts about the certificate.
+        """Issue the API server's certificate if it is missing, outdated or due for renewal.
+
+        Return the facts about the certificate.
 
         Raises SecretTaken.
         """

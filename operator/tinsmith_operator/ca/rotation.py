@@ -1,7 +1,7 @@
 """The rotation of the certificate authority, without interruption.
 
 The Secret of the authority records the state. All processes must trust the next authority before it issues
-certificates. The previous authority is trusted until none of its certificates is in use.
+certificates. The previous authority is trusted until all its certificates have been replaced.
 
 | State | In the Secret, in addition to `tls.crt` and `tls.key` | Leaves are issued by | and trust |
 |---|---|---|---|
@@ -9,7 +9,7 @@ certificates. The previous authority is trusted until none of its certificates i
 | trusting | `next.crt`, `next.key` | the authority | it and the next |
 | issuing | `previous.crt` | the authority, which was the next | it and the previous |
 
-A state ends when all leaf certificates have been up to date for so long that each process has read its files again.
+A state ends when all leaf certificates are up to date and each process has had time to read its files again.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from tinsmith_operator.ca.certificates import (
 from tinsmith_operator.errors import AuthorityInvalid
 
 ROTATE_ANNOTATION = f"{GROUP}/rotate"
-"""An annotation that an administrator sets on the Secret of the authority. Its value may be any word.
+"""An annotation that an administrator sets on the Secret of the authority. The value of the annotation may be any word.
 
-The authority is rotated once for each new word.
+For each new word in the annotation, the authority is rotated once.
 """
 ROTATED_ANNOTATION = f"{GROUP}/rotated"
-"""An annotation on the same Secret: the word for which the authority was last rotated."""
+"""An annotation on the Secret of the authority: the word for which the authority was last rotated."""
 
 BEFORE_ITS_END = timedelta(days=90)
-"""The time before an authority's end at which it is rotated. If a third of its life is shorter, this applies instead.
+"""The time between a rotation and the expiry of the old authority.
 
-Leaf certificates must not expire with the authority, and there must be time for repairs.
+For an authority with a short life, the time is a third of its life.
+
+The time is long, so that leaf certificates do not expire with the authority and administrators have time for repairs.
 """
 
 
@@ -57,7 +59,10 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of the Secret. `current` is the authority that signs, together with the other trusted authorities."""
+    """The content of the Secret.
+
+    `current` is the authority that signs; `current.others` are the other trusted authorities.
+    """
 
     current: Authority
     following: Authority | None = None
@@ -80,7 +85,10 @@ class Stored:
 
 
 def read_stored(secret: Manifest) -> Stored:
-    """Return the parsed content of the Secret. Raises AuthorityInvalid."""
+    """Return the parsed content of the Secret.
+
+    Raises AuthorityInvalid if the Secret does not hold a valid authority.
+    """
     current, held = read_authority(secret), secret.get("data") or {}
     if "next.crt" in held:
         following = read_authority(secret, "next")
@@ -98,7 +106,7 @@ def read_stored(secret: Manifest) -> Stored:
 
 
 def is_requested(secret: Manifest, current: Authority, now: datetime) -> bool:
-    """Return whether to rotate: an administrator requests it, or the operator's own authority expires soon."""
+    """Return whether to rotate: an administrator requests a rotation, or the operator's own authority expires soon."""
     metadata = secret["metadata"]
     annotations = metadata.get("annotations") or {}
     if (metadata.get("labels") or {}).get(MANAGED_BY_LABEL) != MANAGER:
@@ -130,6 +138,6 @@ def continue_rotation(stored: Stored) -> Manifest:
 def outdated_leaves(trust: str, leaves: Iterable[tuple[str, str]]) -> list[str]:
     """Return the owners whose leaf certificates are outdated.
 
-    `leaves` are the owners, and the fingerprint that each owner trusts.
+    `leaves` contains each owner, with the fingerprint that this owner trusts.
     """
     return [name for name, known in leaves if known != trust]

@@ -1,4 +1,4 @@
-"""The actions that make up a decision: changes of a session or pool, and of its children.
+"""The actions that make up a decision: changes of a session or pool, and of the children of this owner.
 
 The operator carries out the actions in order, and stops at the first action that fails. The next decision starts from
 the state of the cluster at that time.
@@ -29,9 +29,9 @@ class Create:
 class Apply:
     """A server-side apply with force, to this version of this object.
 
-    The object was created by POST, which the API server records as an *Update* by the operator's field manager. So a
-    JSON patch must first change that entry of `metadata.managedFields` to an *Apply*. Otherwise, fields that are no
-    longer in the manifest would stay in the object.
+    The object was created by POST, which the API server records as an *Update* by the operator's field manager. So
+    before the apply, a JSON patch must change this entry of `metadata.managedFields` to an *Apply*. Otherwise, fields
+    that are no longer in the manifest would stay in the object.
     """
 
     manifest: Manifest
@@ -52,11 +52,11 @@ class Annotate:
 
 @dataclass(frozen=True)
 class Delete:
-    """A deletion of the object with this UID. If a version is given, it must also match.
+    """A deletion of the object with this UID. If a version is given, the object must also have this version.
 
-    If the object does not exist, it counts as deleted.
+    An object that does not exist counts as deleted.
 
-    - `grace_period_seconds`: the grace period of a pod; None: the period in the object.
+    - `grace_period_seconds`: the grace period of a pod; None: the grace period in the pod's spec.
     - `why`: the reason, for the log.
     """
 
@@ -70,10 +70,10 @@ class Delete:
 
 @dataclass(frozen=True)
 class IssueCertificate:
-    """A new key and certificate for these names. They are written into the data of a Secret.
+    """A new key and certificate for `names`, written into the data of a Secret.
 
     - `manifest`: the whole Secret without `data`.
-    - `uid`, `resource_version`: those of the existing Secret; None: the Secret is created.
+    - `uid`, `resource_version`: the UID and version of the existing Secret; None: the Secret is created.
     """
 
     manifest: Manifest
@@ -120,8 +120,8 @@ class Decision:
     """The actions to carry out now, and the time of the next decision.
 
     - `requeue_after_seconds`: the longest time until the next decision; None: decide again at the next event or resync.
-    - `wants_turn`: the session waits for its turn of an automatic restart, or has its turn and does not serve again
-      yet; None: this is not known.
+    - `wants_turn`: the session waits for its turn of an automatic restart, or has its turn but does not serve again
+      yet; None: not known.
     """
 
     actions: tuple[Action, ...]

@@ -1,4 +1,7 @@
-"""The certificate of a workload. It is issued if it is missing, and renewed before it expires."""
+"""The certificate of a workload.
+
+A missing certificate is issued, and an existing certificate is renewed before it expires.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from tinsmith_operator.common.observed import CertificateFacts, Surroundings
 from tinsmith_operator.common.ownership import belongs_to
 
 RENEWAL = timedelta(days=10)
-"""The time before its end at which a certificate is renewed: a third of its life, to leave time for repairs."""
+"""The time between the renewal and the expiry of a certificate: a third of its life, to leave time for repairs."""
 
 
 def ensure_certificate(
     observed: Surroundings, worker_id: str | None, now: datetime, *roles: str
 ) -> tuple[IssueCertificate, ...]:
-    """Issue a certificate if it is missing, has other names, or is due for renewal.
+    """Issue a certificate if the present certificate is missing, has other names, or is due for renewal.
 
     `worker_id` is the ID that the certificate must contain, or None if the ID is not known yet. `roles` are further
         names in the certificate.
@@ -52,7 +55,8 @@ def is_fresh(
 ) -> bool:
     """Return whether a certificate may stay in use.
 
-    If the validity of a certificate begins in the future, it was issued by a clock that was set back later.
+    A certificate with a validity that begins in the future is not usable: the clock was set back after the certificate
+    was issued.
     """
     if facts is None or (facts.dns_names, facts.authority_fingerprint) != (dns_names, authority_fingerprint):
         return False
@@ -63,8 +67,8 @@ def is_fresh(
 def certificate_is_foreign(observed: Surroundings) -> bool:
     """Return whether the Secret for the certificate belongs to another owner.
 
-    A new pod would mount that Secret, and so get the key of the other owner. A running pod already has its own
-    certificate.
+    A new pod would mount the other owner's Secret, and would get the other owner's key. A running pod already has its
+    own certificate.
     """
     live = observed.certificate_secret
     return live is not None and not belongs_to(observed.owner, live)

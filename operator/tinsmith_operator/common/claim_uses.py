@@ -1,8 +1,8 @@
 """The rules for a claim that several sessions or pools name, for a journal or for reading a model.
 
-Only one worker writes to the claim of a journal. A session or pool that reads a model from the claim does not stop a
-worker that has started, nor a session for which the claim was made. In all other cases the older session or pool may
-use the claim.
+Only one worker writes to the claim of a journal. A session or pool that reads a model from the claim stops neither a
+running worker nor a session for which the claim was made. In all other cases the older session or pool may use the
+claim.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tinsmith_operator.common.workloads import WORKLOAD_KINDS
 def journal_holder(
     session: TrainingSession, claim: Manifest | None, users: Sequence[Manifest], pods: Iterable[Manifest]
 ) -> str | None:
-    """Return another session that uses the claim, if there is such a session.
+    """Return the other session that uses the claim, or None.
 
-    It keeps the claim until both the session and its worker's pod are gone.
+    A session uses its claim until both the session and the pod of its worker are gone.
 
     - `users`: the sessions that name the claim for their journal.
-    - `pods`: the pods whose journal is on it.
+    - `pods`: the pods that have their journal on the claim.
     """
     first = min(users, key=lambda user: _precedence(user, claim), default=None)
     if first is not None and first["metadata"]["uid"] != session.uid:
@@ -36,10 +36,10 @@ def journal_holder(
 
 
 def runs_worker(pod: Manifest) -> bool:
-    """Return whether the pod runs a session's worker, judging by its labels and its controller.
+    """Return whether the pod runs a session's worker, according to the pod's labels and controller.
 
-    A worker's pod without a controller counts, too: its workload was deleted, but the pod may still run on a node that
-    cannot be reached.
+    A worker's pod without a controller counts, too: after its workload was deleted, the pod may still run on an
+    unreachable node.
     """
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
@@ -53,8 +53,8 @@ def runs_worker(pod: Manifest) -> bool:
 def earlier_reader(session: TrainingSession, claim: Manifest | None, readers: Iterable[Manifest]) -> str | None:
     """Return the kind and name of an older session or pool that reads a model from this session's journal claim.
 
-    If the claim was made for the session, it holds no model. A session or pool that reads from the claim does not stop
-    a worker that has started.
+    A claim that was made for the session holds no model. If the session's worker has started, an older reader of the
+    claim does not count.
     """
     has_begun = claim is not None and session.status.worker_id == claim["metadata"]["uid"]
     if session.spec.storage.existing_claim is None or has_begun:
@@ -64,7 +64,7 @@ def earlier_reader(session: TrainingSession, claim: Manifest | None, readers: It
 
 
 def journal_of_another(reader: Owner, claim: Manifest | None, users: Iterable[Manifest]) -> str | None:
-    """Return the session whose journal is on the claim from which this session or pool would read a model."""
+    """Return the name of the session whose journal is on the claim that the reader names for its model, or None."""
     others = (user for user in users if user["metadata"]["uid"] != reader.uid)
     before = [user for user in others if _comes_first_of_all(user, claim) or _age(user) < _age_of(reader)]
     first = min(before, key=lambda user: _precedence(user, claim), default=None)
@@ -90,9 +90,9 @@ def _is_made_for(user: Manifest, claim: Manifest) -> bool:
 
 
 def _precedence(user: Manifest, claim: Manifest | None) -> tuple[bool, str, str]:
-    """Return a sort key. Sessions whose worker has started come first, then the oldest.
+    """Return a sort key. Sessions with a started worker come first, then the oldest sessions.
 
-    Times are in whole seconds, so the UIDs decide between equal times.
+    The creation times are in whole seconds, so the UIDs decide between sessions of the same second.
     """
     return not _has_begun(user, claim), *_age(user)
 

@@ -1,4 +1,4 @@
-"""The conditions that sessions and pools share, and the Events that report their changes."""
+"""The conditions that sessions and pools share, and the Events that report changes of conditions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
 def standard_conditions(
     readiness: Finding, progress: Finding, degradation: Finding | None
 ) -> tuple[ConditionState, ...]:
-    """Return all standard conditions, whether they are true or not.
+    """Return all standard conditions, including conditions with the status False.
 
     The progress message is in Reconciling or Stalled, whichever of the two is True, because tools that read kstatus
     show only that condition.
@@ -54,7 +54,7 @@ EVENT_CONDITIONS = (ConditionType.READY, ConditionType.STALLED, ConditionType.DE
 
 
 def status_changes(before: OwnerStatus, after: OwnerStatus) -> tuple[Action, ...]:
-    """Return the write of the status and its Events. If the status is up to date, return no action."""
+    """Return the actions that write the status and the Events. If the status is up to date, return no action."""
     if after == _with_own_conditions(before, after):
         return ()
     return (WriteStatus(after.to_manifest()), *_events(before, after))
@@ -70,7 +70,7 @@ def _with_own_conditions(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus
 
 
 def _events(before: OwnerStatus, after: OwnerStatus) -> tuple[Emit, ...]:
-    """Return one Event for each new reason, even if several conditions have this reason."""
+    """Return one Event for each new reason, even if several conditions have the same reason."""
     emitted: dict[str, Emit] = {}
     for type_ in EVENT_CONDITIONS:
         condition = after.condition(type_)
@@ -88,7 +88,7 @@ def _is_news(before: Condition | None, after: Condition) -> bool:
 def _event_type(condition: Condition) -> EventType:
     """Return Warning only if a person must act.
 
-    For example, a degraded pool needs no action if it was just scaled up.
+    For example, a pool that is degraded because it was just scaled up needs no action.
     """
     is_stuck = Reason(condition.reason).progress is Progress.STUCK
     return EventType.WARNING if is_stuck else EventType.NORMAL

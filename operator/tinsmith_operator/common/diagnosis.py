@@ -1,8 +1,8 @@
-"""Findings that sessions and pools share.
+"""The findings that sessions and pools have in common.
 
 Findings about objects: name conflicts, refusals, certificates, references that are not allowed. Findings about a pod:
-why it is missing, or why it is not ready. They are based on the pod's status, the Kubernetes Events about the pod, and
-the termination message of its worker.
+why it is missing, or why it is not ready. The sources are the pod's status, the Kubernetes Events about the pod, and
+the worker's termination message.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ REFUSALS = {
     "Deployment": Reason.OVERRIDES_REFUSED,
     "Job": Reason.OVERRIDES_REFUSED,
 }
-"""The reason for an object that the API server refused, by the kind of the object.
+"""The reason to report for a refused object; the key is the kind of the object.
 
-The content of other kinds does not come from the spec.
+Objects of other kinds contain nothing from the spec.
 """
 
 WARNING_LIFE = timedelta(minutes=20)
 """The time for which an Event counts.
 
-The controller of a StatefulSet tries again within 17 minutes, so older failures are over.
+The controller of a StatefulSet tries again within 17 minutes, so an older Event does not describe the present state.
 """
 
 FRESH_RUN = timedelta(seconds=60)
-"""The time after a start for which the previous end is still reported.
+"""The time after a start for which the end of the container's previous run is still reported.
 
 A worker that refuses to start ends immediately.
 """
@@ -60,7 +60,7 @@ WORKER_REASONS = {
 }
 
 CLUSTER_CURES = frozenset({Reason.OUT_OF_MEMORY, Reason.TLS_INVALID})
-"""The reasons of a refused start for which the remedy names a field or a Secret.
+"""The reasons of a refused start with a remedy that names a field or a Secret.
 
 The worker does not know these names.
 """
@@ -72,18 +72,18 @@ _VOLUME_ELSEWHERE = re.compile(
     r"(\d+) node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node)"
 )
 _UNNAMED_TAINTS = re.compile(r"(\d+) node\(s\) had untolerated taint\(s\)")
-"""Messages of the scheduler that do not name the taints, as from version 1.34 on."""
+"""The form of the scheduler's messages since Kubernetes 1.34, which do not name the taints."""
 _LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
 
 
 def found(reason: Reason, what: str) -> Finding:
-    """Return a finding. Its message says what happened, followed by what to do for this reason."""
+    """Return a finding. The message of the finding says what happened, and then what to do."""
     cure = reason.cure.replace("`", "")
     return Finding(reason, f"{what.rstrip('.')}. {cure}" if cure else what)
 
 
 def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
-    """Return a finding if one of the owner's children cannot be created, because a foreign object has its name."""
+    """Return a finding if a child of the owner cannot be created because a foreign object has the name of the child."""
     if foreign is None:
         return None
     name = f"{foreign['kind']} {foreign['metadata']['name']}"
@@ -95,7 +95,7 @@ def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
 def refusal(refusals: Mapping[str, str]) -> Finding | None:
     """Return a finding for the first refusal.
 
-    `refusals` are the messages of the API server, by the kind of the object.
+    `refusals` maps the kind of an object to the message with which the API server refused the object.
     """
     for kind, message in refusals.items():
         reason = _why_refused(kind, message)
@@ -128,7 +128,7 @@ class Evidence:
     """The facts about pods that come from other objects.
 
     - `warnings`: the Warning Events of the namespace.
-    - `claim_uid`: the UID of the journal's claim, if there is a claim.
+    - `claim_uid`: the UID of the journal's claim, or None without a claim.
     - `was_preempted`: the latest pod that ran was preempted, and no pod has run since.
     """
 
@@ -148,13 +148,16 @@ class Evidence:
 
 
 def queued(workload: Manifest) -> Finding:
-    """Return the finding about a workload for which another manager has set `spec.suspend`."""
+    """Return the finding about a workload with a `spec.suspend` that another manager has set."""
     name = f"{workload['kind']} {workload['metadata']['name']}"
     return found(Reason.QUEUED, f"{name} is suspended by {holder_name(workload)} and starts when that resumes it.")
 
 
 def why_pods_are_missing(refused: str | None) -> Finding:
-    """Return the finding. `refused` is the API server's message at the controller's last attempt to create a pod."""
+    """Return the finding.
+
+    `refused` is the message with which the API server refused the controller's last attempt to create a pod.
+    """
     if refused is None:
         return found(Reason.CREATING_OBJECTS, "The pod is being created.")
     reason = words.why_not_admitted(refused) or Reason.POD_REFUSED
@@ -172,7 +175,7 @@ def lost_node(pods: Iterable[Pod], now: datetime) -> Finding | None:
 
 
 def preempted(evidence: Evidence) -> Finding | None:
-    """Return the finding about a pod that waits for a node because the pod before it was preempted."""
+    """Return the finding about a pod that waits for a node because the previous pod was preempted."""
     what = "A pod of higher priority preempted the previous pod."
     return found(Reason.PREEMPTED, what) if evidence.was_preempted else None
 
@@ -194,10 +197,10 @@ def _leaving(pod: Pod | None) -> Finding:
 
 
 def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
-    """Return why the node ended the pod, or why it did not admit the pod.
+    """Return why the node ended the pod or did not admit the pod.
 
-    With `is_one_of_many`, many pods fail in the same way, so the message has no pod name. If it had a name, the message
-        would change for each pod.
+    If `is_one_of_many` is true, many pods fail in the same way, so the message contains no pod name. A message with a
+    pod name would change for each pod.
     """
     if pod.latest_ending is not None and not pod.status_reason:
         return found(Reason.RESTARTING, f"Pod {pod.name} has ended. Waiting for it to be removed.")
@@ -208,7 +211,7 @@ def why_pod_failed(pod: Pod, *, is_one_of_many: bool = False) -> Finding:
 
 
 def why_pod_does_not_run(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Return why the pod's container has not started yet, or None if it runs."""
+    """Return why the pod's container has not started yet, or None if the container runs."""
     return _without_node(pod, evidence) or _waiting(pod, evidence) or _preparing(pod)
 
 
@@ -244,7 +247,7 @@ def _gated(pod: Pod) -> Finding:
 
 
 def _why_unschedulable(message: str) -> Reason:
-    """Return the reason that a message of the scheduler stands for."""
+    """Return the reason of a condition for a message of the scheduler."""
     if re.search(r'persistentvolumeclaim "[^"]*" not found', message):
         return Reason.CLAIM_MISSING
     if re.search(r'persistentvolumeclaim "[^"]*" is being deleted', message):
@@ -257,7 +260,7 @@ def _why_unschedulable(message: str) -> Reason:
 
 
 def _is_volume_on_lost_node(message: str) -> bool:
-    """Return whether no node can mount the volume, except for nodes with taints that the pod does not tolerate."""
+    """Return whether every node that the pod tolerates is unable to mount the volume."""
     elsewhere, nodes = _VOLUME_ELSEWHERE.search(message), _NODES.search(message)
     if elsewhere is None or nodes is None:
         return False
@@ -272,7 +275,7 @@ def _provisioning_failure(evidence: Evidence) -> KubernetesWarning | None:
 
 
 def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Return why the container has not started: because of its image, its environment, or its volumes."""
+    """Return why the container has not started: a problem with the image, the environment or the volumes."""
     waiting = pod.waiting
     if waiting is None or waiting.get("reason") == "CrashLoopBackOff":
         return None
@@ -288,7 +291,7 @@ def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
 
 
 def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
-    """Return why the node has not started a container, judging by the warnings about its pod."""
+    """Return why the node has not started a container, according to the warnings about the pod."""
     mount = evidence.latest(pod.uid, words.MOUNT_EVENTS)
     if mount is not None:
         known = Reason.SECRET_MISSING if _MISSING.search(mount.message) else Reason.MOUNT_FAILED
@@ -300,7 +303,7 @@ def _unprepared(pod: Pod, evidence: Evidence) -> Finding:
 
 
 def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
-    """Return why the container has ended. The container is stopped, or has only just started again."""
+    """Return why the container has ended. Call this for a container that is stopped or has just started again."""
     ending = pod.latest_ending
     if ending is None or (pod.running_since is not None and evidence.now >= pod.running_since + FRESH_RUN):
         return None
@@ -335,7 +338,7 @@ def log_hint(pod: Pod) -> str:
 def found_by_worker(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
     """Return the finding.
 
-    If it quotes a worker, leave out the general advice, because the worker's message says what to do.
+    Leave out the general advice if the finding quotes a worker, because the worker's message says what to do.
 
     Keep the general advice for reasons for which a worker cannot know what to do.
     """
@@ -355,8 +358,8 @@ CLAIM = "PersistentVolumeClaim"
 def blocking_reason(observed: Surroundings, installation: Installation, image: str | None = None) -> Finding | None:
     """Return why a session or pool must not have any pods.
 
-    The operator then stops running pods. They save a snapshot, and the volume keeps all data. The pods start again when
-    this reason no longer applies.
+    The operator then stops running pods. The pods save a snapshot before they stop, and the volume keeps all data. When
+    the reason no longer applies, the operator starts the pods again.
 
     `image` is the image that would run if the spec names no image.
     """

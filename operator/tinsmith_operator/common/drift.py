@@ -3,10 +3,10 @@
 An apply removes only fields that `managedFields` records as the operator's fields. So this module also corrects these
 records.
 
-The API server does not store an object exactly as it was sent. It rounds quantities, fills in defaults, drops empty
-values, and lets admission webhooks rewrite the rest. `holds` knows the conversions that are documented by Kubernetes.
-For all other conversions, `Stored` records what the API server stored for the latest request. If the object is still
-equal to that record, the same request would change nothing.
+The API server changes an object before it stores the object. The API server rounds quantities, fills in defaults, drops
+empty values, and lets admission webhooks rewrite the rest. `holds` knows the conversions that Kubernetes documents. For
+all other conversions, `Stored` records what the API server stored for the latest request. If the object is still as
+recorded, the operator does not repeat the request, because the request would change nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from tinsmith_operator.common.ownership import belongs_to
 from tinsmith_operator.common.queue import controls_suspend, is_held, without_suspend
 
 CONTENT = frozenset({"f:spec", "f:data", "f:stringData", "f:type"})
-"""The parts of an object into which only the operator may write. Other managers may add labels and annotations."""
+"""The parts of an object that only the operator may change. Other managers may add labels and annotations."""
 
 SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
-"""The kinds into whose content controllers write, too. For example, they write the name of the volume into a claim."""
+"""The kinds of objects in which controllers also write fields of the content.
+
+For example, a controller writes the name of the volume into a claim.
+"""
 
 
 def ensure_child(observed: Surroundings, live: Manifest | None, desired: Manifest) -> tuple[Create | Apply, ...]:
-    """Return the action that makes the live object as desired.
+    """Return the action that turns the live object into the desired object.
 
-    Return none if it is so already, belongs to another owner, or is being deleted.
+    Return no action if the live object is already as desired, belongs to another owner, or is being deleted.
     """
     if live is None:
         return (Create(desired),)
@@ -54,7 +57,7 @@ def apply_to(live: Manifest, desired: Manifest) -> Apply:
 
 
 def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> dict[str, str]:
-    """Return the refusals of those objects that still must be written. A change that was reverted needs no request."""
+    """Return the refusals of objects that must still be written. A change that was reverted needs no request."""
     asked = {action.manifest["kind"] for action in children if isinstance(action, Create | Apply | IssueCertificate)}
     return {kind: words for kind, words in refusals.items() if kind in asked}
 
@@ -68,17 +71,19 @@ def has_foreign_content(manifest: Manifest) -> bool:
 
 
 def own_spec_fields(manifest: Manifest) -> frozenset[str]:
-    """Return the spec fields that the operator has set. An apply that leaves these fields out would remove them."""
+    """Return the spec fields that the operator has set. An apply without one of these fields would remove the field."""
     managed = manifest["metadata"].get("managedFields", [])
     spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_own_entry(entry))
     return frozenset(name.removeprefix("f:") for fields in spec for name in fields)
 
 
 def own_managed_fields(manifest: Manifest) -> list[Manifest]:
-    """Return the managed fields as they must be before an apply. All fields of the operator are in one Apply entry.
+    """Return the managed fields that the object must have before an apply.
 
-    The API server records the operator's POST as an Update. Without the change, an apply that leaves out fields of that
-    entry would not remove them.
+    All fields of the operator are in one Apply entry.
+
+    The API server records the operator's POST as an Update. An apply does not remove fields that only an Update entry
+    records.
     """
     managed: list[Manifest] = manifest["metadata"].get("managedFields", [])
     takes_content = manifest["kind"] not in SHARED_KINDS
@@ -127,7 +132,7 @@ LIST_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""The lists that other managers may extend, and the key of their items. All other lists must be equal."""
+"""The lists that other managers may extend, with the key field of the items. All other lists must be equal."""
 
 MILLI, NANO = 3, 9
 QUANTITY_DIGITS = {"requests": MILLI, "limits": MILLI, "sizeLimit": NANO, "divisor": NANO}
@@ -139,7 +144,7 @@ The API server rounds quantities away from zero.
 APART = frozenset({"metadata", "status"})
 """The parts of an object that are not compared as a whole.
 
-Controllers write the status, and of the metadata only the desired fields count.
+Controllers write the status, and only the desired fields of the metadata are compared.
 """
 
 
@@ -179,12 +184,12 @@ def _holds_items(live: Any, desired: list[Any], field: str) -> bool:
 
 
 def _stored_quantity(quantity: int | float | str, field: str) -> int:
-    """Return the quantity as a multiple of the smallest amount that the field can hold."""
+    """Return the quantity as a whole number of the field's smallest unit."""
     return math.ceil(parse_quantity(quantity).scaleb(QUANTITY_DIGITS[field]))
 
 
 def with_answer(stored: Mapping[str, Stored], request: Manifest, answer: Manifest) -> dict[str, Stored]:
-    """Return `stored` with the API server's answer, if the answer lacks a part of the request."""
+    """Return `stored`, extended by the API server's answer if the answer lacks a part of the request."""
     others = {kind: each for kind, each in stored.items() if kind != request["kind"]}
     return others if holds(answer, request) else {**others, request["kind"]: as_stored(request, answer)}
 
@@ -207,5 +212,5 @@ def _metadata(request: Manifest, live: Manifest) -> Manifest:
 
 
 def _only(found: Any, requested: Any) -> Any:
-    """Return only those labels or annotations that were requested. Return any other value unchanged."""
+    """Return only the labels or annotations that were requested. Return any other value unchanged."""
     return {name: found.get(name) for name in requested} if isinstance(requested, dict) and found else found

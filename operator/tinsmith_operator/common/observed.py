@@ -17,10 +17,10 @@ from tinsmith_operator.api.training_session import TrainingSession
 
 @dataclass(frozen=True)
 class CertificateFacts:
-    """The facts about the certificate in a Secret, and about the authority in the same Secret.
+    """The facts about the certificate and the authority in a Secret.
 
-    `authority_fingerprint` is the fingerprint of that authority. It is empty if the authority did not sign the
-    certificate.
+    `authority_fingerprint` is the fingerprint of the authority in this Secret. The fingerprint is empty if the
+    authority did not sign the certificate.
     """
 
     not_before: datetime
@@ -35,10 +35,10 @@ class WorkerReport:
     """The latest report of the worker in this pod.
 
     - `adapters_used`: the number of models that the worker holds, in memory or parked.
-    - `model_places`: the largest number of models that it accepts.
-    - `running_seconds`: the duration so far of the running microbatch, step or save; 0 if none runs.
+    - `model_places`: the largest number of models that the worker accepts.
+    - `running_seconds`: how long the present microbatch, step or save has been running; 0 if the worker is idle.
     - `snapshot_seconds`: the duration of the longest complete snapshot since the worker started; 0 before the first
-      one.
+      snapshot.
     - `volume_full`: the worker accepts no operation, because the journal's volume is full.
     """
 
@@ -58,7 +58,7 @@ class SnapshotAnswer:
     """The answer to a request for a snapshot.
 
     - `at`: the time when all data was on disk, or None if the worker refused.
-    - `problem`: why it refused.
+    - `problem`: why the worker refused.
     """
 
     request: str
@@ -83,7 +83,7 @@ class KubernetesWarning:
 
 @dataclass(frozen=True)
 class ReadJournal:
-    """A claim that a session or pool names for its model, but that holds the journal of another session.
+    """A claim that a session or pool names for its model, although the claim holds the journal of another session.
 
     `field` is the field of the spec that names the claim.
     """
@@ -98,7 +98,7 @@ class Stored:
     """The object that the API server stored for a request.
 
     - `request`: the hash of the request.
-    - `content`: the hash of the stored object, without the fields of other managers.
+    - `content`: the hash of the stored object, without fields that other managers have written.
     """
 
     request: str
@@ -107,7 +107,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class ReadClaim:
-    """The claim of a session's journal from which an older session or pool reads its model.
+    """The claim of a session's journal, if an older session or pool reads a model from this claim.
 
     `reader` is the kind and name of this session or pool.
     """
@@ -120,15 +120,15 @@ class ReadClaim:
 class Surroundings(ABC):
     """The objects that have the names of an owner's children, including foreign objects. A missing object is None.
 
-    - `authority_fingerprint`: None if no authority can issue certificates.
+    - `authority_fingerprint`: the fingerprint of the valid authority; None if no authority can issue certificates.
     - `ca_problem`: a sentence that says why certificates cannot be issued or stored.
-    - `certificate`: None also if the Secret holds no readable certificate.
+    - `certificate`: the facts about the certificate; None if the Secret is missing or holds no readable certificate.
     - `snapshot`: the latest answer of the session's worker to a request for a snapshot.
     - `read_journal`: the first claim for the model that holds the journal of another session.
     - `warnings`: may be empty while the owner is ready.
-    - `stored`: by kind, the object that the API server stored for the latest create or apply, if it differs from the
-      request.
-    - `refusals`: by kind, the API server's message when it refused the latest create or apply (status 400, 403 or 422).
+    - `stored`: by kind, the object that the API server stored for the latest create or apply, if the object differs
+      from the request.
+    - `refusals`: by kind, the API server's message if the latest create or apply was refused (status 400, 403 or 422).
     """
 
     authority_fingerprint: str | None
@@ -151,7 +151,7 @@ class Surroundings(ABC):
 
     @property
     def read_claim(self) -> ReadClaim | None:
-        """The claim for the owner's journal, if another session or pool reads its model from this claim."""
+        """The claim for the owner's journal, if another session or pool reads a model from this claim."""
         return None
 
     @property
@@ -169,18 +169,18 @@ class Observed(Surroundings):
     """The observed state of one session.
 
     - `claim`: the claim named `session.claim_name`; a user may have made it.
-    - `claim_holder`: another session that has the same claim, or whose worker's pod still mounts it.
-    - `claim_reader`: the kind and name of an older session or pool that reads its model from the claim.
+    - `claim_holder`: another session that uses the same claim, or whose worker still mounts the claim.
+    - `claim_reader`: the kind and name of an older session or pool that reads a model from the claim.
     - `pod`: the worker's pod.
     - `members`: the other pods of a session with several nodes, by name.
     - `conversion`: the Job that converts the model.
-    - `converters`: the pods of this Job and of an earlier such Job.
+    - `converters`: the pods of the present and of earlier conversion Jobs.
     - `image_pull`: the Job that pulls a new image onto the worker's node.
-    - `pullers`: the pods of this Job and of an earlier such Job.
+    - `pullers`: the pods of the present and of earlier image pull Jobs.
     - `no_groups`: a sentence that says why sessions with several nodes cannot run in this cluster.
-    - `report`: the latest report, from any pod.
-    - `has_turn`: the session may restart automatically now. The number of sessions that may do so at the same time is
-      limited.
+    - `report`: the latest report of the worker, from the present pod or an earlier pod.
+    - `has_turn`: the session may restart automatically now. The number of sessions that may restart automatically at
+      the same time is limited.
     """
 
     session: TrainingSession
@@ -215,7 +215,7 @@ class Observed(Surroundings):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedPool(Surroundings):
-    """The observed state of one pool. `pods` are the pods of all ReplicaSets of its Deployment, by name."""
+    """The observed state of one pool. `pods` are the pods of the pool's Deployment from all ReplicaSets, by name."""
 
     pool: SamplerPool
     budget: Manifest | None = None

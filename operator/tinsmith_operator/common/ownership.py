@@ -1,4 +1,7 @@
-"""The rules that decide which owner an object has. The operator never writes or deletes objects of another owner."""
+"""The rules that decide which session or pool owns an object.
+
+The operator never writes or deletes objects of another owner.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,12 @@ def controller_of(manifest: Manifest) -> Manifest | None:
 
 
 def belongs_to(owner: Owner, manifest: Manifest) -> bool:
-    """Return whether the UID in the object's owner reference is the UID of the owner.
+    """Return whether the object belongs to the owner, according to the UID in the object's owner reference.
 
     A session's claim has no owner reference.
 
-    An object that has no controller belongs to the owner that its labels name. Such objects remain after `kubectl
-    delete --cascade=orphan` of an earlier owner. The next apply adopts them.
+    An object without a controller belongs to the owner that the object's labels name. Objects without a controller
+    remain after `kubectl delete --cascade=orphan` of an earlier owner. The next apply adopts such objects.
     """
     controller = controller_of(manifest)
     return _is_orphan_of(owner, manifest) if controller is None else bool(controller["uid"] == owner.uid)
@@ -62,12 +65,12 @@ def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
 class OwnedObjects:
     """The observed objects that belong to the session.
 
-    - `pod`, `members`: the pods of its present workload.
-    - `writer`: the pod that may still write to its volume. This pod may belong to an earlier workload or to no
-      workload.
-    - `conversion`, `image_pull`: its Jobs, with the pods that they started.
-    - `converters`: its conversion pods, including pods of an earlier Job.
-    - `orphans`: its pods whose workload was deleted without them. Only the operator can stop orphans.
+    - `pod`, `members`: the pods of the session's present workload.
+    - `writer`: the pod that may still write to the session's volume. The writer may belong to an earlier workload or to
+      no workload.
+    - `conversion`, `image_pull`: the session's Jobs, each with the pods that the Job started.
+    - `converters`: the session's conversion pods, including pods of an earlier Job.
+    - `orphans`: pods of the session that remained when their workload was deleted. Only the operator can stop orphans.
     - `foreign`: an object that has the name of a child but does not belong to the session.
     """
 
@@ -85,7 +88,7 @@ class OwnedObjects:
 
     @property
     def pods(self) -> tuple[Pod, ...]:
-        """The worker's pod, if there is one, followed by the members."""
+        """The worker's pod, if it exists, followed by the members."""
         return (*([self.pod] if self.pod is not None else []), *self.members)
 
 
@@ -119,7 +122,7 @@ def _owned_job(session: TrainingSession, job: Manifest | None, pods: Sequence[Po
 
 
 def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
-    """Return whether the pod belongs to a workload that has another name than the session's workload."""
+    """Return whether the name of the pod's workload differs from the name of the session's workload."""
     labels = pod["metadata"].get("labels") or {}
     controller = controller_of(pod)
     of_our_name = controller is None or (controller["kind"] in WORKLOAD_KINDS and controller["name"] == session.name)
@@ -127,9 +130,9 @@ def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _is_claim_of(session: TrainingSession, claim: Manifest) -> bool:
-    """Return whether the claim was made for the session, judging by its labels.
+    """Return whether the claim was made for the session, according to the labels of the claim.
 
-    A claim has no owner, so it outlives its session.
+    The labels decide, because a claim has no owner reference.
     """
     if session.spec.storage.existing_claim is not None:
         return False
@@ -150,7 +153,7 @@ def _has_another_kind(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _orphans(observed: Observed) -> Iterator[Manifest]:
-    """Yield the pods without a workload. A new StatefulSet adopts its pod, but KubeRay adopts no pods."""
+    """Yield the pods without a workload. A new StatefulSet adopts an existing pod, but KubeRay does not adopt pods."""
     if observed.workload is not None and observed.workload["kind"] != RAY_CLUSTER:
         return
     for pod in (observed.pod, *observed.members):
@@ -164,7 +167,7 @@ def _is_orphaned(session: TrainingSession, pod: Manifest) -> bool:
 
 
 def _foreign_objects_of_session(observed: Observed) -> Iterator[Manifest]:
-    """Yield the foreign objects of the session. They include a foreign claim and a foreign pod."""
+    """Yield the foreign objects of the session. A foreign claim and a foreign pod are included."""
     yield from foreign_objects(observed)
     session, claim = observed.session, observed.claim
     if claim is not None and session.spec.storage.existing_claim is None and not _is_claim_of(session, claim):

@@ -1,4 +1,7 @@
-"""The state of a pod. It includes what the pod tells about its node, because the operator may not read nodes."""
+"""The state of a pod.
+
+The state includes what the pod's status says about the node, because the operator may not read nodes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from tinsmith_operator.common.redaction import redacted_line
 from tinsmith_operator.policy import Policy
 
 OVERDUE_AFTER = timedelta(seconds=60)
-"""The time after a pod's grace period at which the pod counts as lost. A running kubelet ends a pod within seconds."""
+"""A deleted pod counts as lost if it still exists this long after its grace period.
+
+A running kubelet ends a pod within seconds.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,8 @@ class TerminationRecord:
 class Ending:
     """The end of a run of the worker's container.
 
-    `last_words` is the termination message of the container, redacted. It is None if there is no message, or if the
-    message may not be quoted.
+    `last_words` is the termination message of the container, redacted. `last_words` is None if the container left no
+    message, or if the message may not be quoted.
     """
 
     exit_code: int
@@ -49,9 +55,9 @@ class Ending:
 
 @dataclass(frozen=True)
 class Pod(LiveObject):
-    """A pod, with the state that its containers, conditions and annotations show.
+    """A pod, with the state that the pod's containers, conditions and annotations show.
 
-    If `is_vouched_for`, the platform team trusts the pod's image. Messages from other images are never quoted.
+    If `is_vouched_for` is true, the platform team trusts the pod's image. Messages from other images are never quoted.
     """
 
     is_vouched_for: bool = False
@@ -64,12 +70,15 @@ class Pod(LiveObject):
 
     @property
     def deletion_time(self) -> datetime | None:
-        """The latest time at which the deleted pod should be gone. It includes the grace period."""
+        """The time by which a deleted pod should be gone: the deletion and the grace period."""
         return parse_time(self.manifest["metadata"].get("deletionTimestamp"))
 
     @property
     def has_ended(self) -> bool:
-        """True if the pod has ended permanently, for example by an eviction. None of its containers starts again."""
+        """True if the pod has ended permanently, for example by an eviction.
+
+        No container of such a pod starts again.
+        """
         return self.manifest.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
     @property
@@ -84,28 +93,31 @@ class Pod(LiveObject):
 
     @property
     def image(self) -> str | None:
-        """The image in the pod's spec. It may be a mirror by which a webhook has replaced the session's image."""
+        """The image in the pod's spec. A webhook may have replaced the requested image by the image of a mirror."""
         image: str | None = self._container_spec.get("image")
         return image
 
     @property
     def journal_image(self) -> str | None:
-        """The image in the worker's arguments. The worker writes it into its journal.
+        """The image in the worker's arguments. The worker writes the name of this image into its journal.
 
-        A mirror does not change it.
+        A mirror does not change this name.
         """
         arguments = self._container_spec.get("args") or ()
         return next((each.removeprefix("--image=") for each in arguments if each.startswith("--image=")), None)
 
     @property
     def requested_image(self) -> str | None:
-        """The image that the spec or the installation named, if the pod records it. Otherwise, the image in the pod."""
+        """The image that the spec or the installation named, if the pod records this image.
+
+        Otherwise, the image in the pod.
+        """
         noted: str | None = self._annotations.get(IMAGE_ANNOTATION)
         return noted or self.journal_image or self.image
 
     @property
     def image_id(self) -> str | None:
-        """The name that the node has for the image: repository@digest, or an ID if it came from no registry."""
+        """The node's name for the image: repository@digest, or an ID if the image did not come from a registry."""
         found = str(self._container.get("imageID", "")).removeprefix("docker-pullable://")
         return found or None
 
@@ -124,7 +136,7 @@ class Pod(LiveObject):
 
     @property
     def cannot_pull(self) -> bool:
-        """True if the image cannot be pulled. Nothing runs in such a pod, and only a restart can help."""
+        """True if the image cannot be pulled. No container runs in such a pod, and only a restart can help."""
         return (self.waiting or {}).get("reason") in IMAGES
 
     @property
@@ -133,7 +145,7 @@ class Pod(LiveObject):
 
     @property
     def status_reason(self) -> str:
-        """The kubelet's reason for the failure. It is empty if the pod's own containers failed."""
+        """The kubelet's reason for the failure, or an empty text if the pod's own containers failed."""
         return str(self.manifest.get("status", {}).get("reason") or "")
 
     @property
@@ -142,7 +154,7 @@ class Pod(LiveObject):
 
     @property
     def disruption(self) -> str:
-        """The reason of the condition DisruptionTarget. It is empty if the pod does not have this condition."""
+        """The reason of the condition DisruptionTarget, or an empty text if the pod does not have this condition."""
         target = self.condition("DisruptionTarget")
         return str(target.get("reason", "")) if target.get("status") == "True" else ""
 
@@ -178,7 +190,7 @@ class Pod(LiveObject):
         )
 
     def condition(self, type_: str) -> Manifest:
-        """Return the condition of this type. It is empty if the pod does not have it."""
+        """Return the condition of this type, or an empty dictionary if the pod does not have such a condition."""
         conditions = self.manifest.get("status", {}).get("conditions") or ()
         return next((condition for condition in conditions if condition["type"] == type_), {})
 
@@ -202,7 +214,7 @@ class Pod(LiveObject):
 
 
 def read_pod(manifest: Manifest, policy: Policy) -> Pod:
-    """Return the pod. Its messages may be quoted only if the policy trusts its image."""
+    """Return the pod. Messages of the pod may be quoted only if the policy trusts the pod's image."""
     pod = Pod(manifest)
     return replace(pod, is_vouched_for=pod.requested_image is not None and policy.vouches_for(pod.requested_image))
 
@@ -210,7 +222,7 @@ def read_pod(manifest: Manifest, policy: Policy) -> Pod:
 def parse_record(message: Any) -> tuple[TerminationRecord | None, str]:
     """Return the record in a termination message, and the text.
 
-    If there is no record, the text is the whole message.
+    If the message contains no record, the text is the whole message.
     """
     text = str(message or "")
     try:
@@ -231,9 +243,9 @@ def node_is_silent(pod: Pod, now: datetime) -> bool:
 
 
 def _was_marked_by_node_controller(pod: Pod) -> bool:
-    """Return whether only Ready is False.
+    """Return whether the condition Ready is False although the condition ContainersReady is True.
 
-    The node controller changes only Ready, but a kubelet changes both conditions.
+    The node controller changes only the condition Ready, but a kubelet changes both conditions.
     """
     return pod.condition("Ready").get("status") == "False" and pod.condition("ContainersReady").get("status") == "True"
 

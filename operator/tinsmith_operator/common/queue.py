@@ -1,9 +1,9 @@
 """The fields of a workload that a queue such as Kueue controls. The queue decides when and where the workload runs.
 
-A workload belongs to a queue if it has the queue's label, or if another manager has written its `spec.suspend`. In that
-case, the operator neither sets nor reverts `spec.suspend`, and it keeps the fields that a queue adds to templates at
-admission. Otherwise, two managers would repeatedly overwrite the same field. If the operator itself must stop such a
-workload, it deletes the workload and creates it again later.
+A workload belongs to a queue if the workload has the queue's label, or if another manager has written `spec.suspend`.
+In a workload of a queue, the operator does not write `spec.suspend`, and keeps the fields that the queue adds to
+templates. Without this rule, the operator and the queue would repeatedly overwrite the same field. To stop a workload
+of a queue, the operator deletes the workload, and creates the workload again later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SUSPEND = "f:suspend"
 PLACEMENT = ("nodeSelector", "tolerations", "schedulingGates")
 """The fields in a template's spec that select the nodes on which the queue has found room."""
 MARKS = ("labels", "annotations")
-"""The fields in a template's metadata by which the queue recognises its pods."""
+"""The fields in a template's metadata by which the queue recognises the pods of the workload."""
 
 
 def is_held(manifest: Manifest) -> bool:
@@ -37,7 +37,7 @@ def holder_name(manifest: Manifest) -> str:
 
 
 def controls_suspend(entry: Manifest) -> bool:
-    """Return whether another manager has written `spec.suspend`, judging by these managed fields."""
+    """Return whether another manager has written `spec.suspend`, according to these managed fields."""
     return entry.get("manager") != MANAGER and not entry.get("subresource") and SUSPEND in _spec_fields(entry)
 
 
@@ -45,7 +45,8 @@ def without_suspend(entry: Manifest) -> Manifest:
     """Return the operator's managed fields without `spec.suspend`.
 
     The admission webhook of a queue writes `spec.suspend` into the operator's own request. So the API server records
-    the field as the operator's field. An apply without the field would remove it, and pods would start.
+    the field as the operator's field. An apply without `spec.suspend` would then remove the field, and pods would
+    start.
     """
     if SUSPEND not in _spec_fields(entry):
         return entry
@@ -54,7 +55,7 @@ def without_suspend(entry: Manifest) -> Manifest:
 
 
 def keep_queue_fields(live: Manifest, desired: Manifest) -> Manifest:
-    """Return the desired RayCluster, with the fields that its queue has written."""
+    """Return the desired RayCluster, with the fields that the queue has written."""
     merged = copy.deepcopy(desired)
     merged["spec"].pop("suspend", None)
     for live_fields, merged_fields in zip(_templates(live), _templates(merged), strict=False):
@@ -66,7 +67,8 @@ def keep_queue_fields(live: Manifest, desired: Manifest) -> Manifest:
 def _keep(live_fields: Manifest, held_fields: Manifest, fields: tuple[str, ...]) -> None:
     """Copy fields of the live object.
 
-    In a map, a desired value takes precedence. A list is copied as a whole, because it contains the desired items.
+    In a map, a desired value takes precedence. A list is copied as a whole, because the live list contains the desired
+    items.
     """
     for name in fields:
         live = live_fields.get(name)

@@ -1,9 +1,11 @@
-"""Quotes of other programs' messages. They are safe for people who may read a session, but not its log or its Secrets.
+"""Quotes of other programs' messages.
 
-The program in a container writes its termination message. A user's own image can put Secrets into this message in a
-hidden form. Therefore, a container is quoted only if the platform team trusts its image. For other images, conditions
-say how the container ended and where its log is. Reading a log requires a separate right. A quote is one short line.
-Text that looks like a key is removed, because even a harmless library may print a key.
+The quotes are safe for people who may read a session, but who may not read the session's log or Secrets.
+
+The program in a container writes its termination message. A user's own image can put Secrets into its termination
+message in a hidden form. Therefore, a container is quoted only if the platform team trusts its image. For other images,
+conditions say how the container ended and where to find the log. Reading a log requires a separate right. A quote is
+one short line. Text that looks like a key is removed, because even a harmless library may print a key.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ _BEARER = re.compile(rf"(?P<name>\b(?:bearer|basic)\s+)(?P<value>{_WORD})", re.I
 
 
 def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
-    """Return another program's message on one line, without its final full stop.
+    """Return another program's message on one line, without a final full stop.
 
-    Control and format characters are replaced, because in a terminal they could hide or rewrite the surrounding text.
+    Control and format characters are replaced, because such characters can hide or rewrite other text in a terminal.
     """
     line = " ".join(message.split()).rstrip(".")
     words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
@@ -52,12 +54,12 @@ def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
 def without_keys(message: str) -> str:
     """Return the text with keys hidden.
 
-    Call this before the text is shortened, because even half of a key is secret.
+    Hide keys before the text is shortened, because even half of a key is secret.
     """
     line = _KEYS.sub(HIDDEN, " ".join(message.split()))
     return _BEARER.sub(rf"\g<name>{HIDDEN}", _NAMED.sub(rf"\g<name>{HIDDEN}", line))
 
 
 def redacted_line(message: str) -> str:
-    """Return the message of a container that the platform team trusts, on one short line, without keys."""
+    """Return the message of a trusted container on one short line, without keys."""
     return quoted(without_keys(message), LONGEST_LAST_WORDS)

@@ -45,7 +45,7 @@ def read_request(annotations: Mapping[str, str], name: str) -> str | None:
 def restart_request(owner: Owner, workload: Workload | None) -> str | None:
     """Return the latest restart request.
 
-    If its annotation is removed, it is still the latest, because the removal requests no restart.
+    After a user removes the annotation, the last request is still the latest, because a removal requests no restart.
     """
     request = read_request(owner.annotations, RESTART_REQUEST_ANNOTATION)
     if request is not None or workload is None:
@@ -55,7 +55,7 @@ def restart_request(owner: Owner, workload: Workload | None) -> str | None:
 
 
 def snapshot_request(session: TrainingSession) -> str | None:
-    """Return the snapshot request, if no worker has answered it yet."""
+    """Return the snapshot request, or None if a worker has answered the request."""
     request = read_request(session.annotations, SNAPSHOT_REQUEST_ANNOTATION)
     answered = session.status.requests.snapshot if session.status.requests is not None else None
     return request if request != answered else None
@@ -64,7 +64,7 @@ def snapshot_request(session: TrainingSession) -> str | None:
 def answered_requests(
     session: TrainingSession, running_for: str | None, snapshot: SnapshotAnswer | None
 ) -> Requests | None:
-    """Return the completed requests, or None if there was never a request.
+    """Return the completed requests, or None if no request was ever made.
 
     `running_for` is the restart request that the present pod carried out.
     """
@@ -87,7 +87,7 @@ def answered_restart(owner: Owner, before: str | None, running_for: str | None) 
 def restart_events(before: str | None, request: str | None, subject: str) -> tuple[Emit, ...]:
     """Return the Events for a new status.
 
-    `subject` is what was restarted, and its verb, for example "The worker was".
+    `subject` is the beginning of the message, for example "The worker was".
     """
     if request is None or request == before:
         return ()
@@ -113,9 +113,9 @@ def _shortened_request(owner: Owner, name: str) -> str | None:
 
 
 def _is_done(request: str | None, is_answered: bool) -> bool:
-    """Return whether nothing more must be done for a request.
+    """Return whether a request needs no further action.
 
-    If a request is unreadable, it is done when an Event has reported this.
+    An unreadable request needs no further action after an Event has reported it.
     """
     return request is not None and (is_answered or not is_time(request))
 

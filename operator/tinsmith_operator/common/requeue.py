@@ -1,8 +1,10 @@
-"""Reconciles that no event triggers, for deadlines, renewals and warnings. Also, retries of refused pods.
+"""Reconciles that no event triggers, for deadlines, renewals and warnings.
 
-If a controller may not create a pod, it waits longer after each attempt: up to 17 minutes, or one minute for a Job. The
-controller does not notice that a quota was raised or that an admission webhook answers again. After any change of its
-own object, the controller tries again immediately. A changed annotation is enough.
+This module also makes controllers create refused pods again.
+
+A controller that may not create a pod waits longer after each attempt: up to 17 minutes, or one minute for a Job. A
+controller does not notice that a quota was raised or that an admission webhook answers again. After any change of the
+workload, the workload's controller tries again immediately. A changed annotation is enough.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from tinsmith_operator.common.workloads import Workload
 LOOK_FOR_WARNINGS = timedelta(seconds=20)
 """The interval of reconciles while a session or pool is not ready.
 
-Warnings are read at this interval, because they are not watched.
+Warnings are read at this interval, because warnings are not watched.
 """
 
 SHORTEST_PAUSE = timedelta(minutes=1)
 LONGEST_PAUSE = timedelta(minutes=5)
-"""The longest pause. With it, a thousand sessions that wait for a quota send three requests a second."""
+"""The longest pause. With this pause, a thousand sessions that wait for a quota send three requests a second."""
 PAUSES_SO_FAR = 4
 """The divisor for the pause. The pause is the time waited so far, divided by this number."""
 
@@ -40,13 +42,13 @@ def requeue_times_of(pod: Pod) -> Iterable[datetime]:
 
 
 def requeue_after(moments: Iterable[datetime | None], now: datetime) -> float | None:
-    """Return the seconds until the earliest future time among these times."""
+    """Return the seconds until the earliest of the times that lie in the future."""
     ahead = ((moment - now).total_seconds() for moment in moments if moment is not None and moment > now)
     return min(ahead, default=None)
 
 
 def annotate_for_retry(workload: Workload, status: OwnerStatus, now: datetime) -> tuple[Annotate, ...]:
-    """Annotate a stuck workload if the pause is over. Its controller then tries to create refused pods again."""
+    """Annotate a stuck workload if the pause is over, so that the workload's controller creates refused pods again."""
     stalled = status.condition(ConditionType.STALLED)
     if stalled is None or stalled.status != Truth.TRUE:
         return ()
@@ -60,7 +62,10 @@ def annotate_for_retry(workload: Workload, status: OwnerStatus, now: datetime) -
 
 
 def _last_retry_at(workload: Workload, now: datetime) -> datetime | None:
-    """Return the time in the annotation. Ignore a text that a user wrote, and a time in the future."""
+    """Return the time in the annotation of the latest retry.
+
+    Ignore a text that a user wrote, and a time in the future.
+    """
     text = (workload.manifest["metadata"].get("annotations") or {}).get(POD_RETRY_ANNOTATION)
     try:
         moment = parse_time(text)

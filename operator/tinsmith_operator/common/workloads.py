@@ -1,4 +1,4 @@
-"""The live StatefulSets, RayClusters, Deployments and Jobs of the operator, and what they state about their pods."""
+"""The live StatefulSets, RayClusters, Deployments and Jobs of the operator, and their status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def template_of(workload: Manifest) -> Manifest:
 
 @dataclass(frozen=True)
 class Workload(LiveObject):
-    """A workload of the operator. If a workload has another owner, only its metadata is known."""
+    """A workload of the operator.
+
+    If a workload has another owner, the operator knows only the metadata of the workload.
+    """
 
     @property
     def kind(self) -> str:
@@ -46,7 +49,7 @@ class Workload(LiveObject):
 
     @property
     def wants_pods(self) -> bool:
-        """True if the operator wants pods. A queue may have suspended the workload nevertheless."""
+        """True if the operator wants pods. A queue may have suspended such a workload."""
         spec = self.manifest["spec"]
         if self.kind == RAY_CLUSTER:
             return self.is_held or not self.is_suspended
@@ -56,10 +59,10 @@ class Workload(LiveObject):
     def is_observed(self) -> bool:
         """True if the controller has seen this version of the workload.
 
-        Until then, it may still start a pod from the old template.
+        Before that, the controller may still start a pod from the old template.
 
-        KubeRay does not report which version it has seen. If KubeRay starts a pod from an old template, the operator
-        replaces this pod again.
+        KubeRay does not report which version of a RayCluster it has seen. If KubeRay starts a pod from an old template,
+        the operator replaces this pod again.
         """
         if self.kind == RAY_CLUSTER:
             return True
@@ -85,7 +88,7 @@ class Workload(LiveObject):
 
 @dataclass(frozen=True)
 class Job(LiveObject):
-    """A Job with the pods that it has started. The latest pod is last."""
+    """A Job with the pods that the Job has started. The latest pod is last."""
 
     tries: tuple[Pod, ...]
 
@@ -113,13 +116,13 @@ class Job(LiveObject):
         return text
 
     def _condition(self, type_: str) -> Manifest | None:
-        """Return the condition of this type if its status is True."""
+        """Return the condition of this type if the status of the condition is True."""
         conditions = (self.manifest.get("status") or {}).get("conditions") or ()
         return next((each for each in conditions if (each["type"], each["status"]) == (type_, "True")), None)
 
 
 def read_job(manifest: Manifest, pods: Sequence[Pod]) -> Job:
-    """Return the Job with the pods that it owns, in the order of `pods`."""
+    """Return the Job with the pods that the Job owns, in the order of `pods`."""
     uid = manifest["metadata"]["uid"]
     return Job(
         manifest,

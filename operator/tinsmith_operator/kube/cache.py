@@ -1,8 +1,8 @@
-"""An in-memory cache of the cluster. The watches fill it. A reconcile reads the cache and sends no request.
+"""An in-memory cache of the cluster. The watches fill the cache. A reconcile reads the cache and sends no request.
 
-The cache never replaces an object by an older version. It stores the answer to each write immediately, and ignores
-watch events that are older. It also ignores an answer that shows an object before its deletion, if the deletion is
-known.
+The cache never replaces an object by an older version. The cache stores the answer to each write immediately, and
+ignores watch events that are older. After the deletion of an object, the cache ignores late answers that still contain
+the object.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ DerivedT = TypeVar("DerivedT")
 class Cache:
     """The live objects.
 
-    After a change, `enqueue` is called for each owner that the change may concern: the readers of the changed object.
+    After a change, `enqueue` is called for each owner that has read the changed object.
     """
 
     def __init__(self, enqueue: Callable[[Key], None]) -> None:
@@ -71,7 +71,7 @@ class Cache:
         self._read_by: dict[Key, set[Ref | Group]] = {}
 
     def read(self, ref: Ref, reader: Key) -> Manifest | None:
-        """Return the object. The caller must not change it. The reader is enqueued when the object changes."""
+        """Return the object. The caller must not change the object. The reader is enqueued when the object changes."""
         self._note_reader(ref, reader)
         return self._objects.get(ref)
 
@@ -100,9 +100,9 @@ class Cache:
         return result
 
     def forget_reader(self, reader: Key) -> None:
-        """Forget which objects an owner has read.
+        """Delete the record of the objects that an owner has read.
 
-        Call this before the owner reads again, and when the owner is gone.
+        Call this method before the owner reads again, and when the owner is gone.
         """
         for place in self._read_by.pop(reader, set()):
             readers = self._readers[place]
@@ -119,7 +119,7 @@ class Cache:
     def note(self, manifest: Manifest) -> bool:
         """Store an object from a watch, a write or a read.
 
-        Return False if the cache has this version or a newer one.
+        Return False if the cache has this version or a newer version.
         """
         ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
         known = self._objects.get(ref)
@@ -133,8 +133,8 @@ class Cache:
     def note_end(self, ref: Ref, uid: str, version: int) -> None:
         """Remove an object that left the watch at that version, unless the cache holds another object with that name.
 
-        The object may still exist, without the label that the watch selects. In that case a read returns that version
-        or a newer one.
+        Such an object may still exist, without the label that the watch selects. If the object still exists, a read
+        returns that version or a newer version.
         """
         self._ended[uid] = version
         while len(self._ended) > REMEMBERED_ENDS:
@@ -147,7 +147,8 @@ class Cache:
     def note_listed(self, listed: Iterable[Manifest], list_version: int) -> set[Ref]:
         """Store a page of a list, and return its objects.
 
-        These objects exist at the version of the list, even if the cache has noted their deletion.
+        An object in the list exists at the version of the list, even if the cache has recorded a deletion of this
+        object.
         """
         present = set()
         for manifest in listed:
@@ -159,7 +160,7 @@ class Cache:
         return present
 
     def drop_unlisted(self, resource: Resource, namespace: str | None, present: set[Ref], list_version: int) -> None:
-        """Remove the objects that are missing from a complete list, unless they are newer than the list."""
+        """Remove each object that is missing from a complete list, except objects that are newer than the list."""
         for ref, manifest in list(self._objects.items()):
             listable = ref.kind == resource.kind and namespace in (None, ref.namespace) and resource.selects(manifest)
             if listable and ref not in present and version_of(manifest) <= list_version:
@@ -195,7 +196,10 @@ class Cache:
         self._read_by.setdefault(reader, set()).add(place)
 
     def _enqueue_readers(self, ref: Ref, *versions: Manifest | None) -> None:
-        """Enqueue the readers of an object. versions: the object before and after the change, if it existed then."""
+        """Enqueue the readers of an object.
+
+        `versions`: the object before and after the change, or None where it did not exist.
+        """
         concerned = set(self._readers.get(ref, ()))
         for manifest in filter(None, versions):
             for group in groups_of(manifest):
@@ -209,7 +213,7 @@ class Cache:
 def trimmed(manifest: Manifest) -> Manifest:
     """Return the part of an object that the operator needs.
 
-    A cluster may have many foreign objects. Of these, only the metadata is kept.
+    A cluster may contain many foreign objects. Only the metadata of a foreign object is kept.
     """
     if manifest["kind"] == PODS.kind:
         return _pod(manifest)
@@ -223,7 +227,7 @@ def trimmed(manifest: Manifest) -> Manifest:
 def _name_alone(manifest: Manifest) -> Manifest:
     """Return the metadata with the operator's annotations.
 
-    On any claim that a session uses, the image is pinned in these annotations.
+    Annotations on the claim of a session pin the image.
     """
     metadata = _without(manifest["metadata"], LARGE_METADATA)
     annotations = manifest["metadata"].get("annotations") or {}
@@ -255,7 +259,7 @@ def _pod(manifest: Manifest) -> Manifest:
 
 
 def _container(container: Manifest) -> Manifest:
-    """Return the container with its image argument, by which a worker knows its own image."""
+    """Return the parts of the container that the operator needs, including the argument with the name of the image."""
     image = [each for each in container.get("args") or () if each.startswith("--image=")]
     return {**_only(container, ("name", "image")), **({"args": image} if image else {})}
 
@@ -269,7 +273,10 @@ def _without(content: Manifest, fields: Collection[str]) -> Manifest:
 
 
 def _concerns_us(manifest: Manifest) -> bool:
-    """Return whether an object has the operator's label or owner reference. A child may have lost either of them."""
+    """Return whether an object has the operator's label or owner reference.
+
+    The label or the owner reference of a child may be missing.
+    """
     if labels_of(manifest).get(MANAGED_BY_LABEL) == MANAGER:
         return True
     owners = manifest["metadata"].get("ownerReferences") or ()

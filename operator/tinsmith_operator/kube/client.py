@@ -1,9 +1,8 @@
-"""Requests to the Kubernetes API. They take and return plain dictionaries, and raise the operator's own errors.
+"""Requests to the Kubernetes API. The methods take and return plain dictionaries, and raise the operator's own errors.
 
-All requests wait for the rate limit, except for requests about the Lease. Each write asks for a permit, which is
-refused after the Lease is lost (`runtime/leader.py`). Two operators that write at the same time do no harm. A create
-fails if the object exists. Every other write names the object's UID, and every write except a delete also names its
-version.
+All requests wait for the rate limit, except for requests about the Lease. Each write asks for a permit; after the Lease
+is lost, permits are refused (`runtime/leader.py`). Two operators that write at the same time do no harm. A create fails
+if the object exists. Every other write names the object's UID, and every write except a delete also names its version.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ FOR_A_PERSON = ("failed to create typed patch object", "failed calling webhook")
 Query = dict[str, str | None]
 
 Permit = Callable[[], float]
-"""A function that returns the number of seconds that a write may take from now on. Raises NotLeading."""
+"""A function that returns how many seconds a write may take from now on. Raises NotLeading."""
 
 
 class Cluster:
-    """A rate-limited client of the API server. Its writes need a permit."""
+    """A rate-limited client of the API server. Each write of the client needs a permit."""
 
     def __init__(self, limit: RateLimit, permit: Permit, observe: Observe, clock: ServerClock | None = None) -> None:
         self._clock = clock or ServerClock()
@@ -75,7 +74,7 @@ class Cluster:
         return await self._read(resource.path(namespace, name))
 
     async def read_lease(self, resource: Resource, namespace: str, name: str) -> Manifest:
-        """Return the Lease without waiting for the rate limit. So a busy leader keeps the Lease.
+        """Return the Lease without waiting for the rate limit. Without the wait, even a busy leader keeps the Lease.
 
         Raises NotFound.
         """
@@ -86,7 +85,7 @@ class Cluster:
     ) -> tuple[list[Manifest], int]:
         """Return the objects of the kind that the operator watches, and the version of the list.
 
-        If `namespace` is None, it stands for all namespaces.
+        `namespace` None stands for all namespaces.
         """
         query: Query = {"labelSelector": resource.label_selector, "fieldSelector": field_selector}
         found: list[Manifest] = []
@@ -119,7 +118,8 @@ class Cluster:
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
         """Create the object.
 
-        Raises AlreadyExists. Raises Refused for an unknown field. Without this, the API server would drop the field.
+        Raises AlreadyExists. Raises Refused for an unknown field. In its default mode, the API server would drop an
+        unknown field.
         """
         path = resource.path(manifest["metadata"]["namespace"])
         query: Query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
@@ -160,7 +160,7 @@ class Cluster:
     async def merge(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
         """Set fields of this version of the object.
 
-        A field whose new value is None is removed. Raises Conflict and NotFound.
+        A field with the new value None is removed. Raises Conflict and NotFound.
         """
         metadata = manifest["metadata"]
         guard = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
@@ -191,7 +191,7 @@ class Cluster:
         return await self._write("DELETE", path, options, priority=Priority.DELETE)
 
     async def write_lease(self, resource: Resource, manifest: Manifest, timeout_seconds: float) -> Manifest:
-        """Create the Lease, or replace the version that it names.
+        """Create the Lease, or replace the Lease if `manifest` contains a version.
 
         This write needs no permit, because the Lease itself is the permit.
         """
@@ -205,7 +205,7 @@ class Cluster:
         return await self._throttled(self._send("GET", path, query=query))
 
     async def _throttled(self, request: Awaitable[Manifest]) -> Manifest:
-        """Await the request. If the API server asks for a pause, pause all requests."""
+        """Await the request. If the API server asks for a pause, delay all requests."""
         try:
             return await request
         except Throttled as error:
@@ -276,7 +276,7 @@ class Cluster:
 def _priority_of(resource: Resource) -> Priority:
     """Return the priority of a write that is neither a status update nor a delete.
 
-    Secrets have priority, because they hold certificates.
+    Writes of Secrets have priority, because Secrets hold certificates.
     """
     return Priority.ESSENTIAL if resource == SECRETS else Priority.ORDINARY
 
@@ -321,12 +321,12 @@ _ESCAPED = re.compile("[\x7f-\uffff]")
 
 
 def apply_patch(manifest: Manifest) -> str:
-    r"""Return the manifest as JSON that has the same meaning in YAML.
+    r"""Return the manifest as JSON text that a YAML parser reads in the same way.
 
     The API server parses a server-side apply as YAML.
 
     ASCII JSON writes a character above U+FFFF as a pair of surrogate escapes, `\ud83d\ude00`. The API server's YAML
-    parser refuses the whole patch because of such a pair. So these characters are sent without escapes. A lone
+    parser refuses a patch that contains such a pair. So characters above U+FFFF are sent without escapes. A lone
     surrogate is replaced by U+FFFD, as in the API server's JSON parser.
     """
     text = json.dumps(manifest, ensure_ascii=False, allow_nan=False)
@@ -339,7 +339,7 @@ def well_formed(text: str) -> str:
 
 
 def shortened(text: str, most_bytes: int) -> str:
-    """Return the text, shortened so that its UTF-8 form has at most `most_bytes` bytes.
+    """Return the text, shortened to at most `most_bytes` bytes of UTF-8.
 
     The API server limits the fields of Events in bytes.
     """

@@ -1,4 +1,4 @@
-"""Connections to the Kubernetes API: credentials, a session for Kopf's watches, and hooks for its requests."""
+"""Connections to the Kubernetes API: credentials, an HTTP session for Kopf's watches, and hooks for Kopf's requests."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from tinsmith_operator.kube.watch_stream import ListBroken, WatchedResponse
 WATCH_LOGIN_SECONDS = 600.0
 USER_AGENT = MANAGER
 Observe = Callable[[ApiCall, str], None]
-"""A function that is called for each finished request, with its status code or `error`."""
+"""A function that is called for each finished request, with the status code of the answer or `error`."""
 
 ListAnswered = Callable[[str | None, str, str, Manifest | None, bool], None]
-"""A function that is called for each page of a list. The last page has no token to continue."""
+"""A function that is called for each page of a list. The last page has no continue token."""
 
 Turn = Callable[[], Coroutine[Any, Any, None]]
 """A function that waits until a read may be sent."""
 
 
 async def load_configuration() -> Configuration:
-    """Read $KUBECONFIG, the pod's service account, or the default kubeconfig. The first that exists is used.
+    """Read $KUBECONFIG, the pod's service account, or the default kubeconfig. The first source that exists is used.
 
     Raises OperatorError.
 
-    A service account's token is read again every minute, because the kubelet replaces it.
+    A service account's token is read again every minute, because the kubelet replaces the token.
     """
     configuration = Configuration()
     try:
@@ -113,8 +113,8 @@ def trace(observe: Observe, on_list: ListAnswered | None = None, turn: Turn | No
 class WatchSession:
     """An HTTP session for Kopf's watches.
 
-    `expires_at` is the time to open the next session. If it is None, the next session is opened when the login is
-    refused.
+    `expires_at` is the time to open the next session. If `expires_at` is None, the next session is opened when the API
+    server refuses the login.
     """
 
     server: str

@@ -1,9 +1,10 @@
-"""A parser for the API server's answers. It drops objects and lists that are nested too deeply.
+"""A parser for the API server's answers. The parser drops objects and lists that are nested too deeply.
 
-A user who may write an object of a watched kind, for example a Service, may also write its `metadata.managedFields`,
-with up to 10,000 nested levels. The API server stores them. Python's parser fails at 1,000 levels, or at 10,000 in
-later versions. One such object would end every list and watch of its kind. Code that copies or compares objects fails
-even earlier. Therefore the parser drops everything below the deepest level of a normal Kubernetes object.
+A user who may write a Service, for example, may also write up to 10,000 nested levels into `metadata.managedFields`.
+The API server stores so many levels. Python's parser fails at 1,000 levels, or at 10,000 in later versions. With
+Python's parser, one such object would end every list and watch of this kind of object. Code that copies or compares
+nested objects fails at even fewer levels. Therefore the parser drops everything below the deepest level of a normal
+Kubernetes object.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from typing import Any
 
 DEEPEST = 100
-"""The deepest level that is kept. Kubernetes' own objects and their managed fields have fewer than 30 levels."""
+"""The deepest level that is kept. Normal Kubernetes objects have fewer than 30 levels, including the managed fields."""
 
 # A string without an end extends to the end of the text. No text is matched twice, so the time is linear.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)

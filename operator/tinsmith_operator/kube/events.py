@@ -30,9 +30,9 @@ log = get_logger(__name__)
 class Events:
     """A writer of the operator's Events, and a reader of the warnings of other components.
 
-    The name of an Event is derived from its owner and its text. So if the same Event is emitted again, only the count
-    of the existing Event is raised. If the existing Event is about the same version of the owner, another operator has
-    already made this decision, and the count does not change.
+    The name of an Event is derived from its owner and its text. If the same Event is emitted again, only the count of
+    the existing Event is raised. The count does not change if the Event is about the same version of the owner, because
+    another operator made the same decision.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class Events:
         await self._cluster.merge(EVENTS, live, {**again, "involvedObject": version})
 
     async def warnings(self, owner: Owner) -> tuple[KubernetesWarning, ...]:
-        """Return the warnings in the owner's namespace. They are at most 15 s old.
+        """Return the warnings in the owner's namespace. The warnings are at most 15 s old.
 
-        If they cannot be read, return the latest known warnings. They only explain a condition.
+        If the API server does not return the warnings, return the latest known warnings. Old warnings do little harm,
+        because warnings only explain a condition.
         """
         namespace, now = owner.namespace, asyncio.get_running_loop().time()
         read_at, known = self._read.get(namespace, (float("-inf"), ()))
@@ -117,7 +118,7 @@ class Events:
 
 
 def parse_warning(event: Manifest) -> KubernetesWarning:
-    """Parse an Event. It may have been written through either of Kubernetes' two Events APIs."""
+    """Parse an Event. The Event may have been written through the API `v1` or `events.k8s.io/v1`."""
     series = event.get("series") or {}
     at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     about = event["involvedObject"]

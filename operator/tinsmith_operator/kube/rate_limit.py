@@ -19,8 +19,8 @@ WaiterT = TypeVar("WaiterT")
 class Priority(IntEnum):
     """The priority of a waiting request.
 
-    Reads and certificates come first, because decisions need them. Next come status updates, which users read, and
-    deletes, which free resources.
+    Reads and certificates come first, because decisions depend on them. Status updates, which users read, and deletes,
+    which free resources, come second.
     """
 
     ESSENTIAL = 0
@@ -39,9 +39,8 @@ class _Waiter(Generic[WaiterT]):
 class RequestQueue(Generic[WaiterT]):
     """The waiting requests, in the order of their arrival.
 
-    The next request is the first one of the highest priority, unless the oldest request has been overtaken
-    `MOST_OVERTAKEN` times. So each request waits for all earlier requests, and for at most that number of later
-    requests.
+    The next request is the oldest request of the highest priority. After `MOST_OVERTAKEN` other requests overtook the
+    oldest request of all, that request is next. So a request waits for at most `MOST_OVERTAKEN` later requests.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class RequestQueue(Generic[WaiterT]):
         return self._waiters.pop(taken).waiter
 
     def leave(self, waiter: WaiterT) -> None:
-        """Remove a cancelled request, if it is still waiting."""
+        """Remove a cancelled request if the request is still waiting."""
         self._waiters = [each for each in self._waiters if each.waiter is not waiter]
 
     def _next_index(self) -> int:
@@ -72,7 +71,7 @@ class RequestQueue(Generic[WaiterT]):
 
 
 class RateLimit:
-    """A token bucket: it allows `burst` requests at once, and `per_second` over time."""
+    """A token bucket that allows `burst` requests at once, and `per_second` requests a second over time."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_second = per_second
@@ -95,7 +94,7 @@ class RateLimit:
             raise
 
     def hold(self, seconds: float) -> None:
-        """Send no request for this time, because the API server asked for a pause."""
+        """Send no request for this number of seconds, because the API server asked for a pause."""
         self._held_until = max(self._held_until, asyncio.get_running_loop().time() + seconds)
 
     def _serve(self) -> None:

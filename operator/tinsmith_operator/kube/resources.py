@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, with their paths in the Kubernetes API."""
+"""The kinds of objects that the operator reads and writes, with the paths of these kinds in the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tinsmith_operator.api.names import (
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind of object. `label` is the (key, value) of the objects that are watched.
+    """A kind of object. `label` is the pair (key, value) that selects the watched objects.
 
-    If it is None, all objects are watched.
+    If `label` is None, all objects are watched.
     """
 
     api_version: str
@@ -49,7 +49,7 @@ class Resource:
         return f"{key}={value}"
 
     def selects(self, manifest: dict[str, Any]) -> bool:
-        """Return whether a watch shows this object."""
+        """Return whether a watch reports this object."""
         if self.label is None:
             return True
         key, value = self.label
@@ -58,7 +58,7 @@ class Resource:
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         """Return the path of an object or of a list.
 
-        Without a namespace, it is the path of the list of all namespaces.
+        Without a namespace, return the path of the list for all namespaces.
         """
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         inside = ["namespaces", quote(namespace, safe="")] if namespace is not None else []
@@ -104,7 +104,7 @@ class Ref(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The key of one TrainingSession or SamplerPool. Two reconciles of one key never run at the same time."""
+    """The key of one TrainingSession or SamplerPool. Two reconciles of the same key never run at the same time."""
 
     namespace: str
     name: str
@@ -113,9 +113,9 @@ class Key(NamedTuple):
 
 OWNER_LABELS = (SESSION_LABEL, POOL_LABEL)
 JOURNAL_CLAIM = "spec.storage"
-"""The pseudo label of a group: the sessions with the same claim for their journal, and the pods with that journal."""
+"""The pseudo label of a group: the sessions and pods that use the same claim for a journal."""
 MODEL_CLAIM = "spec.model"
-"""The pseudo label of a group: the sessions and pools that have the same claim for their model or its cache."""
+"""The pseudo label of a group: the sessions and pools that use the same claim for a model or for the model cache."""
 
 
 def is_of_an_owner(manifest: dict[str, Any]) -> bool:
@@ -126,7 +126,7 @@ def is_of_an_owner(manifest: dict[str, Any]) -> bool:
 class Group(NamedTuple):
     """The objects of one kind and namespace with this label.
 
-    The label is one of `OWNER_LABELS`, or it names a claim.
+    The label is one of `OWNER_LABELS` or a pseudo label for a claim.
     """
 
     kind: str
@@ -148,9 +148,9 @@ def groups_of(manifest: dict[str, Any]) -> list[Group]:
 
 
 def _journal_claims(manifest: dict[str, Any]) -> set[str]:
-    """Return the claims on which the journal of an object is.
+    """Return the claims that the session or pod uses for a journal.
 
-    Other mounts of a pod do not count, because they do not stop a worker.
+    Other mounts of a pod do not count, because other mounts do not stop a worker.
     """
     spec = manifest.get("spec") or {}
     if manifest["kind"] == SESSION_KIND:

@@ -1,8 +1,10 @@
-"""The offset of the API server's clock, and the time for certificates. The `Date` of its answers shows the offset.
+"""The offset of the API server's clock, and the time for certificates.
+
+The header `Date` of the API server's answers shows the offset.
 
 A certificate whose validity begins in the future is refused, and the failed handshake does not mention the clock. The
-operator cannot know which clock is wrong. So the validity of certificates begins at the earlier of the two times, which
-both clocks accept.
+operator cannot know which clock is wrong. So the validity of certificates begins at the earlier of the two clocks'
+times.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from email.utils import parsedate_to_datetime
 from tinsmith_operator.logs import get_logger
 
 TOLERATED = timedelta(seconds=60)
-"""The offset that is tolerated. It is below the five minutes by which certificates are backdated."""
+"""The largest offset that is tolerated.
+
+The offset is shorter than the five minutes by which certificates are backdated.
+"""
 DATE_STEP = timedelta(seconds=1)
 """The resolution of the header `Date`."""
 
@@ -22,12 +27,12 @@ log = get_logger(__name__)
 
 
 def least_offset(date: datetime, sent: datetime, received: datetime, known: timedelta = timedelta()) -> timedelta:
-    """Return the smallest offset of the other clock that an answer proves.
+    """Return the offset of the other clock that is closest to the known offset and agrees with the answer.
 
     A negative offset means that the other clock is behind.
 
-    The other side wrote the answer at a time between `sent` and `received`. A slow answer therefore proves less. If the
-    answer is consistent with the known offset, the known offset is kept.
+    The server wrote the answer between `sent` and `received`, so a slow answer proves less. If the answer agrees with
+    the known offset, return the known offset.
     """
     earliest, latest = date - received, date + DATE_STEP - sent
     return min(max(known, earliest), latest)
@@ -42,12 +47,15 @@ class ServerClock:
 
     @property
     def offset_seconds(self) -> float:
-        """The seconds by which the API server's clock is certainly ahead. It is zero before the first answer."""
+        """The proven offset of the API server's clock in seconds; positive if the API server's clock is ahead.
+
+        The offset is zero before the first answer.
+        """
         return self._offset.total_seconds()
 
     @property
     def problem(self) -> str | None:
-        """A sentence about the clocks if they differ by more than certificates tolerate, otherwise None."""
+        """A sentence about the clocks if the offset is larger than certificates tolerate, otherwise None."""
         if abs(self._offset) <= TOLERATED:
             return None
         seconds, way = round(abs(self._offset).total_seconds()), "behind" if self._offset > timedelta() else "ahead of"
@@ -59,12 +67,12 @@ class ServerClock:
     def now(self) -> datetime:
         """Return the local time.
 
-        If the API server's time is earlier by more than is tolerated, return the server's time.
+        If the API server's clock is behind by more than the tolerated offset, return the server's time.
         """
         return self.local() + min(self._offset, timedelta()) if self.problem is not None else self.local()
 
     def note(self, date: str | None, sent: datetime) -> None:
-        """Read the `Date` in the answer to a request that was sent at this local time."""
+        """Update the offset from the header `Date` of an answer. `sent` is the local time of the request."""
         try:
             server_time = parsedate_to_datetime(date or "").astimezone(UTC)
         except ValueError:

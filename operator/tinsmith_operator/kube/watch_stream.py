@@ -1,8 +1,8 @@
 """The conversion of answers to lists and watches into a form that Kopf can read.
 
-Kopf stops at the first answer that it does not expect, and then the operator stops, too. Therefore, objects are reduced
-to a depth that Kopf's parser accepts. If the API server ends a watch with an error, or no longer knows a kind, this
-module makes Kopf list again. Kopf itself does this only for status 410.
+An unexpected answer stops Kopf, and thus the operator. Therefore, objects are reduced to a depth that Kopf's parser
+accepts. If the API server ends a watch with an error, or no longer knows a kind, this module makes Kopf list again.
+Without this module, Kopf lists again only after status 410.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinsmith_operator.logs import get_logger
 
 NOT_FOUND, GONE = 404, 410
 UNKNOWN_KIND_SECONDS = 10.0
-"""The pause between two lists of an unknown kind."""
+"""The pause between two attempts to list an unknown kind."""
 
 BEGIN_ANEW = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": GONE}}).encode()
 # The API server writes the type first in each event.
@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 
 class ListBroken(aiohttp.ClientPayloadError):
-    """A failed list that Kopf must repeat. Kopf treats it as a broken connection."""
+    """A failed list that Kopf must repeat. Kopf treats this exception as a broken connection."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"The Kubernetes API answered a list with {status}.")
@@ -71,8 +71,8 @@ class WatchedResponse(aiohttp.ClientResponse):
 def must_begin_anew(status: int, verb: str, plural: str) -> bool:
     """Return whether Kopf must list again, because the watched version is too old or a CRD of the operator was deleted.
 
-    After the deletion of one CRD, the operator continues to serve the other kind. Other answers that Kopf does not
-    retry are permanent.
+    After the deletion of one CRD, the operator continues to serve the other kind. Other errors that Kopf does not retry
+    are permanent.
     """
     if verb not in ("list", "watch"):
         return False
@@ -88,7 +88,7 @@ class _OneLine:
 
 
 class _ReadableLines:
-    """A stream whose `iter_chunked` yields whole, readable lines."""
+    """A stream with an `iter_chunked` that yields whole, readable lines."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

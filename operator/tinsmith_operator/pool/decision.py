@@ -1,4 +1,4 @@
-"""The decision about a SamplerPool. It turns the observed state into actions that reconcile the pool."""
+"""The decision about a SamplerPool. The decision turns the observed state into actions that reconcile the pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinsmith_operator.pool.situation import PoolSituation, assess_pool
 from tinsmith_operator.pool.status import pool_conditions, write_pool_status
 
 MOST_FAILED_PODS = 3
-"""The number of failed pods that are not deleted."""
+"""The number of failed pods that are kept."""
 
 
 def decide_pool(observed: ObservedPool, installation: Installation, now: datetime) -> Decision:
@@ -44,7 +44,7 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
 def _ensure_children(situation: PoolSituation, installation: Installation) -> tuple[Action, ...]:
     """Return the actions on the children.
 
-    They are in the order of dependencies: for example, pods mount the certificate.
+    The order follows dependencies: for example, the certificate comes before the pods that mount the certificate.
     """
     pool, observed = situation.pool, situation.observed
     deployment = build_deployment(pool, situation.replicas, situation.template)
@@ -74,7 +74,10 @@ def _retry_refused_pods(situation: PoolSituation) -> tuple[Annotate, ...]:
 
 
 def _remove_failed_pods(situation: PoolSituation) -> tuple[Delete, ...]:
-    """Delete all failed pods except the latest, which show why they failed. A node can reject a pod every second."""
+    """Delete all failed pods except the latest ones, which are kept to show the cause of the failures.
+
+    A node can reject a pod every second.
+    """
     why = "it has failed, and later pods show why"
     return tuple(Delete("Pod", pod.name, pod.uid, why) for pod in situation.failed_pods[MOST_FAILED_PODS:])
 

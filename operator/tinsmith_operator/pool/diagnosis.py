@@ -1,4 +1,4 @@
-"""The reasons why a pool differs from its spec. Each has a sentence that says what to do."""
+"""The reasons why a pool differs from its spec. Each reason comes with a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tinsmith_operator.pool.situation import PoolSituation
 class PoolDiagnosis:
     """The findings about a pool.
 
-    - `is_ready`: clients can sample. One ready replica is enough; Degraded reports missing replicas.
+    - `is_ready`: clients can sample. One ready replica is enough; the condition Degraded reports missing replicas.
     - `trouble`: why the pool is not ready.
-    - `unfinished`: why the Deployment differs from the spec; None: it matches the spec.
+    - `unfinished`: why the Deployment differs from the spec; None: the Deployment matches the spec.
     """
 
     is_ready: bool
@@ -51,7 +51,7 @@ def diagnose_pool(situation: PoolSituation, refusal: Finding | None) -> PoolDiag
 
 
 def _why_unfinished(situation: PoolSituation) -> Finding:
-    """Return the most serious of the findings about the replicas."""
+    """Return the most serious finding about the replicas."""
     if situation.observed.workload is None:
         return found(Reason.CREATING_OBJECTS, "The Deployment is being created.")
     worst = min(_replica_findings(situation), key=_severity, default=None)
@@ -86,7 +86,7 @@ def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:
 
 
 def _latest_failure(situation: PoolSituation) -> Iterator[Finding]:
-    """Yield a finding if the node of the latest pod did not admit it. The next pod may fail in the same way."""
+    """Yield a finding if the latest pod was not admitted by its node. The next pod may fail in the same way."""
     latest = next(iter(situation.failed_pods), None)
     if latest is None or latest.created_at is None or situation.now - latest.created_at > WARNING_LIFE:
         return

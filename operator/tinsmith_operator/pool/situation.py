@@ -1,4 +1,4 @@
-"""The facts for the decisions and conditions of a pool. They are computed once from its observed state."""
+"""The facts for the decisions and conditions of a pool. The facts are computed once from the pool's observed state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rollout:
 
     - `replicas`, `ready`, `updated`: the numbers of pods that are not terminating.
     - `is_known`: whether the controller has seen this version of the Deployment.
-    - `refused`: the API server's message when it refused to create a pod.
+    - `refused`: the message with which the API server refused to create a pod.
     """
 
     replicas: int = 0
@@ -58,14 +58,15 @@ def read_rollout(deployment: Workload) -> Rollout:
 
 @dataclass(frozen=True)
 class PoolSituation:
-    """The situation of a pool at one moment: the observed state, the desired state, and their differences.
+    """The situation of a pool at one moment: the observed state, the desired state, and the differences.
 
     - `foreign`: a foreign object that has the name of one of the pool's children.
     - `next_template`: the template that pods would have after a restart.
-    - `template`: the present template of the Deployment.
+    - `template`: the Deployment's template after this decision.
     - `blocking_reason`: why the pool must have no pods.
-    - `staying_pods`: the pods that count. Terminating and evicted pods do not count, because they have been replaced.
-    - `failed_pods`: the latest first. Their ReplicaSet keeps failed pods and creates other pods.
+    - `staying_pods`: the pods that count as replicas. Terminating and ended pods do not count, because other pods
+      replace such pods.
+    - `failed_pods`: the latest first. A ReplicaSet keeps its failed pods and creates other pods.
     """
 
     observed: ObservedPool
@@ -133,8 +134,8 @@ def restart_of(template: Manifest) -> str | None:
 def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str], pods: tuple[Pod, ...]) -> bool:
     """Return whether the template in the Deployment must be replaced.
 
-    The pods are not replaced for a newer operator, a new default image, or another way to pull the same image. The
-    template is replaced if other managers have written into it, or if its configuration annotation is missing.
+    A newer operator, a new default image, or another way to pull the same image does not replace the template. The
+    template is replaced if other managers have changed the template, or if the configuration annotation is missing.
 
     `same` contains the hashes of templates that run the same containers.
     """

@@ -21,7 +21,7 @@ from tinsmith_operator.pool.situation import PoolSituation, image_of, restart_of
 
 
 def write_pool_status(situation: PoolSituation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
-    """Return the write of the status and its Events. If the status is up to date, return no action."""
+    """Return the actions that write the status and the Events. If the status is up to date, return no action."""
     before, after = situation.pool.status, build_pool_status(situation, conditions)
     changes = status_changes(before, after)
     return (*changes, *restart_events(_restart(before), _restart(after), "Every replica was")) if changes else ()
@@ -44,7 +44,10 @@ def build_pool_status(situation: PoolSituation, conditions: tuple[ConditionState
 
 
 def _requests(situation: PoolSituation) -> PoolRequests | None:
-    """Return the requests that have been carried out. A restart is complete when every replica has its template."""
+    """Return the requests that have been carried out.
+
+    A restart is complete when every replica has the template of the restart.
+    """
     pool = situation.pool
     is_done = situation.rollout.is_done(pool.spec.replicas)
     running_for = restart_of(situation.template) if is_done else None
@@ -71,7 +74,7 @@ def _progress_of_a_ready_pool(diagnosis: PoolDiagnosis, *, acts: bool) -> Findin
 
 
 def _degradation(situation: PoolSituation, diagnosis: PoolDiagnosis, progress: Finding) -> Finding | None:
-    """Return why a ready pool is degraded: because replicas are missing, or because a person must act."""
+    """Return why a ready pool is degraded: replicas are missing, or a person must act."""
     if not diagnosis.is_ready:
         return diagnosis.ca_problem
     if situation.rollout.ready < situation.pool.spec.replicas:

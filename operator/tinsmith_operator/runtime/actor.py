@@ -1,6 +1,6 @@
 """The component that carries out actions by sending requests. This module makes no decisions.
 
-The first failed action ends the round.
+After a failed action, the remaining actions of the decision are skipped.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Actor:
         self._stored: dict[Key, dict[str, Stored]] = {}
 
     def refusals(self, key: Key) -> dict[str, str]:
-        """Return the refusals: for each kind, the message about the latest create or apply, if it was refused.
+        """Return, for each kind, the API server's message if the latest create or apply was refused.
 
-        A success removes an earlier refusal.
+        A successful create or apply removes the message about an earlier refusal.
         """
         return dict(self._refusals.get(key, {}))
 
     def stored(self, key: Key) -> dict[str, Stored]:
-        """Return, for each kind, the answer to the latest create or apply if it differs from the request."""
+        """Return, for each kind, the answer to the latest create or apply if the answer differs from the request."""
         return dict(self._stored.get(key, {}))
 
     def forget(self, key: Key) -> None:
@@ -69,8 +69,8 @@ class Actor:
         """Carry out the actions in order. Raises ClusterError and NotLeading.
 
         After a refusal, only the status and Events are written, so that users see the reason. The API server may refuse
-        the status itself, for example because the CRD is older than this operator. In that case the children are still
-        written.
+        the status itself, for example because the CRD is older than this operator. If the API server refuses the
+        status, the children are still written.
         """
         round_ = _Round(owner)
         refusals: list[Refused] = []
@@ -140,9 +140,9 @@ class Actor:
         log.info("applied", object=f"{ref.kind}/{ref.name}")
 
     async def _own_created_fields(self, ref: Ref, guard: Manifest) -> str:
-        """Claim the fields that the apply must be able to remove.
+        """Record the operator as the manager of the fields that the apply must be able to remove.
 
-        Return the version of the object to which the apply is sent.
+        Return the version of the object for the apply.
         """
         version: str = guard["resourceVersion"]
         live = self._cache.peek(ref)
@@ -245,7 +245,10 @@ class Actor:
 
 
 class _Round:
-    """The owner while the actions of one decision are carried out. Each write changes the version of the owner."""
+    """The owner, with its version, while the actions of one decision are carried out.
+
+    Each write changes the version of the owner.
+    """
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -262,7 +265,7 @@ class _Round:
 
 
 def _is_leaving(answer: Manifest) -> bool:
-    """Return whether a deleted object remains for its grace period or finalizers, by the answer to the delete."""
+    """Return whether the answer to a delete shows that the object remains for a grace period or finalizers."""
     metadata = answer["metadata"]
     waits = metadata.get("deletionGracePeriodSeconds") or metadata.get("finalizers")
     return "deletionTimestamp" in metadata and bool(waits)

@@ -1,6 +1,6 @@
 """The controller, which reconciles keys of the work queue, several at a time.
 
-After a reconcile, it requeues the key immediately, later, or with a backoff.
+After a reconcile, the controller requeues the key immediately, later, or with a backoff.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 @dataclass
 class Rounds:
-    """The number of consecutive rounds in which the operator acted on a key while the user's request was the same."""
+    """The number of consecutive reconciles in which the operator acted on a key without a new request of the user."""
 
     requested_state: object
     count: int = 0
@@ -67,8 +67,8 @@ class Controller:
     def enqueue(self, key: Key) -> None:
         """Reconcile the key as soon as possible.
 
-        If a key does not converge, it keeps its backoff until its user requests a change. The reason is that most of
-        its events come from the operator's own writes.
+        A key that does not converge keeps its backoff until the user requests a change of the session or pool. Other
+        events do not end the backoff, because most events come from the operator's own writes.
         """
         rounds = self._rounds.get(key)
         if rounds is not None and rounds.requested_state != self._requested_state(key):
@@ -78,7 +78,10 @@ class Controller:
         self._queue.add(key)
 
     async def run(self) -> None:
-        """Reconcile keys until cancelled. Several of these tasks run at the same time, but never two on one key."""
+        """Reconcile keys until cancelled.
+
+        Several of these tasks run at the same time, but two tasks never reconcile the same key.
+        """
         while True:
             await self._acts.wait()
             key = await self._queue.take()
@@ -100,7 +103,7 @@ class Controller:
         self._metrics.note_reconcile(result, asyncio.get_running_loop().time() - began)
 
     async def _attempt(self, key: Key) -> str:
-        """Reconcile the key. Return the name that the result has in the metrics."""
+        """Reconcile the key. Return the name of the result in the metrics."""
         try:
             return self._settle(key, await self._reconcile(key))
         except NotLeading:
@@ -138,7 +141,7 @@ class Controller:
         return "acted" if outcome.acted else "settled"
 
     def _count(self, key: Key) -> int:
-        """Count one more round for the key, and return the number of consecutive rounds."""
+        """Add one to the number of consecutive rounds for the key, and return the number."""
         rounds = self._rounds.setdefault(key, Rounds(self._requested_state(key)))
         rounds.count += 1
         return rounds.count
@@ -147,7 +150,7 @@ class Controller:
 def result_of(error: OperatorError) -> str:
     """Return the name of the error in the metrics.
 
-    A conflict does not count as a failure, because it only means that another writer was faster.
+    A conflict is not counted as a failure, because a conflict only means that another writer was faster.
     """
     match error:
         case Conflict() | AlreadyExists() | NotFound():

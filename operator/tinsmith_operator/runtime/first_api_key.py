@@ -1,7 +1,7 @@
 """The first API key of an installation, in a Secret that the API server's pod reads.
 
-A chart cannot create the key, because each rendering would give a new key. The operator creates the Secret by a POST,
-which succeeds for only one operator. The Secret is never replaced.
+A chart cannot create the key, because each rendering of the chart would contain a new key. The operator creates the
+Secret by a POST, which succeeds for only one operator. The Secret is never replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def new_key() -> str:
 class FirstApiKey:
     """A task that creates the Secret with the first key.
 
-    `secret` is its name, or None if the installation has its own key.
+    `secret` is the name of the Secret, or None if the administrator provides a key.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FirstApiKey:
         return (self._secret,) if self._secret is not None else ()
 
     async def ensure(self) -> None:
-        """Create the Secret if it does not exist. Raises ClusterError."""
+        """Create the Secret if the Secret does not exist. Raises ClusterError."""
         if self._secret is None:
             return
         try:

@@ -2,9 +2,9 @@
 
 Kopf watches the cluster, and the handlers pass each event to the event loop of the operator.
 
-Only `on.event` handlers are registered. So Kopf reconnects watches, but writes to no object. Kopf runs in a thread with
-its own event loop. When Kopf ends, it waits for all tasks in its event loop that it did not start, and then cancels
-them.
+Only `on.event` handlers are registered. So Kopf opens broken watches again, but writes to no object. Kopf runs in a
+thread with its own event loop. The separate event loop is necessary, because at its end Kopf waits for all foreign
+tasks in its event loop and cancels them.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class EndlessBackoff:
 
 
 class Watch:
-    """A watch on these kinds in a scope. It runs from `run` to `stop`.
+    """A watch on these kinds in a scope. The watch runs from `run` to `stop`.
 
-    It calls its callbacks in the event loop that called `run`.
+    The callbacks are called in the event loop that called `run`.
 
     `on_list` is called for each page of the list that starts a watch, because no event reports objects that vanished
-        before. If a namespace forbids lists, the watch tries again repeatedly.
-    `turn` is awaited before each page.
+    before this list. If the operator may not list in a namespace, the watch tries again repeatedly. `turn` is awaited
+    before each page.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Watch:
             raise OperatorError(f"The watch of the cluster failed: {error!r}. Restart the operator.") from error
 
     async def stop(self) -> None:
-        """Stop the thread and wait until it ends.
+        """Stop the thread and wait until the thread ends.
 
-        The wait is limited, because the process can end without the thread.
+        The wait is limited, because the process can end even if the thread does not.
         """
         self._stop.set()
         if self._thread.is_alive():
@@ -116,8 +116,8 @@ class Watch:
     async def _watch(self) -> None:
         """Run `kopf.operator` in two steps.
 
-        After an error, Kopf may wait without end for its own tasks. The process would then seem healthy, but watch
-        nothing. So this function reports the first task that ends, and then stops the other tasks.
+        After an error, Kopf may wait without end for its own tasks. The process would then seem healthy, but would not
+        watch anything. So when one of Kopf's tasks ends, this function reports the end and stops the other tasks.
         """
         before = asyncio.all_tasks()
         parts = await kopf.spawn_tasks(
@@ -136,7 +136,7 @@ class Watch:
             await self._close_sessions()
 
     async def _close_sessions(self) -> None:
-        """Close all sessions. If Kopf is stopped while it opens a session, it does not close this session."""
+        """Close all sessions. Kopf does not close a session if Kopf is stopped while it opens the session."""
         for session in self._sessions:
             await session.http.close()
 
@@ -164,12 +164,12 @@ class Watch:
         self._call_in_loop(self._deliver, param, event["type"], dict(event["object"]))
 
     async def _take_turn(self) -> None:
-        """Wait in the operator's own rate limit. It belongs to the event loop that called `run`."""
+        """Wait in the operator's own rate limit. The rate limit belongs to the event loop that called `run`."""
         assert self._home is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._turn(), self._home))
 
     def _call_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call back in the operator's event loop.
+        """Call a callback in the operator's event loop.
 
         If the operator has ended without waiting for this thread, do nothing.
         """
@@ -187,7 +187,7 @@ class Watch:
 
 
 def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSettings:
-    """Return settings with which Kopf neither writes nor listens on a port, and needs rights only in its namespaces."""
+    """Return Kopf settings without writes, without a port, and with requests only in the watched namespaces."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False

@@ -1,4 +1,7 @@
-"""Health and metrics over HTTP, for the kubelet and Prometheus. The leader and standby operators serve them."""
+"""Health and metrics over HTTP, for the kubelet and Prometheus.
+
+Both the leader and the standby operators serve health and metrics.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HealthServer:
-    """An HTTP server that runs inside `async with`. For port 0, it chooses a free port."""
+    """An HTTP server that runs inside `async with`. For port 0, the server chooses a free port."""
 
     def __init__(
         self,
@@ -58,7 +61,10 @@ class HealthServer:
 
 
 def _listen(port: int) -> socket.socket:
-    """Return one socket for both IPv4 and IPv6. For port 0, asyncio would open two sockets with different ports."""
+    """Return one socket that accepts connections over IPv4 and IPv6.
+
+    For port 0, asyncio would open two sockets with different ports.
+    """
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

@@ -1,15 +1,17 @@
-"""The informer. It keeps the cache complete across gaps in a watch, and knows which parts of the scope are complete.
+"""The informer.
+
+The informer keeps the cache complete across gaps in a watch, and records which parts of the scope are complete.
 
 A watch that was interrupted for too long starts again with a list (410 Gone). Kopf reports the objects in the list, but
-does not report objects that have vanished. This module reads the same list and removes the objects that are missing
-from it.
+does not report objects that have vanished. This module reads the list of the watch too, and removes the objects that
+are missing from the list.
 
 The parts of the scope are independent. The API server forbids the watch in a part if the namespace does not exist, or
-if the operator has no rights in it. The operator then does nothing in this part, and the other parts do not wait for
-it.
+if the operator has no rights in it. In such a part the operator does nothing, and the other parts of the scope are not
+delayed.
 
-The CRD of either kind may be missing, or may be deleted. Then the cluster has no objects of that kind, and the operator
-serves only the other kind.
+The CRD of sessions or of pools may be missing, or may be deleted later. A cluster without the CRD of a kind has no
+objects of this kind, and the operator serves only the other kind.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class State(Enum):
 class Informer:
     """The state of each kind in each part. `complete` is set when every part is listed or forbidden.
 
-    - `entered`: called for each part whose state has become known.
+    - `entered`: called when the state of a part becomes known; the argument is the part.
     - `resources`: the kinds that one watch covers.
     """
 
@@ -77,13 +79,13 @@ class Informer:
 
     @property
     def missing(self) -> list[str]:
-        """The kinds that no watch has listed yet, and their namespaces."""
+        """The kinds and namespaces that no watch has listed yet."""
         waiting = [place for place, state in self._states.items() if state is State.WAITS]
         return sorted(f"{plural} in {words_for(part)}" for part, plural in waiting)
 
     @property
     def refused(self) -> list[str]:
-        """One sentence for each part that the operator may not list."""
+        """Sentences about the parts that the operator may not list: one sentence for each part."""
         by_part: dict[Part, list[str]] = {}
         for (part, plural), state in self._states.items():
             if state is State.REFUSED:
@@ -96,7 +98,7 @@ class Informer:
 
     @property
     def unknown(self) -> list[str]:
-        """One sentence for each kind whose CRD is missing."""
+        """Sentences about the kinds without a CRD: one sentence for each kind."""
         plurals = sorted({plural for (_, plural), state in self._states.items() if state is State.UNKNOWN})
         return [f"{_unknown_words(self._resources[plural])} {_CURE} The operator then serves it." for plural in plurals]
 
@@ -109,9 +111,12 @@ class Informer:
         return any(self._states.get((part, plural)) is State.REFUSED for plural in self._resources)
 
     async def check_kinds(self) -> tuple[Resource, ...]:
-        """Return the kinds to watch. Kopf looks for kinds only once, so a kind that is added later needs its own watch.
+        """Return the kinds to watch.
 
-        This waits while no part of the scope can be read. Raises OperatorError if the CRDs of both kinds are missing.
+        Kopf looks for kinds only once, so a kind that is added later needs a separate watch.
+
+        The method waits while no part of the scope can be read. Raises OperatorError if the CRDs of both kinds are
+        missing.
         """
         while True:
             unknown: set[Resource] = set()
@@ -143,7 +148,7 @@ class Informer:
             self._take_page(place, answer, is_first=is_first)
 
     def _take_page(self, place: Place, answer: Manifest, *, is_first: bool) -> None:
-        """Store the objects of a page. After the last page, remove the objects that were on no page."""
+        """Store the objects of a page. After the last page, remove from the cache each object that was on no page."""
         resource = self._resources[place[1]]
         items, version = read_list(resource, answer)
         listed = set() if is_first else self._listed.get(place, set())
@@ -156,7 +161,7 @@ class Informer:
     async def _can_read(self, part: Part, unknown: set[Resource]) -> bool:
         """Return whether the operator can list sessions and pools in a part.
 
-        If a kind has no CRD, add it to `unknown`.
+        Add kinds without a CRD to `unknown`.
         """
         for resource in OWNERS:
             try:
@@ -182,9 +187,9 @@ class Informer:
         return True
 
     async def _are_discovered(self, resources: Sequence[Resource]) -> bool:
-        """Return whether the discovery document has these kinds.
+        """Return whether the discovery document contains these kinds.
 
-        Kopf uses this document, but a new kind can be listed slightly before it is in the document.
+        Kopf uses the discovery document, but a new kind can be listed slightly before the document contains the kind.
         """
         try:
             plurals = await self._cluster.kinds_of(API_VERSION)
@@ -198,7 +203,7 @@ class Informer:
             self._lose_in((part, resource.plural))
 
     def _lose_in(self, place: Place) -> None:
-        """Record that the kind is unknown in this place, and drop its objects."""
+        """Record that the kind is unknown in this place, and drop the objects of the kind."""
         part, plural = place
         resource, was_known = self._resources[plural], self._is_known(part)
         if self._states[place] is not State.UNKNOWN:
@@ -225,7 +230,7 @@ class Informer:
         self._settle()
 
     def _settle(self) -> None:
-        """Set `complete` if every part is known or forbidden, and at least one of them is known."""
+        """Set `complete` if every part is known or forbidden, and at least one part is known."""
         settled = all(self._is_known(part) or self.is_refused(part) for part in self._scope.parts)
         if settled and any(self._is_known(part) for part in self._scope.parts):
             self.complete.set()

@@ -1,12 +1,12 @@
-"""Leader election by a Lease. One operator acts while the others wait.
+"""Leader election by a Lease. One operator acts while the other operators wait.
 
-If a leader cannot renew the Lease, it stops acting before another operator may start. The leader counts from the time
-when it *sent* its last successful renewal, and stops after two thirds of the duration of the Lease. The other operators
-count the whole duration from the time when they *saw* that renewal, which is later. Each operator uses its own
-monotonic clock. The times in the Lease itself are only information for people.
+A leader that cannot renew the Lease stops acting before another operator may start. The leader counts from the time
+when it *sent* its last successful renewal, and stops after two thirds of the duration of the Lease. Each other operator
+counts the whole duration from the later time when it *saw* that renewal. All these times are measured by each
+operator's own monotonic clock. The times in the Lease itself are only information for people.
 
-The Lease cannot stop a process that was frozen between its check and its write. A late write does no harm, because it
-names the version of the object (`kube/client.py`).
+The Lease cannot stop the write of a process that was frozen between the check and the write. A late write does no harm,
+because the write names the version of the object (`kube/client.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ log = get_logger(__name__)
 
 
 class Leader:
-    """A participant in one election. `changed` is called when this operator starts or stops to lead.
+    """A participant in the election.
 
-    `renew_seconds` is the time between two renewals; None is a fifth of the duration of the Lease.
+    `changed` is called when this operator becomes the leader or stops being the leader.
+
+    `renew_seconds` is the time between two renewals; None stands for a fifth of the duration of the Lease.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Leader:
         return self._renewed_at + self._lease_seconds - _now()
 
     async def run(self) -> None:
-        """Acquire the Lease when it is free, and keep it. Run until cancelled."""
+        """Acquire the Lease when the Lease is free, and renew the Lease. Run until cancelled."""
         while True:
             try:
                 await self._step()
@@ -116,7 +118,10 @@ class Leader:
             await self._hold(self._taken(lease))
 
     def _seconds_to_next_step(self) -> float:
-        """Return the seconds to the next step. An operator that waits reads the Lease at the moment when it expires."""
+        """Return the seconds to the next step.
+
+        A waiting operator reads the Lease at the moment when the Lease expires.
+        """
         if self._held is not None:
             return self._renew_seconds
         look = self._lease_seconds * LOOK_SHARE
@@ -124,7 +129,7 @@ class Leader:
         return left if 0 < left < look else look
 
     def _is_free(self, lease: Manifest) -> bool:
-        """Return whether the Lease is free: without a holder, held by this identity, or not renewed in its duration."""
+        """Return whether the Lease is free: without a holder, held by this identity, or expired."""
         spec = lease.get("spec") or {}
         record = (spec.get("holderIdentity"), spec.get("renewTime"), lease["metadata"]["uid"])
         if record != self._seen:
@@ -138,7 +143,7 @@ class Leader:
         self._renewed_at = sent_at
 
     def _taken(self, lease: Manifest | None) -> Manifest:
-        """Return the Lease with this operator as its holder."""
+        """Return the Lease with this operator as the holder."""
         metadata = lease["metadata"] if lease else {"name": self._name, "namespace": self._namespace}
         transitions = (lease.get("spec") or {}).get("leaseTransitions", 0) + 1 if lease else 0
         spec = {

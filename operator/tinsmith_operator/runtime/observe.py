@@ -1,4 +1,4 @@
-"""The observed state of sessions and pools. It is read from the cache, without a request."""
+"""The observed state of sessions and pools. All objects are read from the cache, without a request."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from tinsmith_operator.logs import get_logger
 log = get_logger(__name__)
 
 RAY_LABEL = "ray.io/cluster"
-"""The label with the name of the RayCluster. KubeRay sets it on each pod that it creates."""
+"""The label with the name of the RayCluster. KubeRay sets this label on each pod that KubeRay creates."""
 
 
 class _Reading:
-    """A record of the objects that one owner reads. If one of these objects changes later, the owner is enqueued."""
+    """A record of the objects that one owner reads. If a recorded object changes later, the owner is enqueued."""
 
     def __init__(self, cache: Cache, reader: Key, owner: Owner) -> None:
         self._cache = cache
@@ -73,11 +73,11 @@ class _Reading:
         return self._cache.read_group(Group(resource.kind, owner.namespace, owner.LABEL, owner.name), self._reader)
 
     def with_journal_on(self, claim: str, resource: Resource) -> list[Manifest]:
-        """Return the sessions that name the claim for their journal, or the pods whose journal is on the claim."""
+        """Return the sessions or pods that use the claim for a journal."""
         return self._cache.read_group(Group(resource.kind, self._owner.namespace, JOURNAL_CLAIM, claim), self._reader)
 
     def with_model_on(self, claim: str) -> list[Manifest]:
-        """Return the sessions and pools that name this claim for their model."""
+        """Return the sessions and pools that use this claim for a model."""
         groups = (Group(kind.kind, self._owner.namespace, MODEL_CLAIM, claim) for kind in OWNERS)
         return [each for group in groups for each in self._cache.read_group(group, self._reader)]
 
@@ -151,7 +151,7 @@ def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
 
 
 def _facts_of(secret: Manifest) -> CertificateFacts | None:
-    """Return the facts, or None if the certificate cannot be read. This is logged once."""
+    """Return the facts, or None if the certificate cannot be read. An unreadable certificate is logged once."""
     try:
         return parse_facts(secret)
     except CertificateUnreadable as error:
@@ -165,11 +165,11 @@ def _pods_of_a_group(session: TrainingSession, labelled: list[Manifest]) -> list
 
 
 def _worker_pod(session: TrainingSession, numbered: Manifest | None, group: list[Manifest]) -> Manifest | None:
-    """Return the pod of the worker, even if it belongs to an earlier kind of workload.
+    """Return the worker's pod, even if the pod belongs to a workload of the session's earlier kind.
 
-    Such a pod may still write to the volume.
+    A pod of an earlier workload may still write to the volume.
 
-    `numbered` is the pod with the name that a StatefulSet gives to its pod.
+    `numbered` is the pod with the name of a StatefulSet's first pod.
     """
     heads = [pod for pod in group if not _is_member(pod)]
     if not session.spec.is_group:
@@ -185,14 +185,14 @@ def _is_member(pod: Manifest) -> bool:
 def _pods_of_a_job(labelled: list[Manifest], job_name: str, application: str) -> tuple[Manifest, ...]:
     """Return the pods of the session's Job with this name.
 
-    They include pods of an earlier Job that was just deleted.
+    Pods of an earlier Job that was just deleted are included.
     """
     made_for = [pod for pod in labelled if labels_of(pod).get("app.kubernetes.io/name") == application]
     return tuple(pod for pod in made_for if (controller_of(pod) or {}).get("name") == job_name)
 
 
 def _is_made_for(deployment_name: str, pod: Manifest) -> bool:
-    """Return whether the pod belongs to the Deployment, judging by the name of its ReplicaSet.
+    """Return whether the pod belongs to the Deployment, according to the name of the pod's ReplicaSet.
 
     ReplicaSets are not watched.
     """

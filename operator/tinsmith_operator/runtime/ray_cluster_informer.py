@@ -1,9 +1,9 @@
-"""The watch on RayClusters. This kind is optional.
+"""The watch on RayClusters. The kind RayCluster is optional.
 
-It starts when a session needs a RayCluster and KubeRay is installed.
+The watch starts when a session needs a RayCluster and KubeRay is installed.
 
-Before that, the watch sends no request. Installations without sessions of several nodes need neither KubeRay nor rights
-on its kind.
+Before the start, the watch sends no request. Installations without sessions of several nodes need neither KubeRay nor
+rights on RayClusters.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class Watching(Protocol):
         """Watch until `stop`. Raises OperatorError if the watch fails."""
 
     async def stop(self) -> None:
-        """Stop the watch, and return when it has stopped."""
+        """Stop the watch, and return when the watch has stopped."""
 
 
 class RayClusterInformer:
     """The state of the watch on RayClusters.
 
     - `changed`: called when a namespace may have become known or forbidden.
-    - `open_watch`: opens a watch on RayClusters only. Its argument is called for each page of the watch's lists.
+    - `open_watch`: opens a watch on RayClusters only. The argument of `open_watch` is called for each page of the
+      watch's lists.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RayClusterInformer:
         return self._informer.knows(namespace)
 
     def problem(self, namespace: str) -> str | None:
-        """Return a sentence that says why this namespace can have no RayClusters, or None if this is not known yet."""
+        """Return a sentence that says why this namespace can have no RayClusters, or None if no reason is known."""
         if self._problem is not None:
             return self._problem
         part = self._scope.part_of(namespace)
@@ -117,7 +118,7 @@ class RayClusterInformer:
     async def _watch(self) -> None:
         """Watch until the watch ends.
 
-        If a watch gets no list for some time, end it, because it looked for the kind too early.
+        If a watch gets no list for some time, end the watch, because it looked for the kind too early.
         """
         self._informer, self._listed = self._new_informer(), asyncio.Event()
         watch = self._open_watch(self._on_page)

@@ -40,7 +40,7 @@ class Kind(Protocol):
     """The functions that differ between sessions and pools in a reconcile."""
 
     async def decide(self, key: Key, body: Manifest) -> tuple[Owner, Decision]:
-        """Return the owner, and the decision about what to do now. Raises Unreadable and ClusterError."""
+        """Return the owner, and the decision about the owner. Raises Unreadable and ClusterError."""
         ...
 
     def carried_out(self, key: Key, decision: Decision) -> None:
@@ -56,7 +56,7 @@ class Kind(Protocol):
 class ReconcileResult:
     """The result of a reconcile.
 
-    - `acted`: the operator carried out actions, so the key is reconciled again.
+    - `acted`: the operator carried out actions; the key is then reconciled again.
     - `requeue_after_seconds`: the longest time until the next reconcile.
     """
 
@@ -66,16 +66,18 @@ class ReconcileResult:
 
 @dataclass(frozen=True)
 class Reconciler:
-    """A reconciler of one key at a time. `kinds` are the functions for each kind of key."""
+    """A component that reconciles one key at a time. `kinds` contains the functions for each kind of key."""
 
     cache: Cache
     actor: Actor
     kinds: Mapping[str, Kind]
 
     def requested_state(self, key: Key) -> object:
-        """Return the state that the user requests, or None if the owner is gone. It is compared with an earlier value.
+        """Return the state that the user requests, or None if the owner is gone.
 
-        A change of the spec changes the generation.
+        The controller compares this state with an earlier state.
+
+        The generation in this state changes with each change of the spec.
         """
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
         if body is None:
@@ -135,7 +137,7 @@ class SessionKind:
     def _is_seen(self, session: TrainingSession) -> bool:
         """Return whether RayClusters are listed, or are known to be unlistable.
 
-        When that becomes known, the session is reconciled again.
+        When one of the two becomes known, the session is reconciled again.
         """
         if not session.spec.is_group:
             return True
@@ -166,7 +168,10 @@ class SessionKind:
         )
 
     async def _warnings(self, observed: Observed) -> tuple[KubernetesWarning, ...]:
-        """Return the warnings if they could explain a problem. For a session without a problem, no request is sent."""
+        """Return the warnings if the session or pool has a problem that a warning could explain.
+
+        For a session without a problem, no request is sent.
+        """
         ready = observed.session.status.condition("Ready")
         is_ready = ready is not None and ready.status == "True" and observed.image_pull is None
         at_rest = observed.session.spec.suspend or is_ready
@@ -184,7 +189,10 @@ def worker_of(observed: Observed) -> Target | None:
 
 
 def _has_started(pod: Manifest) -> bool:
-    """Return whether the container has started. A worker that hangs is not ready, but the operator still calls it."""
+    """Return whether the container has started.
+
+    A worker that hangs is not ready, but the operator still calls the worker.
+    """
     containers = (pod.get("status") or {}).get("containerStatuses") or []
     return any(container["name"] == WORKER_CONTAINER and container.get("started") for container in containers)
 
@@ -217,7 +225,10 @@ class PoolKind:
         """Do nothing, because the operator keeps no state for pools."""
 
     async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
-        """Return the warnings if they could explain a problem. For a pool without a problem, no request is sent."""
+        """Return the warnings if the session or pool has a problem that a warning could explain.
+
+        For a pool without a problem, no request is sent.
+        """
         replicas, deployment = observed.pool.spec.replicas, observed.workload
         at_rest = deployment is None or replicas == 0 or read_rollout(Workload(deployment)).is_done(replicas)
         return () if at_rest else await self.events.warnings(observed.pool)

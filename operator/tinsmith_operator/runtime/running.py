@@ -1,4 +1,4 @@
-"""The operator: its parts, and the order in which they start and stop."""
+"""The parts of the operator, and the order in which the parts start and stop."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Operator:
         return self._server.metrics_port
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set. If an error ends the operator before that, raise this error."""
+        """Run until `stop` is set. If an error ends the operator earlier, raise the error."""
         async with self._server:
             tasks = [asyncio.create_task(job) for job in self._jobs()]
             try:
@@ -263,10 +263,10 @@ class Operator:
     async def _ensure_certificates(self) -> None:
         """Keep the certificates valid while leading.
 
-        They are checked before the first reconcile, after a change of a Secret, and when due.
+        The certificates are checked before the first reconcile, after a change of a Secret, and when a renewal is due.
 
-        A problem with the certificates does not stop any session. Each session reports the problem, and keeps the
-        certificate that it has.
+        A problem with the certificates does not stop any session. Each session reports the problem, and keeps its
+        present certificate.
         """
         while True:
             await self._leading.wait()
@@ -289,7 +289,7 @@ class Operator:
     def _longest_pause_seconds(self) -> float:
         """Return the longest pause between two reads of the installation's Secrets.
 
-        The Secrets are read because the watches may not cover their namespace.
+        The Secrets are read regularly, because the watches may not cover the namespace of these Secrets.
         """
         is_watched = self._informer.knows(self._settings.namespace)
         return LOOK_AGAIN_SECONDS if is_watched else UNWATCHED_LOOK_SECONDS
@@ -322,9 +322,9 @@ class Operator:
             self._enqueue_all()
 
     def _enqueue(self, key: Key) -> None:
-        """Enqueue a key, unless the state of its namespace is not known yet.
+        """Enqueue a key if the state of its namespace is known.
 
-        When it becomes known, all keys in the namespace are enqueued.
+        When the state of a namespace becomes known, all keys in the namespace are enqueued.
         """
         if self._informer.knows(key.namespace):
             self._controller.enqueue(key)
@@ -371,7 +371,7 @@ class Operator:
         return [*self._informer.unknown, *self._informer.refused, *([clock] if clock is not None else [])]
 
     def _leaves(self) -> list[tuple[str, str]] | None:
-        """Return the owner of each certificate, and the authority that this owner trusts.
+        """Return each owner of a certificate, with the fingerprint of the authorities that this owner trusts.
 
         Return None while not all owners are known: before the first lists, and while the operator may not list a
         namespace.

@@ -1,8 +1,8 @@
 """The turns of automatic restarts. The policy limits how many sessions restart at the same time.
 
-A session has its turn until it serves again with the new image or settings. If a session does not serve again, it keeps
-its turn. So a change that broke one worker does not break the others. The turn is also recorded in the session's
-status, so that the next leader knows it.
+A session's turn ends when the session serves again with the new image or settings. A session that does not serve again
+keeps its turn. So a change that broke one worker does not break the other workers. The session's status also records
+the turn, so that the next leader knows which sessions have a turn.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Turns:
     def _holders(self) -> set[Key]:
         """Return the sessions that have a turn.
 
-        At first, these are the sessions to which the previous leader gave turns.
+        A new leader starts with the sessions to which the previous leader gave turns.
         """
         if self._taken is None:
             self._taken = {_key(session) for session in self._cache.of_kind(SESSIONS.kind) if _has_turn(session)}

@@ -1,4 +1,4 @@
-"""Calls to workers over mutual TLS: one report a minute from each worker, and the snapshots that users request."""
+"""Calls to workers over mutual TLS: Describe once a minute, and Snapshot when a user requests a snapshot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class Target:
-    """A worker to call: its pod, its network address, and the worker ID that its certificate must contain."""
+    """A worker to call: the pod, the network address, and the worker ID that the worker's certificate must contain."""
 
     pod_uid: str
     address: str
@@ -56,11 +56,14 @@ Describe = Callable[[Target], Awaitable[WorkerReport]]
 """A function that returns the report of a worker. Raises Silent."""
 
 TakeSnapshot = Callable[[Target], Awaitable[datetime]]
-"""A function that returns the time at which all data was on disk. Raises Silent and CannotSnapshot."""
+"""A function that requests a snapshot and returns the time at which all data was on disk.
+
+Raises Silent and CannotSnapshot.
+"""
 
 
 class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
-    """Calls to one worker for each session while this operator leads, and the worker's latest answer.
+    """Repeated calls to one worker for each session, and the worker's latest answer. Only the leader calls workers.
 
     Answers are kept only in memory. `on_answer` is called with the session that has a new answer.
     """
@@ -89,7 +92,7 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
         self._answers.pop(key, None)
 
     def end(self) -> None:
-        """Stop all calls, because another operator leads and these answers become outdated."""
+        """Stop all calls and forget the answers, because another operator leads now."""
         for key in list(self._followed):
             self._stop(key)
         self._answers.clear()
@@ -100,7 +103,10 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, key: Key, call: tuple[Target, DetailT] | None) -> bool:
-        """Call this worker, and no other worker of the session, from now on. Return whether this changes anything."""
+        """Call this worker, and no other worker of the session, from now on.
+
+        Return False if this worker was already called.
+        """
         # This operator may have lost the lead after a reconcile began. Such a reconcile must not start calls.
         call = call if self._leads() else None
         if self._followed.get(key) == call:
@@ -143,7 +149,10 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
 
 
 class Reports(WorkerCalls[float, WorkerReport]):
-    """The reports of all workers, one in each period. If a worker does not answer, its latest report is kept."""
+    """The reports of all workers; each worker reports once in each period.
+
+    If a worker does not answer, the worker's latest report is kept.
+    """
 
     def __init__(
         self,
@@ -157,10 +166,12 @@ class Reports(WorkerCalls[float, WorkerReport]):
         self._period_seconds = period_seconds
 
     def follow(self, key: Key, target: Target | None, *, closely: bool = False) -> None:
-        """Call this worker from now on. None ends the calls. If it is the same worker as before, nothing changes.
+        """Call this worker from now on.
 
-        With `closely`, a deletion waits for the next report. In this case, earlier reports are forgotten, and calls are
-        frequent.
+        `worker` None ends the calls. If the worker is the same as before, nothing changes.
+
+        If `closely` is true, a deletion waits for the next report. The calls are then frequent, and earlier reports are
+        forgotten.
         """
         period_seconds = min(CLOSE_PERIOD_SECONDS, self._period_seconds) if closely else self._period_seconds
         changed = self._begin(key, (target, period_seconds) if target is not None else None)
@@ -182,8 +193,8 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
 
     Each request is sent to the worker of its session until the worker answers.
 
-    If an operator takes over before the status records the request, it sends the request once more. This costs little,
-    because a worker writes only data that has changed.
+    An operator that takes over before the status records the request sends the request once more. A second request
+    costs little, because a worker writes only data that has changed.
     """
 
     def __init__(
@@ -193,9 +204,9 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
         self._take = take
 
     def request(self, key: Key, target: Target | None, request: str | None) -> None:
-        """Request a snapshot from this worker. None ends the calls.
+        """Request a snapshot from this worker. `worker` None ends the calls.
 
-        If the request is the same as before, nothing changes.
+        A request that is the same as before changes nothing.
         """
         self._begin(key, (target, request) if target is not None and request is not None else None)
 
@@ -214,7 +225,7 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
 
 
 def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:
-    """Open a channel to only this worker, with the operator's certificate."""
+    """Open a channel that accepts only this worker, with the operator's certificate."""
     credentials = grpc.ssl_channel_credentials(leaf.authority, leaf.key, leaf.certificate)
     options = [
         ("grpc.ssl_target_name_override", worker_dns_name(target.worker_id)),
@@ -249,7 +260,7 @@ class GrpcSnapshots:
     async def __call__(self, target: Target) -> datetime:
         """Request a snapshot.
 
-        Return the time at which all data was on disk that the worker had accepted before the call.
+        Return the time at which all data from before the call was on disk.
         """
         requested_at = self._clock()
         async with open_channel(self._leaf(), target) as channel:

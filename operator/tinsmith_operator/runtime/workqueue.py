@@ -19,10 +19,12 @@ JITTER = 0.25
 
 
 class WorkQueue(Generic[KeyT]):
-    """A work queue. A key is waiting, running, both (it was added again while it ran), or due later.
+    """A work queue.
 
-    A held key never runs before it is due. Use the queue from only one event loop, because it uses the clock of this
-    loop.
+    A key is waiting, running, due later, or both waiting and running (after it was added again during its run).
+
+    A held key never runs before its due time. Use a queue from only one event loop, because the queue uses the clock of
+    the event loop.
     """
 
     def __init__(self, chance: random.Random | None = None) -> None:
@@ -44,7 +46,7 @@ class WorkQueue(Generic[KeyT]):
         return len(self._running)
 
     def add(self, key: KeyT) -> None:
-        """Add a key that is due now. If the key is running, it runs once more afterwards."""
+        """Add a key that is due now. A key that is running runs once more afterwards."""
         if key in self._held:
             return
         self._cancel_timer(key)
@@ -52,7 +54,7 @@ class WorkQueue(Generic[KeyT]):
         self._changed.set()
 
     def add_after(self, key: KeyT, seconds: float) -> None:
-        """Add a key that is due after this number of seconds, unless it is already due earlier."""
+        """Add a key that is due after this number of seconds, unless the key is already due earlier."""
         if key in self._waiting or key in self._held:
             return
         loop = asyncio.get_running_loop()
@@ -71,7 +73,7 @@ class WorkQueue(Generic[KeyT]):
     def hold(self, key: KeyT) -> float:
         """Add a key with the delay of a failed key.
 
-        Until `release`, it is not due earlier, even if it is added again.
+        Until `release`, the key is not due earlier, even if the key is added again.
         """
         seconds = self._next_pause(key)
         self._waiting.pop(key, None)
@@ -97,7 +99,7 @@ class WorkQueue(Generic[KeyT]):
     async def take(self) -> KeyT:
         """Return the key that has waited longest among the keys that are not running.
 
-        It counts as running until `done` is called.
+        The returned key counts as running until `done` is called.
         """
         while (key := self._next()) is None:
             await self._change()

@@ -23,11 +23,11 @@ class ClaimPlan:
     """The present claim and the desired claim.
 
     - `usable`: the existing claim, if the session may use it.
-    - `desired`: the claim as it should be. For a claim that a user created, it contains only the fields that the
+    - `desired`: the desired claim. For a claim that a user created, `desired` contains only the fields that the
       operator writes.
-    - `unused`: the session's claim, if it never had a volume and differs from the spec. The operator must create this
-      claim again.
-    - `mismatch`: a field in which the session's claim differs from the spec, and which cannot be changed.
+    - `unused`: the session's claim, if the claim never had a volume and differs from the spec. The operator must delete
+      an unused claim and create it again.
+    - `mismatch`: an immutable field in which the session's claim differs from the spec.
     """
 
     usable: Manifest | None
@@ -37,7 +37,7 @@ class ClaimPlan:
 
     @property
     def is_terminating(self) -> bool:
-        """True if the claim was deleted. It vanishes when no pod uses it any more."""
+        """True if the claim was deleted. A deleted claim vanishes when no pod uses the claim any more."""
         return self.usable is not None and "deletionTimestamp" in self.usable["metadata"]
 
     @property
@@ -57,7 +57,7 @@ def plan_claim(observed: Observed, owned: OwnedObjects, annotations: Mapping[str
 
 
 def ensure_claim(observed: Observed, plan: ClaimPlan) -> tuple[Action, ...]:
-    """Create the claim, and annotate it with the image that may use it."""
+    """Create the claim, and annotate the claim with the image that may use the volume."""
     live, desired = plan.usable, plan.desired
     if plan.unused is not None:
         return _delete(plan.unused)
@@ -71,10 +71,10 @@ def ensure_claim(observed: Observed, plan: ClaimPlan) -> tuple[Action, ...]:
 
 
 def grow_claim(observed: Observed, plan: ClaimPlan) -> tuple[Apply, ...]:
-    """Change the size of the claim. This is the last of the actions, because a storage class may refuse it.
+    """Change the size of the claim. The resize is the last action, because a storage class may refuse the resize.
 
-    If the growth is refused, it can be reverted. Kubernetes allows a smaller requested size, as long as it is larger
-    than the size of the volume.
+    A user can revert a refused growth in the spec. Kubernetes allows a smaller requested size if this size is still
+    larger than the size of the volume.
     """
     live, desired = plan.usable, plan.desired
     if live is None or plan.is_terminating or _is_made_by_others(observed):
@@ -100,7 +100,7 @@ def size_of(claim: Manifest) -> str:
 
 
 def _delete(claim: Manifest) -> tuple[Delete, ...]:
-    """Delete this version of the claim. If the claim has a volume by now, it is not deleted."""
+    """Delete this version of the claim. A claim that has got a volume in the meantime is not deleted."""
     metadata = claim["metadata"]
     if "deletionTimestamp" in metadata:
         return ()
@@ -115,7 +115,7 @@ def with_size(claim: Manifest, size: str) -> Manifest:
 
 
 def _as_it_is(desired: Manifest, live: Manifest) -> Manifest:
-    """Return the desired claim. Fields of the operator that cannot be changed keep their live values.
+    """Return the desired claim. Immutable fields that the operator manages keep their live values.
 
     An apply removes fields that only an earlier apply named, but the API server refuses to remove a storage class. If
     the cluster chose the storage class, the field is left out. Otherwise, the field would become the operator's field.
@@ -132,9 +132,9 @@ def _annotate(observed: Observed, live: Manifest, desired: Manifest) -> tuple[Ap
 
 
 def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *, differs: bool) -> Manifest | None:
-    """Return the session's claim if it never had a volume and differs from the spec.
+    """Return the session's claim if the claim never had a volume and differs from the spec.
 
-    The API server does not allow a change of this claim.
+    The API server does not allow changes of a claim without a volume, so the operator must create the claim again.
     """
     claim, session, writer = owned.claim, observed.session, owned.writer
     if claim is None or observed.claim_holder is not None or _has_volume(claim):
@@ -150,7 +150,7 @@ def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *,
 
 
 def _mismatch(session: TrainingSession, claim: Manifest) -> str | None:
-    """Return the field in which a claim of an earlier session differs from the spec."""
+    """Return the immutable field in which a claim of an earlier session differs from the spec."""
     storage, spec = session.spec.storage, claim["spec"]
     if spec.get("accessModes") != [storage.access_mode.value]:
         return f"accessMode {', '.join(spec.get('accessModes') or ())}, not {storage.access_mode.value}"
@@ -161,7 +161,10 @@ def _mismatch(session: TrainingSession, claim: Manifest) -> str | None:
 
 
 def _has_volume(claim: Manifest) -> bool:
-    """Return whether the claim has or had a volume. A claim is bound only once in its life."""
+    """Return whether the claim has a volume now or had a volume earlier.
+
+    Kubernetes binds a claim to a volume only once.
+    """
     return "volumeName" in claim["spec"] or (claim.get("status") or {}).get("phase", "Pending") != "Pending"
 
 

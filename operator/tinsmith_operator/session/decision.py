@@ -1,4 +1,7 @@
-"""The decision about a TrainingSession. It turns the observed state into actions that reconcile the session."""
+"""The decision about a TrainingSession.
+
+The decision turns the observed state into actions that reconcile the session.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ from tinsmith_operator.session.workload import (
 
 
 def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
-    """Return what to do about one session now. The function is pure: the same input gives the same decision.
+    """Return what to do about one session now. This pure function returns the same decision for the same input.
 
-    If one decision after another is carried out, they reach a state in which there is nothing to do.
+    When decisions are carried out one after another, a decision without actions is reached.
     """
     situation = assess(observed, installation, now)
     if observed.session.is_being_deleted:
@@ -49,8 +52,8 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
 def ensure_children(situation: Situation) -> tuple[Action, ...]:
     """Return the actions on the children, in the order of dependencies.
 
-    The worker's ID is the UID of the claim, the pod mounts the certificate, and the model is converted before the pod
-    starts. A pod is replaced only after its workload has the desired template.
+    The worker's ID is the UID of the claim, the pod mounts the certificate, and the pod starts only after the model is
+    converted. A pod is replaced only after the workload has the desired template.
     """
     if situation.blocking_reason is not None:
         return stop_all(situation)

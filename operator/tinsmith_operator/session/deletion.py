@@ -1,8 +1,8 @@
 """The deletion of a session.
 
-With `whenDeleted: Retain`, the operator has nothing to do: Kubernetes deletes the children together with their owner,
-and the claim is kept. With `Delete`, a finalizer keeps the session until its adapters are saved to the checkpoint root,
-its worker has stopped, and its claim is deleted.
+With `whenDeleted: Retain`, the operator does nothing: Kubernetes deletes the children together with the session, and
+the claim is kept. With `whenDeleted: Delete`, a finalizer keeps the session until the adapters are saved to the
+checkpoint root, the worker has stopped, and the claim is deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOK_AGAIN_SECONDS = 10.0
 
 
 def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinalizer, ...]:
-    """Add the finalizer if the claim must be deleted together with the session. Otherwise, remove it."""
+    """Add the finalizer if the claim must be deleted together with the session. Otherwise, remove the finalizer."""
     session = situation.session
     if session.spec.storage.deletes_claim == session.has_finalizer:
         return ()
@@ -39,7 +39,7 @@ def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinaliz
 def decide_deletion(situation: Situation) -> Decision:
     """Return the next step of the deletion.
 
-    The session gives up its turn to restart, because its node may never come back.
+    The session gives up its turn to restart, because the session's node may never come back.
     """
     return replace(_next_step(situation), wants_turn=False)
 
@@ -87,8 +87,8 @@ def _waiting_words(situation: Situation) -> Finding:
 def _release_claim(situation: Situation) -> tuple[Action, ...]:
     """Remove the finalizer. If the session was allowed to use the claim, delete the claim.
 
-    If the claim is of an earlier session and does not match the spec, it is kept. If the session must have no worker,
-    the claim is kept, too, because its adapters were not saved.
+    A claim of an earlier session that does not match the spec is kept. If the session must have no worker, the claim is
+    kept, too, because the adapters were not saved.
     """
     claim = situation.claim
     release = RemoveFinalizer(CLAIM_FINALIZER)
@@ -104,8 +104,8 @@ def _release_claim(situation: Situation) -> tuple[Action, ...]:
 def waits_for_checkpoints(situation: Situation) -> bool:
     """Return whether a worker may still hold adapters that are not saved.
 
-    The wait ends when the worker has reported since its begin that it holds no adapters, when the grace period is over,
-    or when the worker was stopped.
+    The wait ends when the worker reports that no adapters are left, when the grace period is over, or when the worker
+    was stopped.
     """
     session, pod = situation.session, situation.owned.writer
     if _is_stopping(session) or _grace_is_over(situation) or not _may_hold_adapters(situation):
@@ -115,7 +115,7 @@ def waits_for_checkpoints(situation: Situation) -> bool:
 
 
 def wake(situation: Situation) -> tuple[Action, ...]:
-    """Start a worker for a session that was suspended before it was deleted, so that the worker saves its adapters."""
+    """Start a worker for a session that was suspended before its deletion, so that the worker saves the adapters."""
     session, observed, worker = situation.session, situation.observed, situation.worker
     if worker is None or not _can_wake(situation) or _is_under_way(situation):
         return ()
@@ -127,7 +127,7 @@ def wake(situation: Situation) -> tuple[Action, ...]:
 
 
 def _is_under_way(situation: Situation) -> bool:
-    """Return whether a worker is already wanted, or a pod still mounts the volume."""
+    """Return whether the spec requests a worker, or a pod still mounts the volume."""
     observed = situation.observed
     if observed.workload is None:
         return observed.pod is not None
@@ -135,14 +135,17 @@ def _is_under_way(situation: Situation) -> bool:
 
 
 def _is_stopping(session: TrainingSession) -> bool:
-    """Return whether the worker was stopped. `Ready` is not used, because it may report a lost node instead."""
+    """Return whether the worker was stopped.
+
+    The condition Ready is not used, because Ready may report a lost node instead.
+    """
     return any(condition.reason == Reason.DELETING for condition in session.status.conditions)
 
 
 def _waiting_since(situation: Situation) -> datetime | None:
     """Return when the wait for checkpoints began, by the clock of the operator.
 
-    The time of the deletion comes from the API server, and its clock may differ.
+    The deletion time in the session's metadata is not used, because the API server's clock may differ.
     """
     reconciling = situation.session.status.condition(ConditionType.RECONCILING)
     if reconciling is None or reconciling.reason != Reason.WAITING_FOR_CHECKPOINTS:
@@ -156,7 +159,7 @@ def _grace_is_over(situation: Situation) -> bool:
 
 
 def _is_saved(situation: Situation) -> bool:
-    """Return whether the present worker has reported that it holds no adapters since the wait began."""
+    """Return whether the present worker has reported, since the wait began, that no adapters are left."""
     since, pod, report = _waiting_since(situation), situation.owned.writer, situation.observed.report
     if since is None or pod is None or report is None or report.pod_uid != pod.uid:
         return False
@@ -164,7 +167,7 @@ def _is_saved(situation: Situation) -> bool:
 
 
 def _may_hold_adapters(situation: Situation) -> bool:
-    """Return whether a worker was ever ready on this volume, for this session or an earlier one."""
+    """Return whether a worker was ever ready on this volume, for this session or an earlier session."""
     session, pod, claim = situation.session, situation.owned.writer, situation.claim
     noted = session.status.first_ready_time is not None or session.status.epoch is not None
     if noted or situation.observed.report is not None or (pod is not None and pod.is_ready):
@@ -179,13 +182,13 @@ def _was_made_for(session: TrainingSession, claim: Manifest) -> bool:
 
 
 def _comes_back(situation: Situation) -> bool:
-    """Return whether the workload creates the pod again after an eviction or after its node is lost."""
+    """Return whether the workload creates the pod again after an eviction or the loss of the node."""
     workload = situation.owned.workload
     return workload is not None and workload.wants_pods and not workload.is_terminating
 
 
 def _can_wake(situation: Situation) -> bool:
-    """Return whether the session may use its volume, and pods may be created."""
+    """Return whether the session may use the volume, and the workload may create pods."""
     if situation.claim is None or situation.claim_plan.is_terminating or situation.blocking_reason is not None:
         return False
     return not situation.session.spec.is_group or situation.observed.no_groups is None

@@ -1,6 +1,6 @@
-"""The reasons why a session is not ready. Each has a sentence that says what to do.
+"""The reasons why a session is not ready. Each reason comes with a sentence that says what to do.
 
-Each function checks one thing. The first finding is reported.
+Each function checks for one reason. Only the first finding is reported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Diagnosis:
 def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
     """Return the findings. `refusal` is the refusal of an object that the operator still wants to write.
 
-    A session is ready if its worker serves and no foreign object has the name of one of its children.
+    A session is ready if its worker serves and no foreign object has the name of a child.
     """
     observed, pod, plan = situation.observed, situation.pod, situation.image_plan
     conflict = common.name_conflict(situation.session, situation.owned.foreign)
@@ -80,7 +80,7 @@ def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
 def _full_volume(situation: Situation) -> Finding | None:
     """Return the finding about a full volume, from the latest report.
 
-    A worker that has just started uses the same volume as the worker before it.
+    Before the first report of a new worker, the previous finding remains, because the new worker uses the same volume.
     """
     report, degraded = situation.report, situation.session.status.condition(ConditionType.DEGRADED)
     was_full = degraded is not None and degraded.reason == Reason.VOLUME_FULL and situation.pod is not None
@@ -90,7 +90,7 @@ def _full_volume(situation: Situation) -> Finding | None:
 
 
 def _why_not_ready(situation: Situation, refusal: Finding | None) -> Finding:
-    """Return the first reason why the pod of a session is not ready, or why it must not be used."""
+    """Return the first reason why the pod of a session is not ready or must not be used."""
     return (
         _claim_trouble(situation, refusal)
         or _suspension(situation)
@@ -109,7 +109,7 @@ def _why_not_ready(situation: Situation, refusal: Finding | None) -> Finding:
 def _why_pods_are_not_ready(situation: Situation) -> Finding:
     """Return why the pods are not ready. The worker's own reason comes first.
 
-    If the worker has no reason of its own, it waits for the other pods.
+    A worker without a reason of its own waits for the other pods.
     """
     finding = why_pod_is_not_ready(situation.pod, situation.evidence)
     if not situation.session.spec.is_group or finding.reason is not Reason.LOADING_MODEL:
@@ -211,7 +211,10 @@ def _replacement(situation: Situation) -> Finding | None:
 
 
 def _replay(situation: Situation, finding: Finding) -> Finding:
-    """Report that the old image is replaying. This says more than the progress of the replay."""
+    """Return the finding that the old image is replaying the journal.
+
+    This finding says more than the progress of the replay.
+    """
     plan = situation.image_plan
     if not plan.replays_on_old_image or finding.reason.progress is not Progress.MOVING:
         return finding
@@ -223,7 +226,7 @@ def _replay(situation: Situation, finding: Finding) -> Finding:
 
 
 def why_not_converted(situation: Situation) -> Finding | None:
-    """Return why the conversion is not complete, or None if the worker does not wait for it."""
+    """Return why the conversion is not complete, or None if the worker does not wait for the conversion."""
     if not situation.awaits_conversion:
         return None
     job = situation.owned.conversion
@@ -284,7 +287,7 @@ def _name(job: Job) -> str:
 
 
 def why_not_pulled(situation: Situation) -> Finding | None:
-    """Return why the image is not pulled, or None if the worker does not wait for an image."""
+    """Return why the new image is not pulled yet, or None if the worker does not wait for an image."""
     plan, job = situation.image_plan, situation.owned.image_pull
     if plan.pulls_on is None:
         return None
@@ -303,7 +306,7 @@ def why_not_pulled(situation: Situation) -> Finding | None:
 
 
 def _why_pull_failed(job: Job) -> str:
-    """Return the message of the node if the node ended the pod, for example because its disk is full."""
+    """Return the node's message if the node ended the pod, for example because the node's disk is full."""
     latest = next((each for each in reversed(job.tries) if each.has_failed), None)
     if latest is None or not latest.status_reason:
         return "the image was pulled, but it does not run Python"

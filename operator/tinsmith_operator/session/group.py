@@ -1,9 +1,11 @@
-"""The pods of a session with several nodes. They are treated as one group. They start together and end together.
+"""The pods of a session with several nodes.
 
-When a rank is lost, the worker ends its own process, and its container restarts in the same pod. This begins a new run
-of the group. The members of the earlier run have lost their head and their results, so the operator replaces them. A
-run is identified by the head's pod and the restart count of its container, and the status names its members. So the
-operator does not compare clocks.
+The pods form one group. The pods of a group start together and end together.
+
+When a rank is lost, the worker process ends, and the worker's container restarts in the same pod. The restart of the
+container begins a new run of the group. The operator replaces the members of the earlier run, because these members
+have lost the head and their results. The head's pod and the restart count of its container identify a run, and the
+status names the members of the run. So the operator does not compare clocks.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.session.situation import Situation
 
 LEFT_BEHIND_GRACE_SECONDS = 5
-"""The grace period for members of an earlier run. It is short, because nothing waits for them."""
+"""The grace period for members of an earlier run. The period is short, because nothing waits for these members."""
 
 
 def stop_left_behind(situation: Situation) -> tuple[Delete, ...]:
@@ -52,7 +54,7 @@ def group_run(situation: Situation) -> GroupRun | None:
 
 
 def waiting_for_members(situation: Situation) -> Finding | None:
-    """Return the pods for which the head waits, and why. Return None if all of them run."""
+    """Return the pods for which the head waits, and the reason. Return None if all members run."""
     nodes = situation.session.spec.divided.nodes
     running = [member for member in situation.members if member.is_ready]
     if len(running) == nodes - 1:
@@ -73,7 +75,7 @@ def _trouble_of_a_member(situation: Situation) -> Finding | None:
 
 
 def _is_more_specific(reason: Reason) -> bool:
-    """Return whether the reason tells more than that a pod is starting."""
+    """Return whether the reason says more than that a pod is starting."""
     return reason.progress is Progress.STUCK or reason is Reason.UNSCHEDULABLE
 
 

@@ -1,4 +1,7 @@
-"""The Jobs of a session. One converts its model, the other pulls a new image before the worker is stopped for it."""
+"""The Jobs of a session.
+
+One Job converts the session's model. Another Job pulls a new image before the worker is stopped for the upgrade.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
 
 
 def end_conversion(situation: Situation, why: str) -> tuple[Delete, ...]:
-    """Delete the conversion Job if its session is being deleted or must have no pods."""
+    """Delete the conversion Job if the session is being deleted or must have no pods."""
     job = situation.owned.conversion
     return _delete(job, why) if job is not None else ()
 
@@ -52,9 +55,9 @@ def _delete(job: Job, why: str) -> tuple[Delete, ...]:
 
 
 def ensure_image_pull(situation: Situation) -> tuple[Action, ...]:
-    """Create the Job while its image is wanted.
+    """Create the image pull Job while an image must be pulled.
 
-    Delete the Job when the worker stops, or when the worker wants another image.
+    Delete the Job when the worker stops, or when another image must be pulled.
     """
     plan, job = situation.image_plan, situation.owned.image_pull
     if plan.pulls_on is None:

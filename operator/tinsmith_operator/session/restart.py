@@ -1,8 +1,8 @@
-"""The differences between the running and the desired pods, and whether they require a restart.
+"""The differences between the running and the desired pods, and the rules about which differences require a restart.
 
-A change of the session's own spec restarts the worker immediately. A change of the installation's settings for pods
-waits for the session's turn, and so does a new default image (`upgrade.py`). Another way to pull the same image
-requires no restart, except for a pod that cannot pull its image.
+A change of the session's own spec restarts the worker immediately. A change of the installation's settings for pods, or
+of the default image (`upgrade.py`), waits for the session's turn. Another way to pull the same image requires no
+restart, except for a pod that cannot pull its image.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tinsmith_operator.installation import Installation
 
 
 class Change(Enum):
-    """The part of a pod's inputs that has changed since its start."""
+    """The part of a pod's inputs that has changed since the start of the pod."""
 
     NONE = auto()
     PULL_ONLY = auto()
-    """Only the way to pull the image has changed; the same containers run."""
+    """Only the way to pull the image has changed, and the containers stay the same."""
     SETTINGS = auto()
     """The installation's settings have changed."""
     SPEC = auto()
-    """The session's spec has changed, or a part that is unknown."""
+    """The session's spec has changed, or the changed part is unknown."""
 
 
 def change_of(live: Manifest, session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Change:
@@ -46,9 +46,9 @@ def change_of(live: Manifest, session: TrainingSession, installation: Installati
 
 
 def calls_for_restart(change: Change, pods: Iterable[Pod], *, has_turn: bool) -> bool:
-    """Return whether the change requires to restart these pods.
+    """Return whether the change requires a restart of these pods.
 
-    With `has_turn`, the session may restart automatically now.
+    If `has_turn` is true, the session may restart automatically now.
     """
     match change:
         case Change.NONE:
@@ -66,7 +66,8 @@ class RestartPlan:
     """The restarts that a session needs.
 
     - `must_restart`: the pod's inputs have changed, and the change requires a restart now.
-    - `must_requeue`: the same is true for the template of a workload that belongs to a queue.
+    - `must_requeue`: the workload belongs to a queue, and its template has changed in a way that requires a restart
+      now.
     - `settings_differ`: only the installation's settings have changed since the pod started.
     """
 
@@ -80,7 +81,8 @@ def plan_restart(
 ) -> RestartPlan:
     """Return the plan.
 
-    With `pulls`, a new image is being pulled. Other restarts then wait, and happen together with the upgrade.
+    If `pulls` is true, a new image is being pulled. During a pull, other restarts wait, and happen together with the
+    upgrade.
     """
 
     def change(live: Manifest | None) -> Change:

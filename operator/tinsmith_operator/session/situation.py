@@ -1,4 +1,7 @@
-"""The facts for the decisions and conditions of a session. They are computed once from its observed state."""
+"""The facts for the decisions and conditions of a session.
+
+The facts are computed once from the session's observed state.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,15 @@ from tinsmith_operator.session.upgrade import ImagePlan, Pins, plan_image, read_
 
 @dataclass(frozen=True)
 class Situation:
-    """The situation of a session at one moment: the observed state, the desired state, and their differences.
+    """The situation of a session at one moment: the observed state, the desired state, and the differences.
 
     - `pins`: the images that the volume records.
     - `image_plan`: the images that the volume should record, and the image to run.
     - `worker`: how the worker should be started; None until the claim exists.
-    - `desired`: the StatefulSet or RayCluster as it should be; None while it cannot be built.
-    - `awaits_conversion`: the worker starts only after the Job has converted its model.
+    - `desired`: the desired StatefulSet or RayCluster; None while the workload cannot be built.
+    - `awaits_conversion`: the worker starts only after the Job has converted the model.
     - `blocking_reason`: why the session must have no pods.
-    - `report`: the latest report, if the present pod sent it.
+    - `report`: the latest report, if the present pod sent this report.
     - `adapters`: the numbers in the latest report, even while no worker runs.
     - `snapshot`: the worker's answer to a request for a snapshot, redacted.
     - `lost_node`: a node of the session's pods does not answer.
@@ -78,7 +81,7 @@ class Situation:
 
     @property
     def claim(self) -> Manifest | None:
-        """The claim that holds the journal, if the session may use it."""
+        """The claim that holds the journal, if the session may use this claim."""
         return self.claim_plan.usable
 
 
@@ -128,7 +131,7 @@ def _awaited_pods(owned: OwnedObjects, *, awaits_conversion: bool) -> tuple[Pod,
 def _plan_worker(
     observed: Observed, owned: OwnedObjects, image_plan: ImagePlan, claim: Manifest | None, restart: str | None
 ) -> tuple[WorkerPlan | None, bool]:
-    """Return the plan for the worker, and whether the worker waits for the conversion of its model."""
+    """Return the plan for the worker, and whether the worker waits for the conversion of the model."""
     if claim is None:
         return None, False
     runs = not observed.session.spec.suspend and not image_plan.stop_first
@@ -140,7 +143,7 @@ def _plan_worker(
 def _awaits_conversion(observed: Observed, owned: OwnedObjects, plan: WorkerPlan) -> bool:
     """Return whether the model must be converted before the session has pods.
 
-    A running worker is not stopped for this, because it converts the model itself if necessary.
+    A running worker is not stopped for a conversion, because the worker converts the model itself if necessary.
     """
     if not observed.session.spec.is_converted_once or plan.replicas == 0 or _has_pod(observed):
         return False
@@ -158,7 +161,7 @@ def converts_now(job: Job, session: TrainingSession, plan: WorkerPlan) -> bool:
 def _has_pod(observed: Observed) -> bool:
     """Return whether a pod exists that is not terminating.
 
-    A terminating pod may belong to an earlier session with that name, while the new session has not started yet.
+    A terminating pod does not count, because the pod may belong to an earlier session with the same name.
     """
     return observed.pod is not None and "deletionTimestamp" not in observed.pod["metadata"]
 

@@ -34,7 +34,7 @@ SNAPSHOT_TIME_MAY_LAG = timedelta(minutes=10)
 def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
     """Return the write of the status.
 
-    Return none if it is up to date, or if only a snapshot's time is new and can wait.
+    Return no action if the status is up to date, or if only the time of a snapshot is new and can wait.
     """
     after = build_status(situation, conditions)
     if _only_the_snapshot_is_new(situation.session.status, after):
@@ -96,9 +96,9 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 
 
 def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -> datetime | None:
-    """Return the time at which the session was first ready.
+    """Return the time at which the session was ready for the first time.
 
-    Before that time, no worker of the session accepted a call.
+    No worker of the session accepted a call before this time.
     """
     before, pod = situation.session.status.first_ready_time, situation.pod
     if before is not None or pod is None or not pod.is_ready:
@@ -110,8 +110,8 @@ def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -
 def _snapshot_time(situation: Situation) -> datetime | None:
     """Return the time of the latest snapshot, in whole minutes.
 
-    The time of a snapshot that a user requested has seconds, and is rounded up, because the client waits for a time
-    after its request.
+    The time of a requested snapshot has seconds and is rounded up, because the client waits for a time after the
+    request.
     """
     before, report, answer = situation.session.status.last_snapshot_time, situation.report, situation.snapshot
     if answer is not None and answer.at is not None and answer.request == snapshot_request(situation.session):
@@ -129,9 +129,9 @@ def _up_to_the_second(moment: datetime) -> datetime:
 
 
 def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
-    """Return the measured seconds in a form that changes rarely.
+    """Return the measured snapshot time, rounded so that it changes rarely.
 
-    They rise immediately but fall only by half, because each change also changes the StatefulSet.
+    The seconds rise immediately but fall only by half, because each change also changes the StatefulSet.
     """
     if report is None or report.snapshot_seconds <= 0:
         return before
@@ -140,9 +140,9 @@ def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
 
 
 def _image_digest(situation: Situation) -> str | None:
-    """Return the digest that is pinned.
+    """Return the pinned digest.
 
-    If the image came from no registry, return the ID that the node gives to the image.
+    If the image did not come from a registry, return the ID that the node gives to the image.
     """
     image, pod, before = situation.image_plan.pins.image, situation.pod, situation.session.status
     if image.digest is not None:
@@ -155,7 +155,7 @@ def _image_digest(situation: Situation) -> str | None:
 def count_restarts(before: Restarts, pod: Pod | None, *, is_hung: bool) -> Restarts:
     """Return the counts, including the pod's restarts since the last count.
 
-    If the same restarts are counted twice, the second count adds nothing.
+    Restarts that are already counted are not counted again.
     """
     if pod is None:
         return before
@@ -190,7 +190,7 @@ def desired_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool
 
 
 def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
-    """Return whether the session waits for an automatic restart, or has its turn and does not serve again yet."""
+    """Return whether the session waits for its turn of an automatic restart, or has its turn and does not serve yet."""
     if situation.session.spec.suspend or situation.blocking_reason is not None:
         return False
     is_on_its_way = diagnosis.trouble is not None or diagnosis.image_pull is not None
@@ -225,7 +225,7 @@ def taking_turn() -> ConditionState:
 
 
 def _progress_of_a_ready_session(diagnosis: Diagnosis, *, acts: bool) -> Finding:
-    """Return what is in progress in a session that is ready. Such a session can still differ from its spec."""
+    """Return what is in progress in a session that is ready. A ready session can still differ from its spec."""
     trouble = diagnosis.refusal or diagnosis.refused_image or diagnosis.image_pull or diagnosis.trouble
     return trouble or (BRINGING if acts else AS_WANTED)
 

@@ -1,13 +1,13 @@
 """The image of a worker, and its upgrades.
 
-Only the image that wrote a journal can replay it. So annotations of the claim pin the image: as it was requested, and
-by its digest when the digest is known. A new image is first pulled onto the worker's node, while the old image still
-runs. The new image gets the volume only after the old image has stopped with a snapshot. Without a snapshot, the new
-image refuses the volume. Then the old image runs until it has replayed the journal, and the upgrade is tried once more.
+Only the image that wrote a journal can replay it. So annotations of the claim pin the image by its requested name and,
+once known, by its digest. A new image is first pulled onto the worker's node, while the old image still runs. The new
+image gets the volume only after the old image has stopped with a snapshot. Without a snapshot, the new image refuses
+the volume. After a refusal, the old image runs until it has replayed the journal, and the upgrade is tried once more.
 
-A new default image of the installation does not stop any worker. The worker keeps its image until it is stopped for
-another reason, or until its turn of an automatic restart. If the spec names an image, the worker changes to it
-immediately.
+A new default image of the installation does not stop any worker. The worker keeps its image until the worker is stopped
+for another reason, or until the session's turn of an automatic restart. If the spec names an image, the upgrade to this
+image starts immediately.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from tinsmith_operator.policy import Policy, repository_of
 from tinsmith_operator.session.restart import calls_for_restart, change_of
 
 MOST_REFUSALS = 2
-"""The number of refusals after which the upgrade ends.
+"""The number of refusals after which the upgrade is given up.
 
-After the second refusal, the old image was ready and still stopped without a snapshot, so more attempts change nothing.
+A second refusal means that the old image was ready but stopped without a snapshot, so further attempts would fail too.
 """
 
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """The image to run now, and the image to run in the end.
+    """The image to run now, and the image to run after the upgrade.
 
-    - `requested`: the image to run in the end.
+    - `requested`: the image to run after the upgrade.
     - `pulls_on`: the node that pulls the requested image while the old image runs.
     - `stop_first`: no worker may run until the present pod is gone.
-    - `available`: the installation's default, if the worker keeps another image until its next restart.
+    - `available`: the installation's default image, if the worker keeps another image until the next restart.
     """
 
     pins: Pins
@@ -96,7 +96,7 @@ def plan_image(
 def _first_plan(named: str | None, installation: Installation, pod: Pod | None) -> ImagePlan:
     """Return the plan for a claim without pins.
 
-    A running worker keeps its image, because missing pins mean that a user has removed the annotations.
+    A running worker keeps its image: if its claim has no pins, a user has removed the annotations.
     """
     running = pod.journal_image if pod is not None else None
     image = named or running or installation.trainer_image
@@ -127,11 +127,11 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
 
 
 def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: OwnedObjects) -> str | None:
-    """Return the worker's node if the worker must run until the image is pulled there.
+    """Return the worker's node if the worker must run until this node has pulled the image.
 
-    If the worker does not serve, it is stopped immediately. If the image has refused the volume before, it was already
-    pulled. If the pod of the Job finds no room on the node or in the quota, the worker is stopped without waiting,
-    because this says nothing about the image.
+    A worker that does not serve is stopped immediately. An image that has refused the volume before was already pulled.
+    If the Job's pod finds no room on the node or in the quota, the worker is stopped immediately, because the image may
+    be usable.
     """
     if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
         return None
@@ -149,9 +149,9 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
 
 
 def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
-    """Return the node that could not pull this image.
+    """Return the node that the status names as unable to pull this image.
 
-    If the worker crashes or is evicted in the meantime, it starts again with the old image.
+    A worker that crashes or is evicted before the image is pulled starts again with the old image.
     """
     nodes = (each.node_name for each in job.tries if each.cannot_pull and each.node_name is not None)
     digest = job.annotation(IMAGE_PULL_ANNOTATION)
@@ -161,7 +161,7 @@ def _node_that_cannot_fetch(requested: str, job: Job) -> str | None:
 def _has_run(puller: Pod) -> bool:
     """Return whether the pod's own container has succeeded.
 
-    The pod itself never ends if it has the sidecar of a service mesh.
+    A pod with the sidecar of a service mesh never ends, even after its own container has succeeded.
     """
     return puller.latest_ending is not None and puller.latest_ending.exit_code == 0
 
@@ -176,7 +176,7 @@ def _has_no_room(job: Job, warnings: Sequence[KubernetesWarning]) -> bool:
 def _stays_on_image(
     pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> bool:
-    """Return whether only the installation's default has changed, and nothing else stops the worker.
+    """Return whether only the installation's default image has changed, and nothing else stops the worker.
 
     An upgrade that was refused once is continued.
     """
@@ -188,7 +188,7 @@ def _stays_on_image(
 
 
 def _is_new(observed: Observed, pins: Pins) -> bool:
-    """Return whether the session has not run yet but has the volume of an earlier session."""
+    """Return whether the session has the volume of an earlier session and has not run yet."""
     return observed.workload is None and observed.pod is None and observed.session.status.image != pins.image.reference
 
 
@@ -199,9 +199,9 @@ def _is_being_stopped(workload: Workload | None) -> bool:
 def _restarts_anyway(
     pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> bool:
-    """Return whether the worker restarts anyway, because its spec has changed or because its user requested it.
+    """Return whether the worker restarts in any case: the spec has changed, or a user requested a restart.
 
-    If there is no pod, the template of the next pod is compared. If there is no template, the request that the status
+    Without a pod, the template of the next pod is compared. Without a template, the restart request that the status
     records as completed is compared.
     """
     template = owned.workload.template if owned.workload is not None else None
@@ -215,7 +215,7 @@ def _restarts_anyway(
 
 
 def has_stopped(observed: Observed, owned: OwnedObjects) -> bool:
-    """Return whether no pod exists and the workload's controller knows that none may exist."""
+    """Return whether no pod exists, and the workload's controller knows that it must not create a pod."""
     return observed.pod is None and (owned.workload is None or owned.workload.has_stopped)
 
 
@@ -240,16 +240,16 @@ def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> P
 
 
 def _is_believed(image: str, pins: Pins, pod: Pod, policy: Policy) -> bool:
-    """Return whether an image that the pod reports can be trusted.
+    """Return whether the image that the pod reports can be trusted.
 
-    A trusted image is pulled, and its name is shown in the status.
+    The operator pulls a trusted image, and shows the name of the image in the status.
     """
     is_known = pins.previous is not None and pins.previous.reference == image
     return is_known or policy.vouches_for(image) or (pod.is_vouched_for and policy.allows_image(image))
 
 
 def runs(pod: Pod, image: PinnedImage) -> bool:
-    """Return whether the pod runs this image, judging by the worker's arguments.
+    """Return whether the pod runs this image, according to the worker's arguments.
 
     The image in the pod's spec may be a digest or a mirror.
     """
@@ -257,9 +257,9 @@ def runs(pod: Pod, image: PinnedImage) -> bool:
 
 
 def _must_run_on(pins: Pins, pod: Pod | None, workload: Workload | None) -> bool:
-    """Return whether the worker must stay on the old image, because it must still replay or because the image is kept.
+    """Return whether the worker must stay on the old image: the replay is not complete, or the upgrade was given up.
 
-    A worker that is stopping has completed its replay.
+    A worker that is stopping has already completed the replay.
     """
     if pins.refusals >= MOST_REFUSALS:
         return True
@@ -267,14 +267,14 @@ def _must_run_on(pins: Pins, pod: Pod | None, workload: Workload | None) -> bool
 
 
 def _arrived(pins: Pins, pod: Pod | None) -> Pins:
-    """Return the pins. If the pinned image is ready, it has taken over the journal, and earlier images are left out."""
+    """Return the pins. A pinned image that is ready has taken over the journal, so earlier images are left out."""
     return Pins(pins.image, pins.by_session) if pod is not None and pod.is_ready and runs(pod, pins.image) else pins
 
 
 def _with_digest(pins: Pins, pod: Pod | None) -> Pins:
-    """Return the pins with the digest that the image had at its first run.
+    """Return the pins, with the digest of the image at the first run.
 
-    A mirror's digest is not recorded, because other registries do not have it.
+    A mirror's digest is not recorded, because other registries do not have this digest.
     """
     if pins.image.digest is not None or pod is None or pod.image != pins.image.reference or pod.image_id is None:
         return pins
@@ -291,7 +291,8 @@ CHOSEN_BY_SESSION = "session"
 class Pins:
     """The images that a volume records, in the annotations of its claim.
 
-    With `by_session`, the spec named the image. Otherwise, it was the installation's default.
+    If `by_session` is true, the session's spec named the image. If `by_session` is false, the image was the
+    installation's default.
     """
 
     image: PinnedImage

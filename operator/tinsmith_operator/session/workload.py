@@ -1,4 +1,4 @@
-"""The StatefulSet or RayCluster of a session, its Service, NetworkPolicy and certificate, and its pods."""
+"""The workload, Service, NetworkPolicy, certificate and pods of a session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tinsmith_operator.session.situation import Situation
 def ensure_workload(situation: Situation) -> tuple[Action, ...]:
     """Create or update the workload.
 
-    Before that, the claim must exist, because its UID is the worker's ID, and the model must be converted.
+    The claim must exist already, because the claim's UID is the worker's ID, and the model must already be converted.
     """
     observed, owned, desired = situation.observed, situation.owned, situation.desired
     if observed.claim_holder is not None:
@@ -45,9 +45,9 @@ def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
 
 
 def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tuple[Action, ...]:
-    """Delete a queue's workload if it must change.
+    """Delete a workload that belongs to a queue if the workload must change.
 
-    The operator then creates it again, and it waits in the queue again.
+    The operator then creates the workload again, and the new workload waits in the queue.
     """
     if situation.worker is None or situation.worker.replicas == 0:
         return delete_workload(
@@ -78,7 +78,7 @@ def retry_refused_pods(situation: Situation) -> tuple[Annotate, ...]:
 
 
 def stop_all(situation: Situation) -> tuple[Delete, ...]:
-    """Stop all pods of a session that must have no pods. The worker saves a snapshot before it stops."""
+    """Stop all pods of a session that must have no pods. The worker saves a snapshot before the stop."""
     why = "the session must have no pods"
     return (
         *end_conversion(situation, why),
@@ -97,7 +97,7 @@ def delete_workload(workload: Workload | None, why: str) -> tuple[Delete, ...]:
 def replace_pod(situation: Situation) -> tuple[Delete, ...]:
     """Stop the pod when the workload has the desired template for the next pod. The pod saves a snapshot first.
 
-    Members are stopped together with the pod, and remain until the pod is gone.
+    Members are stopped together with the worker's pod, and remain until the worker's pod is gone.
     """
     pod, live = situation.pod, situation.owned.workload
     if pod is None or pod.is_terminating or live is None:
@@ -115,9 +115,9 @@ def replace_pod(situation: Situation) -> tuple[Delete, ...]:
 
 
 def stop_unadopted(situation: Situation) -> tuple[Delete, ...]:
-    """Stop the pods that will not be adopted by a workload.
+    """Stop the pods that no workload will adopt.
 
-    The running pod is not stopped if a new StatefulSet with its name adopts it.
+    A running pod is not stopped if a new StatefulSet will adopt the pod.
     """
     session = situation.session
     adopted = None if session.spec.is_group else pod_name(session.name)
