@@ -1,4 +1,4 @@
-"""The application: its routes, middleware and lifespan."""
+"""The ASGI application: routes, middleware and lifespan."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def create_app(
     By default, `settings` come from the environment, `fleet` is the fleet that the settings name, and `clock` is the
     database's clock, which all replicas share.
 
-    While the lifespan runs, `app.state` holds `services`. It also holds `first_key` if an installation without keys got
-    its first key. `startup_error` holds the error of a lifespan that could not start.
+    While the lifespan runs, `app.state` holds `services`. If the server created the first key of an installation,
+    `app.state` also holds `first_key`. If the lifespan could not start, `app.state` holds the error as `startup_error`.
 
     Raises StartupError if a setting is invalid, or a file in a setting does not exist.
     """

@@ -1,8 +1,8 @@
 """The application for other ASGI servers: `uvicorn tinsmith_server.asgi:app`.
 
-Settings come only from the environment. The ASGI server receives the requests. This module itself opens only
+Settings come only from the environment. The ASGI server receives the requests. This module opens only the port
 `metrics_port`. `tinsmith serve` does more: it limits connections, and releases held polls when it stops. Each process
-is a complete server. So several uvicorn workers have the same requirements as several servers.
+is a complete server. Several uvicorn workers therefore have the same requirements as several servers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tinsmith_server.logs import configure_logs
 
 
 def _begin_alone(app: FastAPI, for_metrics: list[socket.socket], addresses: Addresses) -> None:
-    """Print the first key of an installation, and serve metrics on their own port, as `tinsmith serve` does."""
+    """Print the first key of an installation, and serve metrics on a separate port, as `tinsmith serve` does."""
     begin = app.router.lifespan_context
 
     @asynccontextmanager
@@ -45,10 +45,7 @@ def _begin_alone(app: FastAPI, for_metrics: list[socket.socket], addresses: Addr
 
 @asynccontextmanager
 async def _served_at(listener: socket.socket, app: FastAPI, addresses: Addresses) -> AsyncIterator[None]:
-    """Serve the application on `listener`, too.
-
-    The ASGI server runs the lifespan and handles the process's signals.
-    """
+    """Serve the application also on `listener`. The ASGI server runs the lifespan and handles the process's signals."""
     config = uvicorn.Config(
         app,
         lifespan="off",

@@ -1,7 +1,7 @@
 """The sources of settings, and the files that a server needs before it starts.
 
-A source overrides the sources after it: flags, the environment (`TINSMITH_...`), the file of `--config`, the variables
-of another server (`find_names`), and the defaults in `settings.py`.
+Each source overrides the sources that follow in this list: flags, the environment (`TINSMITH_...`), the file of
+`--config`, the variables of another server (`find_names`), and the defaults in `settings.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _sources(
     from_environment: Mapping[str, Any],
     from_flags: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Return the source of the value that each setting has."""
+    """Return, for each setting, the source of its value."""
     return {
         **from_others.names,
         **{name: f"{name} in {config}" for name in from_file},
@@ -87,7 +87,10 @@ def unknown_variables() -> str | None:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Return the mapping of setting names in a YAML or JSON file. Raises StartupError for any other content."""
+    """Return the mapping of setting names in a YAML or JSON file.
+
+    Raises StartupError if the file does not contain such a mapping.
+    """
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -162,7 +165,7 @@ PRIVATE_DIRECTORY = 0o700
 
 
 def keep_files_private() -> None:
-    """Make new files of this process and its workers readable only for their own user.
+    """Make new files of this process and its workers readable only for the user of this process.
 
     Journals and checkpoints hold the training data of all tenants. Other users of this machine must not read this data.
     """
@@ -170,7 +173,7 @@ def keep_files_private() -> None:
 
 
 def make_data_directory(data: Path) -> None:
-    """Create the directory unless it exists. Raises StartupError if it cannot be created or written."""
+    """Create the directory unless it exists. Raises StartupError if the directory cannot be created or written."""
     try:
         data.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         # Permissions do not show that a file system is read-only, especially not to root.
@@ -206,7 +209,7 @@ _LEVELS = {"warn": "warning", "critical": "error"}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The settings that another server's variables give, their variables, and the variables without effect."""
+    """The settings from another server's variables, the variables that are used, and the variables without effect."""
 
     settings: Mapping[str, Any]
     names: Mapping[str, str]

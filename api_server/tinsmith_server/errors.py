@@ -1,4 +1,4 @@
-"""The errors of the server. `routes/problems.py` maps them to HTTP statuses."""
+"""The errors of the server. `routes/problems.py` maps errors to HTTP statuses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ class AuthenticationFailed(TinsmithError):
 class TokenRefused(AuthenticationFailed):
     """The token was not issued by this server, or has expired.
 
-    The SDK exchanges its key for a new one, and repeats the request.
+    The SDK exchanges its key for a new token, and repeats the request.
     """
 
 
 class NotFound(TinsmithError):
-    """The object does not exist, or belongs to another tenant. Both cases must look the same to the client."""
+    """The object does not exist, or belongs to another tenant.
+
+    To the client, an object of another tenant must look like a missing object.
+    """
 
 
 class Gone(TinsmithError):
@@ -40,7 +43,7 @@ class BodyTooLarge(TinsmithError):
 class TooBusy(TinsmithError):
     """A budget or a rate is used up for the moment.
 
-    The SDK repeats the request after Retry-After; it repeats a training call for 300 s.
+    The SDK repeats the request after Retry-After, and repeats a training call for 300 s.
     """
 
     retry_after_seconds: float = 5.0
@@ -56,7 +59,7 @@ class TooManySamples(TooBusy):
 
 
 class WorkerError(TinsmithError):
-    """A worker did not carry out a call. The base class of such errors."""
+    """A worker did not carry out a call. The base class of all errors of workers."""
 
 
 class WorkerUnavailable(WorkerError):
@@ -64,7 +67,7 @@ class WorkerUnavailable(WorkerError):
 
 
 class WorkerAbsent(WorkerUnavailable):
-    """The fleet has no such worker at present."""
+    """The fleet has no worker with this ID at present."""
 
 
 class HandleClosed(WorkerUnavailable):
@@ -79,7 +82,7 @@ class WorkerUnstartable(WorkerUnavailable):
 
 
 class StaleEpoch(WorkerUnavailable):
-    """Another server has activated the worker in the meantime, or no server has activated it."""
+    """Another server has activated the worker in the meantime, or no server has activated the worker."""
 
 
 class ModelNotAtWorker(WorkerError):

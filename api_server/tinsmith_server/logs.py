@@ -1,4 +1,4 @@
-"""Structured logs on standard error. They contain IDs of requests, sessions and models, and never a key."""
+"""Structured logs on standard error. Log lines contain IDs of requests, sessions and models, and never a key."""
 
 from __future__ import annotations
 

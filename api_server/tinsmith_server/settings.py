@@ -1,4 +1,4 @@
-"""The settings and their defaults. `configuration.py` has the sources of their values."""
+"""The settings and their defaults. `configuration.py` reads the values from their sources."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Leave out pydantic's files of variables and secrets.
 
-        None of them is configured, and looking for them takes time.
+        No such file is configured, and the search for files takes time.
         """
         return init_settings, env_settings
 
@@ -376,7 +376,10 @@ class Settings(BaseSettings):
 
     @property
     def keeps_data_here(self) -> bool:
-        """True if the server writes to its data directory. Otherwise, its container may be read-only."""
+        """True if the server writes to its data directory.
+
+        If the server does not write data, its container may be read-only.
+        """
         return self.database_url is None or self.checkpoint_root is None
 
     @property

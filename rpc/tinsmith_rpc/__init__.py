@@ -13,7 +13,7 @@ The tenant is not a field of the request, because it changes only the order of t
 """
 
 SAMPLES_OF_A_CLIENT = 10**9
-"""The size of the range of sample numbers that one client has.
+"""The number of different sample numbers that one client can use.
 
 The range of the n-th client of a sampling session starts at n times this number.
 """

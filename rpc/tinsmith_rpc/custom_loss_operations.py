@@ -1,8 +1,8 @@
 """The operations that a custom loss may call, by torch.fx's names. No other name is resolved.
 
 Three groups of operations are excluded. Operations that draw random numbers or work in place are excluded because a
-replay must give the same bits. Operations that leave torch or read files are excluded, and so are sums by index, whose
-order varies between runs. Some functions have two names, because torch has moved them.
+replay must give the same bits. Operations that leave torch or read files are excluded, and so are sums by index,
+because their order varies between runs. Some functions have two names, because torch has moved them.
 """
 
 from __future__ import annotations

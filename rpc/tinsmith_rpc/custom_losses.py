@@ -1,6 +1,8 @@
-"""Custom losses as data: a graph that an SDK traced. It is parsed from JSON, checked, and encoded in the loss's ID.
+"""Custom losses as data: a graph that an SDK traced.
 
-Its nodes are torch.fx's nodes, as `tinker.types.CustomLossGraph` describes them. This module cannot run the graph. A
+The graph is parsed from JSON, checked, and encoded in the loss's ID.
+
+The nodes are torch.fx's nodes, as `tinker.types.CustomLossGraph` describes them. This module cannot run the graph. A
 node contains the name of an operation, and the name must be in `custom_loss_operations`. Nodes refer only to earlier
 nodes, so there are no cycles, and every number, text and list has a limit.
 
@@ -86,7 +88,10 @@ Argument: TypeAlias = Scalar | EllipsisType | Ref | Named | slice | tuple[Any, .
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function by its qualified name, or of a tensor's method. The tensor is then the first of `args`."""
+    """A call of a function by its qualified name, or of a tensor's method.
+
+    For a tensor's method, the tensor is the first of `args`.
+    """
 
     name: str
     target: str
@@ -97,7 +102,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CustomLoss:
-    """The loss of one datum. It is computed from `inputs`, of which `logprobs` is the first.
+    """The loss of one datum. The loss is computed from `inputs`; the first input is `logprobs`.
 
     `loss` and `metrics` refer to the values that are returned.
     """

@@ -2,7 +2,7 @@
 
 Each name is a valid folder name on any file system, and differs from all other names on any file system.
 
-The server checks a name when a key is created. The worker checks it again before it opens the tenant's assets.
+The server checks a name when a key is created. The worker checks the name again before it opens the tenant's assets.
 """
 
 from __future__ import annotations

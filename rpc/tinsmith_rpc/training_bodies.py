@@ -1,7 +1,7 @@
-"""The outline of a training body. It is read from the protobuf wire format without building objects.
+"""The outline of a training body. The outline is read from the protobuf wire format without building objects.
 
-A parser takes about 50 bytes of memory for each message of 2 bytes, before anything can be counted. This module takes
-no such memory. It counts each tag, and stops at the first tag beyond its limit.
+A parser takes about 50 bytes of memory for each message of 2 bytes, before anything can be counted. This module does
+not need the memory of a parser. This module counts each tag, and stops at the first tag beyond the limit.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Walk:
             raise TooManyTags
 
     def _value(self, number: int, wire_type: int, at: int, end: int) -> tuple[int, int]:
-        """Return the positions at which the value begins and ends. The value's length is not part of it."""
+        """Return the positions at which the value begins and ends. The length prefix is not part of the value."""
         if wire_type == LENGTH_DELIMITED:
             length, begin = self._varint(at, end)
             stop = begin + length
@@ -119,7 +119,7 @@ MAX_DATUMS = 16_384
 Without this limit, a million empty datums would fit in two megabytes, and each costs the engine time.
 """
 MAX_PARTS = 16 * MAX_DATUMS
-"""The limit on chunks and tensors in all datums together, for the same reason."""
+"""The limit on chunks and tensors in all datums together, because each part costs the engine time."""
 MAX_TAGS = 8 * MAX_PARTS
 """The limit on fields in all messages, and on bytes in shapes.
 
@@ -128,7 +128,7 @@ each tag.
 """
 TAGS_AT_FIRST = 4096
 TAGS_OF_A_DATUM = TAGS_OF_A_PART = 32
-"""The number of tags that are allowed for each datum and each part. It leaves room for fields of later SDKs.
+"""The number of tags that are allowed for each datum and each part. The number leaves room for fields of later SDKs.
 
 Without this limit, a body of unknown fields would take seconds of the engine's thread.
 """
@@ -136,7 +136,7 @@ TOKEN_BYTES = 4
 UNCOUNTED_IMAGE_TOKENS = 1024
 """The number of tokens that an image counts if the sender does not give a number.
 
-It is the number for an image of 900 x 900 pixels with Qwen.
+The default is the number for an image of 900 x 900 pixels with Qwen.
 """
 
 
@@ -148,7 +148,7 @@ class BodyInvalid(ValueError):
 class BodyOutline:
     """The outline of a body. `tokens` is the number of input tokens.
 
-    For an image, it uses the number that the sender gave. This number is verified later.
+    For an image, `tokens` includes the number that the sender gave. The sender's number for an image is verified later.
     """
 
     datums: int
@@ -199,7 +199,7 @@ _EXPECTED_TOKENS = wire_pb2.ImageChunk.EXPECTED_TOKENS_FIELD_NUMBER
 
 
 class _BodyWalk:
-    """A walk over all messages of a body. It reads each field once."""
+    """A walk over all messages of a body. The walk reads each field once."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

@@ -8,7 +8,10 @@ from typing import cast
 
 PIECE_BYTES = 128 * 1024
 MAX_WINDOW_BYTES = 64 * 2**20
-"""The largest window. A streaming reader keeps it in memory. Only compression level 22 needs a larger window."""
+"""The largest window.
+
+A streaming reader keeps the window in memory. Only compression level 22 needs a larger window.
+"""
 
 
 class FrameInvalid(ValueError):
@@ -50,7 +53,10 @@ def unpacked_bytes(frame: bytes, limit: int) -> int:
 
 
 def unpack(frame: bytes, size: int) -> bytes:
-    """Return the content. It has at most `size` bytes, which `unpacked_bytes` returned. Raises FrameInvalid."""
+    """Return the content.
+
+    The content has at most `size` bytes, which `unpacked_bytes` returned. Raises FrameInvalid.
+    """
     import zstandard
 
     try:

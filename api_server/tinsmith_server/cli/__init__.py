@@ -1,1 +1,1 @@
-"""The server's commands. The `tinsmith` program finds them under the entry-point group `tinsmith.commands`."""
+"""The server's commands. The `tinsmith` program finds the commands under the entry-point group `tinsmith.commands`."""

@@ -1,7 +1,7 @@
 """uvicorn's server and HTTP protocol, with a time limit for each thing that a client may leave unfinished.
 
-uvicorn itself waits for a header without a limit, and accepts headers of any length. It also lets one address use all
-file descriptors for its connections.
+uvicorn itself waits for a header without a limit, and accepts headers of any length. uvicorn also lets one client
+address use all file descriptors for its connections.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TOO_SLOW = f"the request's header did not arrive within {HEAD_SECONDS:g} s"
 class Addresses:
     """The number of connections of each address.
 
-    Connections of trusted proxies are not counted here, but the requests on them are counted elsewhere.
+    Connections of trusted proxies are not counted here. `AddressLimit` counts the requests on these connections.
     """
 
     def __init__(self, limit: int, trusted: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class Addresses:
         self._connections: Counter[str] = Counter()
 
     def enter(self, address: str) -> bool:
-        """Count a connection. Returns False if the address has reached its limit."""
+        """Count a connection. Returns False if the address has reached the limit."""
         if self._trusts(address):
             return True
         if self._connections[address] >= self.limit:
@@ -86,8 +86,8 @@ def _open_files() -> int:
 class UntilClosed:
     """An application that closes the connection after an answer without a length.
 
-    uvicorn sends such answers in chunks, which HTTP/1.0 does not have. By default, nginx speaks HTTP/1.0 to its
-    upstreams.
+    uvicorn sends an answer without a length in chunks, and HTTP/1.0 does not have chunks. By default, nginx speaks
+    HTTP/1.0 to its upstreams.
     """
 
     def __init__(self, app: Any, cycle: RequestResponseCycle) -> None:
@@ -113,7 +113,7 @@ class UntilClosed:
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP with one deadline at a time: for the next header, for the rest of a body, or for a slow reader.
 
-    A request in progress has no deadline here, because its route limits the time of the body.
+    A request in progress has no deadline here, because the route limits the time for the body.
     """
 
     def __init__(self, *args: Any, addresses: Addresses, **options: Any) -> None:
@@ -261,9 +261,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class StoppingServer(uvicorn.Server):
-    """uvicorn's server.
+    """A uvicorn server with callbacks for the start and the stop.
 
-    It calls back when it begins to answer requests, and releases held polls before it waits for connections.
+    The server calls `announce` when it begins to answer requests, and releases held polls before it waits for open
+    connections.
     """
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""`tinsmith keys`: commands that change the store directly. They do not need a running server."""
+"""`tinsmith keys`: commands that change the store directly. The commands do not need a running server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def create(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key. Its secret is shown only once."""
+    """Create a key. The secret of the key is shown only once."""
     if name is not None and not name.strip():
         typer.echo("tinsmith keys: the name is empty; say what the key is for, or leave it out", err=True)
         raise typer.Exit(2)
@@ -80,7 +80,7 @@ def revoke(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a key. A running server refuses it within seconds."""
+    """Revoke a key. Running servers refuse the key within seconds."""
     key = _with_keys(data, database_url, config, lambda service: _revoke(service, key_id))
     if key is None:
         typer.echo(f"tinsmith keys: there is no key {key_id}", err=True)
@@ -103,7 +103,7 @@ def _check_tenant(tenant: str) -> None:
 
 
 async def _revoke(service: Keys, key_id: int) -> ApiKey | None:
-    """Revoke the key, and return its row as it was before."""
+    """Revoke the key, and return its previous row."""
     found = {key.key_id: key for key in await service.list()}
     await service.revoke(key_id)
     return found.get(key_id)
@@ -140,7 +140,8 @@ def _missing_file(settings: Settings) -> Path | None:
 def _names_store(settings: Settings) -> bool:
     """Return whether a flag, the environment or a file names the store.
 
-    If they do not name it, the store is in the working directory, and a server in another directory does not read it.
+    If the store has no explicit name, it is in the working directory, and a server in another directory does not read
+    it.
     """
     return bool({"data", "database_url"} & settings.model_fields_set)
 

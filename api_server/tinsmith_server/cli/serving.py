@@ -132,7 +132,7 @@ def run_server(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket]) -> None:
-    """Load models in processes of their own, then run the imports of this function, because loading takes longer."""
+    """Start the processes that load models first, because loading takes longer than the imports of this function."""
     signal.signal(signal.SIGINT, _leave)
     try:
         await fleet.begin()
@@ -148,7 +148,7 @@ async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket
 def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> StoppingServer:
     """Import most of this program, and create the server.
 
-    The garbage collector is off during the imports, and it never scans the imported objects later.
+    The garbage collector is off during the imports, and never scans the imported objects later.
     """
     gc.disable()
     import uvicorn
@@ -212,9 +212,9 @@ def _leave(_number: int, _frame: object) -> None:
 
 
 def _stopped(_number: int, _frame: object) -> None:
-    """Ignore the signal that uvicorn sends to itself again after a clean stop.
+    """Ignore the signal that uvicorn raises again after a clean stop.
 
-    Otherwise the exit status would mean "killed".
+    With this signal, the exit status would mean "killed".
     """
 
 
@@ -229,7 +229,7 @@ WIDEST_RULE = 100
 ROUTED_TO = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses that are reserved for documentation. No packet is sent.
 
-The route to them reveals this machine's own address.
+The route to a documentation address reveals this machine's own address.
 """
 UNENCRYPTED = (
     "warning: keys and data travel unencrypted to this address; docs/how-to/ingress.md explains how to add TLS"
@@ -242,7 +242,7 @@ def on_terminal() -> bool:
 
 
 def announce(listener: socket.socket, first_key: NewKey | None, public_url: str | None) -> None:
-    """Print the URL once the server answers. Print a new key, too, because it is never shown again."""
+    """Print the URL once the server answers. Print a new key, too, because the server never shows the key again."""
     host, port = listener.getsockname()[:2]
     if not on_terminal():
         if first_key is not None:
@@ -284,7 +284,7 @@ def reachable_host(host: str) -> str:
 
 
 def _own_address(family: socket.AddressFamily) -> str | None:
-    """Return this machine's address in its network, or None if it has no route. No packet is sent."""
+    """Return this machine's address in its network, or None if the machine has no route. No packet is sent."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((ROUTED_TO[family], 9))

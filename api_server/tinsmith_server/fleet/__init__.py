@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def fleet_of(settings: Settings, on_progress: Callable[[str], None] = lambda _: None) -> Fleet:
     """Return the fleet that the settings name. `on_progress` is called with the progress while models load.
 
-    Only the chosen kind of fleet is imported, because the packages of the other kind may not be installed. Raises
+    Only the packages of the chosen kind of fleet are imported, because the other packages may not be installed. Raises
     StartupError if a model directory or the catalogue is missing, or if there is no model to serve.
     """
     if settings.fleet == "kubernetes":

@@ -26,11 +26,11 @@ PATIENCE_SECONDS = 20.0
 
 
 async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> worker_pb2.DescribeReply:
-    """Activate the worker under an epoch that no earlier instance of it had.
+    """Activate the worker under an epoch that no earlier instance of the worker had.
 
     Several servers give the same instance the same epoch. Returns the description of the activated instance. Raises
-    WorkerUnavailable if the activation is not possible now. It also raises this error if another instance has replaced
-    the worker, because the new instance needs its own epoch.
+    WorkerUnavailable if the activation is not possible now. WorkerUnavailable also means that another instance has
+    replaced the worker, because each instance needs its own epoch.
     """
     description = await client.describe()
     instance_id = description.instance_id
@@ -61,10 +61,10 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: Store) -> w
 
 
 class ActivatedHandle(WorkerHandle):
-    """The part of a handle that is the same for workers at any place."""
+    """The part of a handle that local workers and workers in a cluster have in common."""
 
     _epochs: Store
-    """The store. It is set before the first connection exists."""
+    """The store, which is set before the first connection exists."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A base model under the name that clients use. Any number of workers may serve it.
+    """A base model under the name that clients use. Any number of workers may serve a model.
 
     Two names of the same base weights have equal `weights`. If a limit is None, the worker decides. `training` and
     `sampling` are True if a worker for training, or a sampler, exists or may be created.
@@ -74,9 +74,9 @@ class SamplerClient(Protocol):
         """Submit a sample. Tenants share the sampler fairly. Raises TooManySamples if the sampler's queue is full."""
 
     async def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
-        """Announce samples of an adapter, so that the sampler can load it.
+        """Announce samples of an adapter, so that the sampler can load the adapter.
 
-        Raises WorkerError, even if the sampler does not support announcements.
+        Raises WorkerError, also if the sampler does not support announcements.
         """
 
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
@@ -87,7 +87,7 @@ class SamplerClient(Protocol):
     async def render_prompt(self, request: worker_pb2.RenderPromptRequest, tenant: str) -> worker_pb2.RenderPromptReply:
         """Render a prompt.
 
-        Raises Unprocessable if the model's chat template refuses the prompt, or if there is no template.
+        Raises Unprocessable if the model's chat template refuses the prompt, or if the model has no chat template.
         """
 
     async def await_text(self, request_id: str, seen: int, timeout_seconds: float) -> worker_pb2.AwaitTextReply: ...
@@ -99,9 +99,10 @@ class SamplerClient(Protocol):
         """
 
     async def read_tokenizer(self, known_digest: str) -> worker_pb2.ReadTokenizerReply:
-        """Return the base model's tokenizer. If its files have this digest, the files are left out.
+        """Return the base model's tokenizer.
 
-        Raises Unprocessable if the model has no tokenizer that clients may download.
+        If `known_digest` is the digest of the tokenizer's files, the files are left out. Raises Unprocessable if the
+        model has no tokenizer that clients may download.
         """
 
     async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:
@@ -115,7 +116,7 @@ class WorkerClient(SamplerClient, Protocol):
     """A client of one activated instance of a worker."""
 
     async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:
-        """Return the operation's number, and the epoch in which the worker accepted it, when the operation is on disk.
+        """Return the operation's number and epoch when the operation is on the worker's disk.
 
         Tenants share the worker fairly. Raises ModelNotAtWorker, StorageFull if nothing was accepted, StaleEpoch, and
         Unprocessable if the client numbers only some of the model's operations.
@@ -137,7 +138,7 @@ SamplerKind = Literal["pool", "colocated"]
 class SamplerHandle(Protocol):
     """A sampler, which keeps its samples in memory.
 
-    It is a replica of a pool, a process next to a local worker, or a worker that samples.
+    A sampler is a replica of a pool, a process next to a local worker, or a worker that samples.
     """
 
     @property
@@ -150,7 +151,7 @@ class SamplerHandle(Protocol):
 
     @property
     def base_model(self) -> str:
-        """The base model's name for messages. If the model has several names, it is the first."""
+        """The base model's name for messages. If the model has several names, the first name is used."""
 
     @property
     def kind(self) -> SamplerKind: ...
@@ -170,7 +171,7 @@ class SamplerHandle(Protocol):
 
     @property
     def outlives_connections(self) -> bool:
-        """True if the sampler may hold samples without a connection to this server, for example after its start."""
+        """True if the sampler may hold samples while this server has no connection, for example after a restart."""
         return True
 
     @property
@@ -183,7 +184,7 @@ class SamplerHandle(Protocol):
 
 
 class WorkerHandle(SamplerHandle, Protocol):
-    """A worker of the fleet. It may be running or not."""
+    """A worker of the fleet, running or not."""
 
     @property
     def worker_id(self) -> str: ...
@@ -200,7 +201,7 @@ class WorkerHandle(SamplerHandle, Protocol):
 
     @property
     def slots(self) -> int:
-        """The number of models that the worker takes, including parked ones."""
+        """The number of models that the worker takes, including parked models."""
 
     @property
     def leaving(self) -> str | None:
@@ -213,8 +214,8 @@ class WorkerHandle(SamplerHandle, Protocol):
     async def connection(self, timeout_seconds: float) -> WorkerClient:
         """Return a client of the activated worker. The first call starts the worker.
 
-        Raises WorkerUnavailable with the reason if the worker is not ready before the timeout, and WorkerUnstartable
-        immediately if its model directory or its flags are the cause.
+        Raises WorkerUnavailable with the reason if the worker is not ready before the timeout. Raises WorkerUnstartable
+        immediately if the worker's model directory or flags are the cause.
         """
 
     @override
@@ -231,20 +232,23 @@ class WorkerHandle(SamplerHandle, Protocol):
 
     @property
     def unavailable_reason(self) -> str | None:
-        """The reason why the worker is not ready, which waiting clients see. It is None while the worker is ready."""
+        """The reason why the worker is not ready, or None if the worker is ready. Waiting clients see this text."""
 
     async def renew(self) -> None:
-        """Activate the running instance again. Call this after its epoch was refused as stale."""
+        """Activate the running instance again.
+
+        Call this method after the worker has refused a call because of a stale epoch.
+        """
 
 
 class Fleet(Protocol):
     """The models and workers of a server.
 
-    Models and workers may appear and disappear while the fleet is open, and `changes` counts this.
+    Models and workers may appear and disappear while the fleet is open, and `changes` counts these events.
     """
 
     async def begin(self) -> None:
-        """Start everything that needs no store, while the server itself is still starting. Raises StartupError."""
+        """Start everything that needs no store while the server is still starting. Raises StartupError."""
 
     async def open(self, store: Store) -> None: ...
     async def close(self) -> None: ...
@@ -261,13 +265,13 @@ class Fleet(Protocol):
     def workers(self) -> Sequence[WorkerHandle]: ...
 
     def worker(self, worker_id: str) -> WorkerHandle:
-        """Return the worker with this id. Raises WorkerAbsent if the fleet has no such worker now."""
+        """Return the worker with this id. Raises WorkerAbsent if the fleet has no worker with this ID now."""
 
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
         """Return the workers that take new models of this LoRA rank, whether or not a slot is free."""
 
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        """Return the samplers that take new samples of the base model, or of adapters of this rank on it."""
+        """Return the samplers that take new samples of the base model, or of its adapters of this rank."""
 
     @property
     def all_samplers(self) -> Sequence[SamplerHandle]:
@@ -287,11 +291,11 @@ class Fleet(Protocol):
 
     @property
     def problem(self) -> str | None:
-        """The reason why the fleet does not know its workers yet, or None if it knows them."""
+        """The reason why the fleet does not know its workers yet, or None if the workers are known."""
 
 
 def describable_handles(fleet: Fleet) -> Sequence[SamplerHandle]:
-    """Return the handles of all workers and samplers, which describe themselves."""
+    """Return one handle for each worker and each sampler."""
     by_id: dict[str, SamplerHandle] = {one.sampler_id: one for one in fleet.workers}
     return list({**by_id, **{one.sampler_id: one for one in fleet.all_samplers}}.values())
 
@@ -302,6 +306,9 @@ def places_of(description: worker_pb2.DescribeReply) -> int:
 
 
 def share_weights(fleet: Fleet, one: str, other: str) -> bool:
-    """Return whether two names mean the same base weights. An adapter of one then fits the other."""
+    """Return whether two names mean the same base weights.
+
+    An adapter of a base model fits every name of the same weights.
+    """
     first, second = fleet.model(one), fleet.model(other)
     return one == other or (first is not None and second is not None and first.weights == second.weights)

@@ -1,7 +1,7 @@
 """Channels to workers: a Unix socket on this machine, or mutual TLS over the network.
 
-A channel keeps the certificate with which it was opened. The files are replaced while the server runs. So the owner of
-a channel calls `TlsDirectory.shows` regularly, and opens a new channel when it returns False.
+A channel keeps the certificate with which it was opened. The certificate files are replaced while the server runs. So
+the owner of a channel calls `TlsDirectory.shows` regularly, and opens a new channel after the result False.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NETWORK_OPTIONS: list[tuple[str, int | str]] = [
 
 @dataclass(frozen=True, slots=True)
 class WorkerTls:
-    """The certificate that a channel shows, and the name that it expects in the peer's certificate.
+    """The client certificate of a channel, and the name that the peer's certificate must contain.
 
     The contents are PEM.
     """
@@ -60,7 +60,7 @@ PemFiles: TypeAlias = tuple[bytes, bytes, bytes]
 
 
 class TlsDirectory:
-    """The directory with this server's client certificate, its key, and the workers' certificate authority.
+    """The directory with this server's client certificate, its private key, and the workers' certificate authority.
 
     Files are parsed only when they have changed. With a thousand connections that each check every 10 s, parsing took 8
     % of the event loop's time.
@@ -79,9 +79,9 @@ class TlsDirectory:
         return WorkerTls(certificate, key, authority, worker_id)
 
     def shows(self, tls: WorkerTls) -> bool:
-        """Return whether the current files are the files of this channel.
+        """Return whether the channel's certificate is the certificate in the current files.
 
-        If the files cannot be read, they count as unchanged.
+        Files that cannot be read count as unchanged.
         """
         try:
             return self._read() == (tls.certificate, tls.key, tls.authority)
@@ -111,7 +111,10 @@ def _state(file: Path) -> tuple[int, int, int]:
 
 
 def _parsed(folder: Path) -> PemFiles:
-    """Read and check the files. Raises OSError if they cannot be read, or if certificate and key do not match."""
+    """Read and check the files.
+
+    Raises OSError if a file cannot be read, or if the certificate and the private key do not match.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
     context.load_verify_locations(folder / AUTHORITY)

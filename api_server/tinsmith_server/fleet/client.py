@@ -1,4 +1,4 @@
-"""A client of a worker's gRPC service. It has typed calls, and raises the server's own errors."""
+"""A client of a worker's gRPC service. The client has typed calls, and raises the server's own errors."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ async def _call(
     timeout_seconds: float,
     tenant: str | None = None,
 ) -> Reply:
-    """Make one RPC, and raise its failure as an error of the server."""
+    """Make one RPC, and translate a failure into an error of this server."""
     metadata = grpc.aio.Metadata((TENANT_METADATA, tenant.encode())) if tenant is not None else None
     try:
         return await method(request, timeout=timeout_seconds, metadata=metadata)

@@ -1,1 +1,4 @@
-"""Prometheus metrics of the server, and of the workers. Workers' metrics come from their last descriptions."""
+"""Prometheus metrics of the server, and of the workers.
+
+The metrics of workers come from the workers' last descriptions.
+"""

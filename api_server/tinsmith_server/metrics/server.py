@@ -1,6 +1,6 @@
 """Prometheus metrics of requests, workers and the store.
 
-Labels name the base model and the worker. They never contain IDs of clients, because the page can be read without a
+Labels name the base model and the worker. Labels never contain IDs of clients, because the page can be read without a
 key.
 """
 

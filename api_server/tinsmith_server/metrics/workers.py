@@ -1,4 +1,4 @@
-"""Prometheus metrics of the workers from their last descriptions, and of the samples that were sent to them."""
+"""Prometheus metrics of the workers, from the workers' last descriptions, and of the samples that workers received."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WorkerCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class SamplingFigures:
-    """Counts of samples submitted to pools and to training workers, of samples passed on, and of open samplers."""
+    """Counts for metrics: samples by the kind of sampler that accepted them, further attempts, and open samplers."""
 
     accepted: Mapping[tuple[str, str], int]
     passed_on: Mapping[str, int]

@@ -1,4 +1,1 @@
-"""The HTTP layer. A route parses the request, calls one service, and translates the answer.
-
-There is one file for each area.
-"""
+"""The HTTP layer. A route parses the request, calls one service, and translates the answer. Each area has one file."""

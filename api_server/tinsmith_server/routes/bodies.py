@@ -1,6 +1,6 @@
 """Dependencies that read bodies: JSON objects, requests, samples or training data.
 
-They check the key before they read the body.
+Each dependency checks the key before it reads the body.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ JsonObject = Annotated[dict[str, Any], Depends(read_json_object)]
 def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
     """Return a dependency that validates the body.
 
-    It answers errors with 422, so it suits only requests without a future.
+    The dependency answers errors with 422, so it suits only requests without a future.
     """
 
     def validate(content: dict[str, Any]) -> M:
@@ -156,7 +156,7 @@ async def _from_json(
 ) -> worker_pb2.SubmitRequest:
     """Return the operation in a JSON body.
 
-    Raises BodyTooLarge, because a body that was cut lacks the model's name at its end.
+    Raises BodyTooLarge for a body over the limit, because the model's name is at the end of a body.
     """
     body = await whole_body(request, services, account, grows=True)
     return _operation(await services.operation_bodies.from_json(body, call, account, key), response)
@@ -169,7 +169,7 @@ def _operation(read: TrainingOperation, response: Response) -> worker_pb2.Submit
 
 
 async def read_telemetry_body(request: Request, services: ServicesDep) -> bytes:
-    """Return the body, or an empty body if it is over the limit, because telemetry must not cause errors.
+    """Return the body, or an empty body if the body is over the limit, because telemetry must not cause errors.
 
     All senders without a key share one budget.
     """

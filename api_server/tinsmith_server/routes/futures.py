@@ -1,4 +1,4 @@
-"""The routes of polls. A poll is held until there is an answer, and never answers 5xx."""
+"""The routes of polls. A poll is held until an answer exists, and is never answered with 5xx."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def retrieve_future_by_path(
 async def delete_model(
     body: Annotated[DeleteModelRequest, Depends(body_as(DeleteModelRequest))], tenant: Tenant, services: ServicesDep
 ) -> Response:
-    """End a model; its checkpoints stay. 408 means that earlier operations of the model still run: ask again."""
+    """End a model, and keep its checkpoints. 408 means that earlier operations of the model still run: ask again."""
     answer = await services.results.delete_model(tenant, body.model_id)
     if not isinstance(answer, Ready):
         return _response(answer)
@@ -121,14 +121,14 @@ async def delete_model(
 def reads_protobuf(request: Request) -> bool:
     """Return whether the client reads protobuf. SDKs from 0.18 on request protobuf.
 
-    A client that sends no such header accepts any format.
+    A client without an Accept header accepts any format.
     """
     accepted = request.headers.get("accept", ANYTHING)
     return PROTOBUF in accepted or ANYTHING in accepted
 
 
 class SentInPieces(Response):
-    """A response sent in pieces. It frees its memory when the last piece is sent, or when an error occurs."""
+    """A response sent in pieces. The response frees its memory when the last piece is sent, or when an error occurs."""
 
     def __init__(self, content: bytes, media_type: str, room: ExitStack) -> None:
         super().__init__(content, media_type=media_type)
@@ -144,7 +144,7 @@ class SentInPieces(Response):
     async def _send_pieces(self, send: Send) -> None:
         """Send the pieces.
 
-        Each `send` waits until the socket has taken the previous piece. This includes the last `send`, which is empty.
+        Each `send` waits until the socket has taken the previous piece. The last `send`, which is empty, also waits.
         """
         whole = memoryview(self.body)
         for start in range(0, len(whole), PIECE_BYTES):

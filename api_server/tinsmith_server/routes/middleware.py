@@ -35,8 +35,8 @@ class _HeadIsComplete(Exception):
 class HeadRequests:
     """Middleware that answers HEAD like GET, but without a body, on every route.
 
-    Monitors and load balancers use HEAD. A streamed body is stopped before its first part. Otherwise, gigabytes of an
-    archive would be read and compressed without use.
+    Monitors and load balancers use HEAD. A streamed body is stopped before its first part. Without this stop, gigabytes
+    of an archive would be read and compressed for no use.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -65,12 +65,12 @@ class HeadRequests:
 
 
 class Observing:
-    """Middleware for logs and metrics. It is plain ASGI, so that it costs little for thousands of held polls."""
+    """Middleware for logs and metrics. The middleware is plain ASGI, so that thousands of held polls cost little."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, pages: frozenset[str]) -> None:
         """Wrap the application.
 
-        `pages` are the paths of pages that FastAPI serves itself. They have no route in the scope.
+        `pages` are the paths of pages that FastAPI serves itself. FastAPI's own pages have no route in the scope.
         """
         self._app = app
         self._metrics = metrics
@@ -132,10 +132,10 @@ POLL_BY_PATH = "/api/v1/retrieve_future/"
 
 
 class LoopbackOnly:
-    """Middleware for a server without keys. It refuses every request that does not come from this machine.
+    """Middleware for a server without keys. The middleware refuses every request that does not come from this machine.
 
-    The settings may not tell on which address the server listens. So the connection and the headers of each request are
-    checked.
+    The settings do not always contain the address on which the server listens. So the connection and the headers of
+    each request are checked.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -153,8 +153,8 @@ class LoopbackOnly:
 def foreign_request_reason(scope: Scope) -> str | None:
     """Return the reason if a request does not come directly from a program on this machine, otherwise None.
 
-    A proxy on this machine may forward requests of others. A web page may also make a local browser send a request,
-    across sites or by a host name that resolves to this machine.
+    A proxy on this machine may forward requests from other machines. A web page may also make a local browser send a
+    request, across sites or by a host name that resolves to this machine.
     """
     headers = Headers(scope=scope)
     ends = [scope.get("server"), scope.get("client")]
@@ -251,7 +251,7 @@ class AddressLimit:
 class ConcurrencyLimit:
     """Middleware that limits how many requests of one tenant run in the event loop.
 
-    Requests without a known key are limited by their address instead. A poll uses its slot only for its first step,
+    Requests without a known key are limited by client address instead. A poll uses its slot only for its first step,
     because thousands of polls may wait.
     """
 

@@ -1,4 +1,7 @@
-"""The OpenAPI document. It extends FastAPI's document by the bodies that routes read themselves, and by errors."""
+"""The OpenAPI document.
+
+The document extends FastAPI's document by the bodies that routes read themselves, and by errors.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
 def install_openapi(app: FastAPI) -> None:
     """Serve the generated document.
 
-    It includes the schemas that `takes` refers to, and the errors of every operation.
+    The document includes the schemas that `takes` refers to, and the errors of every operation.
     """
 
     def openapi() -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Pages for a browser: a front page, and a page of all calls in Swagger UI. They load nothing from other servers."""
+"""Pages for a browser: a front page, and a page of all calls in Swagger UI.
+
+The pages load nothing from other servers.
+"""
 
 from __future__ import annotations
 

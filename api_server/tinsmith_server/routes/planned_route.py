@@ -1,7 +1,7 @@
 """Routes that resolve their dependencies only once, at start.
 
 At each request, FastAPI walks the tree of an endpoint's dependencies, and validates an answer that already has the type
-of its response model. Together, both take a quarter of the time of a small request.
+of its response model. The walk and the validation together take a quarter of the time of a small request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Handler: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A call of one dependency. `takes` maps a parameter to the number of the step whose result it receives."""
+    """A call of one dependency. `takes` maps each parameter to the number of the step that computes its value."""
 
     call: Callable[..., Any]
     takes: tuple[tuple[str, int], ...]
@@ -36,9 +36,9 @@ class _Step:
 class PlannedRoute(APIRoute):
     """A route that resolves its dependencies only once, at start.
 
-    It can plan an endpoint that returns a response or its response model. FastAPI itself runs endpoints with own
-    parameters, another status or another result. It also runs the routes of an included router, because it adds that
-    router's dependencies. A generator dependency is closed before the answer is sent.
+    This class can plan an endpoint that returns a response or its response model. FastAPI itself runs endpoints with
+    parameters of their own, another status, or another result. FastAPI also runs the routes of an included router,
+    because it adds the dependencies of the router. A generator dependency is closed before the answer is sent.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -51,7 +51,7 @@ class PlannedRoute(APIRoute):
         return self.status_code is None and _is_model(self.response_model) and _is_plain(self.dependant)
 
     def around(self, handle: Handler) -> Handler:
-        """Return `handle`. A subclass may extend it, for example with another format of errors."""
+        """Return `handle`. A subclass may extend `handle`, for example with another format of errors."""
         return handle
 
     @override
@@ -75,7 +75,10 @@ class PlannedRoute(APIRoute):
 
 
 def plan(endpoint: Dependant) -> Sequence[_Step]:
-    """Return each dependency once. It comes after the dependencies that it needs itself. The endpoint comes last."""
+    """Return one step for each dependency, and the step of the endpoint last.
+
+    The step of a dependency comes after the steps of all dependencies that it needs.
+    """
     steps: list[_Step] = []
     numbers: dict[Callable[..., Any], int] = {}
 
@@ -96,7 +99,7 @@ def plan(endpoint: Dependant) -> Sequence[_Step]:
 
 
 def _is_model(response_model: object) -> bool:
-    """Return whether the endpoint returns a model. For None, it returns a response."""
+    """Return whether the endpoint returns a model or, if `response_model` is None, a response."""
     return response_model is None or (isinstance(response_model, type) and issubclass(response_model, BaseModel))
 
 

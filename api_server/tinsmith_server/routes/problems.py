@@ -1,4 +1,4 @@
-"""The table that maps errors to HTTP statuses, the error handlers, and the header that the SDK shows its user."""
+"""The HTTP statuses of errors, the error handlers, and the header that the SDK shows to the user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.StorageFull: 507,
     TinsmithError: 500,
 }
-"""The HTTP status of each error. 409 is not used, because the SDK would retry after it for minutes."""
+"""The HTTP status of each error. Status 409 is not used, because the SDK would retry for minutes after a 409."""
 NOT_FOUND = "Not Found"
 """The answer that Starlette gives for a path without a route."""
 UNKNOWN_CALL = (
@@ -51,7 +51,7 @@ def problem(status: int, detail: str) -> JSONResponse:
 
 
 def set_user_notice(response: Response, sentence: str) -> None:
-    """Set a header. The SDK always shows it to its user, with a label for deprecations."""
+    """Set a header. The SDK always shows this header to the user, with a label for deprecations."""
     words = " ".join(redact(sentence).split())
     response.headers["x-deprecation-note"] = f"waiting: {words}".encode("ascii", "replace").decode()
 

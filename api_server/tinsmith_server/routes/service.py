@@ -79,14 +79,14 @@ async def get_server_capabilities(_tenant: Tenant, services: ServicesDep) -> Cap
 async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)], services: ServicesDep) -> TelemetryResponse:
     """Log the SDK's telemetry.
 
-    It needs no key, because each refusal would delay the user's program by half a minute.
+    The call needs no key, because each refusal would delay the user's program by half a minute.
     """
     await services.admission.off_the_loop("", len(body), lambda: note_telemetry(body))
     return TelemetryResponse()
 
 
 def note_telemetry(body: bytes) -> None:
-    """Log the kinds of events, and the types of errors. It never raises, because clients must get a 2xx."""
+    """Log the kinds of events, and the types of errors. This function never raises, because clients must get a 2xx."""
     try:
         batch = read_object(body, TELEMETRY)
         events = batch["events"][:MAX_EVENTS]
@@ -121,7 +121,7 @@ ZIP: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": {}}
     responses=ZIP,
 )
 async def tokenizer(base_model: str, _tenant: Tenant, services: ServicesDep) -> Response:
-    """Send a base model's tokenizer. Every key may use every base model, so it may also get the tokenizer."""
+    """Send a base model's tokenizer. Every key may use every base model, and may therefore get every tokenizer."""
     archive = await services.tokenizers.archive(base_model)
     return Response(archive.content, media_type="application/zip")
 

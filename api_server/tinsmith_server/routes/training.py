@@ -45,9 +45,9 @@ async def create_model(body: JsonObject, tenant: Tenant, services: ServicesDep, 
 
 @router.get("/waiting_models", summary="Models that wait for a worker, and what each waits for")
 async def waiting_models(tenant: Tenant, services: ServicesDep) -> WaitingModelsResponse:
-    """List the tenant's models that wait, oldest first, at most 20.
+    """List at most 20 waiting models of the tenant, oldest first.
 
-    Tinker has no such call. It exists for `tinsmith doctor`.
+    Tinker's API does not have this call. The call exists for `tinsmith doctor`.
     """
     return WaitingModelsResponse(waiting_models=await services.models.waiting(tenant))
 

@@ -112,10 +112,11 @@ AccountDep = Annotated[Account, Depends(body_account)]
 
 
 async def receive(request: Request, limit: int, account: Account, beginning: int = 0, *, grows: bool = False) -> Body:
-    """Return the body. If it is over the limit, return its first `beginning` bytes.
+    """Return the body. If the body is over the limit, return its first `beginning` bytes.
 
-    A body that `grows` is unpacked after it is received. It keeps its place in the order of the budget until the caller
-    calls `account.received()`. Otherwise, bodies that need memory for unpacking could wait for each other without end.
+    `grows` is True for a body that is unpacked after its reception. A body that `grows` keeps its priority in the
+    memory budget until the caller calls `account.received()`. Without this priority, bodies that need memory for
+    unpacking could wait for each other without end.
 
     The rest of a body over the limit is read and dropped, because a client that is disconnected while it sends would
     not see the answer. Raises TooBusy after a long wait for memory, and 408 if the sender is too slow.
@@ -139,7 +140,8 @@ async def receive(request: Request, limit: int, account: Account, beginning: int
 async def parts(request: Request, limit: int, account: Account) -> AsyncIterator[bytes]:
     """Yield the parts of a file's body. The memory of a part is released when the next part is requested.
 
-    At the minimum rate, the body may take any time. Raises BodyTooLarge, TooBusy, and 408 for a slower sender.
+    A body that arrives at the minimum rate may take any time. Raises BodyTooLarge, TooBusy, and 408 for a slower
+    sender.
     """
     # This body may take hours, but does not delay other bodies, because it holds the memory of one part at most.
     account.received()
@@ -155,8 +157,7 @@ async def parts(request: Request, limit: int, account: Account) -> AsyncIterator
 class _Content:
     """The first `most` bytes that were received, in pieces of one size.
 
-    Many buffers that grow at the same time are moved repeatedly. The gaps between them would increase the use of memory
-    by half.
+    Pieces of one size avoid gaps in memory. The gaps between growing buffers would increase the use of memory by half.
     """
 
     def __init__(self, most: int) -> None:

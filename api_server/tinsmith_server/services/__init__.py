@@ -1,1 +1,1 @@
-"""The services behind the routes. They use the store and the fleet, and know nothing of HTTP."""
+"""The services behind the routes. Services use the store and the fleet, and know nothing of HTTP."""

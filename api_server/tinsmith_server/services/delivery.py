@@ -1,4 +1,7 @@
-"""Delivery of operations to the journals of workers. It continues through restarts and changes of the epoch."""
+"""Delivery of operations to the journals of workers.
+
+The delivery continues through restarts of workers and changes of the epoch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ STALE = (
 class _EpochReads:
     """Reads of a worker's epoch, which callers share.
 
-    The journal acknowledges many operations at the same time, and these share one read.
+    Operations that the journal acknowledges at the same time share one read of the epoch.
     """
 
     def __init__(self, store: Store) -> None:
@@ -32,7 +35,7 @@ class _EpochReads:
         self._next: dict[str, asyncio.Task[int]] = {}
 
     async def epoch_now(self, worker_id: str) -> int:
-        """Return the worker's epoch. It is read after this call begins."""
+        """Return the worker's epoch. The epoch is read after this call begins."""
         read = self._next.get(worker_id)
         if read is None:
             read = asyncio.create_task(self._read(worker_id), context=contextvars.Context())
@@ -62,10 +65,10 @@ class Delivery:
         tenant: str,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> int:
-        """Return the operation's number. If there is no number, the worker assigns one by the idempotency key.
+        """Return the operation's number.
 
-        Raises WorkerUnavailable after `patience_seconds`, WorkerUnstartable, ModelNotAtWorker, StorageFull or
-        Unprocessable.
+        If the operation has no number, the worker assigns a number by the idempotency key. Raises WorkerUnavailable
+        after `patience_seconds`, WorkerUnstartable, ModelNotAtWorker, StorageFull or Unprocessable.
         """
         deadline = asyncio.get_running_loop().time() + patience_seconds
         while True:
@@ -97,11 +100,11 @@ class Delivery:
         *,
         reason: str = "",
     ) -> None:
-        """Submit the last operation of a model. Without a final checkpoint, its weights are dropped.
+        """Submit the last operation of a model. Without a final checkpoint, the model's weights are lost.
 
         Raises the errors of `submit`.
 
-        `reason` is the answer to later operations. It is empty if the model's session has ended.
+        `reason` is the answer to later operations. `reason` is empty if the model's session has ended.
         """
         request = worker_pb2.SubmitRequest(
             model_id=model_id,
@@ -114,7 +117,7 @@ class Delivery:
     async def _accepted(
         self, handle: WorkerHandle, worker: WorkerClient, request: worker_pb2.SubmitRequest, tenant: str
     ) -> int | None:
-        """Return the number, or None if the worker that accepted the operation is not the current one in the store."""
+        """Return the operation's number, or None if the worker's epoch is not the current epoch in the store."""
         try:
             reply = await worker.submit(request, tenant)
         except StaleEpoch:

@@ -1,4 +1,4 @@
-"""Failures that a future returns to its client, and their form in the table of models."""
+"""The failures that futures return to clients, and the form of a failure in the table of models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Failure:
 
 
 def rejection(message: str) -> worker_pb2.Failure:
-    """Return a failure that the user caused. The operation keeps its place in the order, and fails there."""
+    """Return a failure that the user caused.
+
+    The rejected operation keeps its number, and fails in the order of the model's operations.
+    """
     return worker_pb2.Failure(category=worker_pb2.USER, message=message)
 
 
@@ -50,17 +53,17 @@ AUTOSAVE_NAME = "autosave"
 def why_evacuated(model_id: str, leaving: str) -> str:
     """Return the reason why a model was evacuated.
 
-    `leaving` is the reason why its worker will be removed, as a clause.
+    `leaving` is a clause with the reason for the removal of the worker.
     """
     autosave = TinkerPath(model_id, "weights", AUTOSAVE_NAME)
     return f"{model_id} was released because {leaving}. It was saved before: resume from {autosave}."
 
 
 def training_only(base_model: str) -> str:
-    """Return the reason why a model that is served for training cannot be sampled."""
+    """Return the reason why a model that is served only for training cannot be sampled."""
     return f"{base_model} is served for training only; ask an administrator to add a SamplerPool for it"
 
 
 def sampling_only(base_model: str) -> str:
-    """Return the reason why a model that is served for sampling cannot be trained."""
+    """Return the reason why a model that is served only for sampling cannot be trained."""
     return f"{base_model} is served for sampling only; ask an administrator to add a TrainingSession for it"

@@ -16,9 +16,9 @@ V = TypeVar("V")
 
 
 class RowCache(Generic[K, V]):
-    """A cache whose entries live for some seconds.
+    """A cache with entries that expire after some seconds.
 
-    If another replica changes a row, the change is visible after this time.
+    A change by another replica is visible when the old entry expires.
     """
 
     def __init__(self, seconds: float, entries: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,10 +64,10 @@ ROWS_AT_ONCE = 100
 
 
 async def in_steps(read: Callable[[int, int], Awaitable[Page[R]]], limit: int, offset: int) -> Page[R]:
-    """Return a page of `limit` rows from `offset`. It is read in steps, so that other requests run in between.
+    """Return a page of `limit` rows from `offset`. The page is read in steps, so that other requests run in between.
 
-    `read` takes the same two parameters. Rows that are created between two steps shift later rows, as they do between
-    two pages.
+    `read` takes a limit and an offset. Rows that are created between two steps shift later rows, as they do between two
+    pages.
     """
     rows: list[R] = []
     while True:

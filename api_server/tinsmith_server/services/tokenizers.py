@@ -20,7 +20,7 @@ _WRITTEN = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A zip file of the tokenizer's files; `digest` is the worker's digest of the files."""
+    """A zip file of the tokenizer's files; `digest` is the digest that the worker computed for the files."""
 
     digest: str
     content: bytes
@@ -40,8 +40,8 @@ class Tokenizers:
     async def archive(self, base_model: str) -> Archive:
         """Return the current tokenizer of the base model.
 
-        Raises NotFound for an unknown base model, Unprocessable if it has no tokenizer that may be sent, and
-        WorkerUnavailable while none of its workers runs.
+        Raises NotFound for an unknown base model, Unprocessable for a base model without a tokenizer that may be sent,
+        and WorkerUnavailable while no worker of the base model runs.
         """
         if self._fleet.model(base_model) is None:
             raise NotFound(

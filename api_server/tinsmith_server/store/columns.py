@@ -19,7 +19,7 @@ _INT64 = range(-(2**63), 2**63)
 class UtcTime(TypeDecorator[datetime]):
     """A datetime with a time zone, which is returned in UTC, to the microsecond.
 
-    SQLite stores it as text of fixed width in UTC, so that the order of texts is the order of times.
+    SQLite stores a time as text of fixed width in UTC, so that the order of texts is the order of times.
     """
 
     impl = DateTime(timezone=True)
@@ -42,7 +42,10 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class PlainText(TypeDecorator[str]):
-    """Text without NUL and without lone surrogates. PostgreSQL can store neither of them; SQLite would store NUL."""
+    """Text without NUL and without lone surrogates.
+
+    PostgreSQL can store neither NUL nor lone surrogates; SQLite would store NUL.
+    """
 
     impl = Text
     cache_ok = True
@@ -97,7 +100,7 @@ class JsonStrings(TypeDecorator[tuple[str, ...]]):
 
 
 def to_json(value: object) -> str:
-    """Return JSON that every database accepts. It has only ASCII, no NaN and no Infinity."""
+    """Return JSON that every database accepts. The JSON contains only ASCII, no NaN and no Infinity."""
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:

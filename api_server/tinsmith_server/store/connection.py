@@ -23,7 +23,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreUnreached(StoreUnavailable):
-    """The transaction did not happen, because there was no connection or it was refused."""
+    """The transaction did not happen, because a connection was missing or refused."""
 
 
 class StoreReadOnly(StoreUnreached):
@@ -44,7 +44,7 @@ _SHAPES = "sqlite:///relative/file.db, sqlite:////absolute/file.db or postgresql
 def parse_store_url(text: str) -> URL:
     """Return the URL with `sqlite` or `postgresql` as its backend, without a driver.
 
-    Raises BadStoreUrl. Its message does not repeat the URL, because the URL may contain a password.
+    Raises BadStoreUrl. The error's message does not repeat the URL, because the URL may contain a password.
     """
     try:
         url = make_url(text)

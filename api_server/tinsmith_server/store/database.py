@@ -140,17 +140,17 @@ class Database:
             self._writer = ThreadedEngine(_postgresql_writer(url), POSTGRESQL_WRITERS, QUEUE_SECONDS)
 
     async def read(self, work: Work[T]) -> T:
-        """Run `work`, which must only read. It may run several times.
+        """Run `work`, which must only read. `work` may run several times.
 
-        Each statement sees all transactions committed before it.
+        Each statement sees all transactions that were committed before the statement.
         """
         self._check_open()
         return await self._patiently(self._reader, work, StoreUnavailable)
 
     async def look_up(self, work: Work[T]) -> T:
-        """Run `work` as `read` does. It must read one row by its key.
+        """Run `work` as `read` does. `work` must read one row by its key.
 
-        On SQLite this uses no thread, because a thread would take longer than the read.
+        On SQLite, the read uses no thread, because a thread would take longer than the read.
 
         If another process repairs or locks the file, the read is repeated in a thread.
         """
@@ -163,8 +163,8 @@ class Database:
     async def look_up_value(self, statement: Select[tuple[T]], key: str) -> T | None:
         """Return the only column of the row with this key, or None.
 
-        `statement` has the parameter KEY. This is for values that are read hundreds of times a second. On SQLite it
-        calls the driver directly, which is 20 times faster than SQLAlchemy.
+        `statement` has the parameter KEY. Use this method for values that are read hundreds of times a second. On
+        SQLite, this method calls the driver directly, which is 20 times faster than SQLAlchemy.
         """
         self._check_open()
         if self._inline is not None:
@@ -185,7 +185,7 @@ class Database:
         return await self._run(self._patiently(self._writer, work, StoreUnreached))
 
     async def answers(self) -> None:
-        """Return when the database has answered that it accepts writes. It is asked only once.
+        """Return when the database has answered that it accepts writes. The database is asked only once.
 
         Raises StoreUnavailable.
         """
@@ -196,7 +196,7 @@ class Database:
     def _drop_idle_connections(self) -> None:
         """Close idle connections to a server that accepts no writes. Busy connections are closed when they become idle.
 
-        Behind a proxy, such connections would stay connected to the old server as long as the proxy keeps them open.
+        Behind a proxy, idle connections would stay connected to the old server as long as the proxy keeps them open.
         """
         self._reader.drop_idle_connections()
         self._writer.drop_idle_connections()
@@ -255,14 +255,14 @@ class Database:
 def _text_for(statement: Select[Any]) -> str:
     """Return the text of the statement for SQLite.
 
-    It is compiled once, because compiling takes longer than the query.
+    Each statement is compiled once, because compiling takes longer than the query.
     """
     return str(statement.compile(dialect=sqlite.dialect()))
 
 
 @contextmanager
 def translate_errors(where: str) -> Iterator[None]:
-    """Translate the driver's errors. An error of wrong SQL is not translated, because it is a bug."""
+    """Translate the driver's errors. An error in the SQL is not translated, because such an error is a bug."""
     try:
         yield
     except IntegrityError as error:
@@ -282,7 +282,7 @@ def _unavailable(where: str, error: Exception | str) -> str:
 
 
 async def _is_read_only(connection: AsyncConnection) -> bool:
-    """Return whether the server accepts no writes. It may be a standby, or a primary that refuses writes.
+    """Return whether the server accepts no writes. The server may be a standby, or a primary that refuses writes.
 
     A read-only SQLite file has already refused BEGIN IMMEDIATE.
     """
@@ -293,11 +293,11 @@ async def _is_read_only(connection: AsyncConnection) -> bool:
 
 
 def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patient: bool = True) -> None:
-    """Set pragmas on each connection. If there is a `begin` statement, use it to open transactions.
+    """Set pragmas on each connection. If `begin` is given, use this statement to open transactions.
 
     A connection that is not `patient` does not wait for locks. BEGIN IMMEDIATE takes the write lock immediately.
-    Without it, a transaction that reads first and then writes would fail with "database is locked" if another
-    transaction wrote in between.
+    Without BEGIN IMMEDIATE, a transaction that reads first and then writes would fail with "database is locked" if
+    another transaction wrote in between.
     """
 
     pragmas = (
@@ -345,10 +345,10 @@ def _sqlite_engine(url: URL, pool_size: int, begin: str | None = None, *, patien
 
 @cache
 def _sqlite_dialect() -> tuple[Dialect, LRUCache[Any, Any]]:
-    """Return SQLite's dialect with its compiled statements. All engines of the process share it.
+    """Return SQLite's dialect with its compiled statements. All engines of the process share this dialect.
 
-    `create_engine` creates a dialect for each engine, and each dialect would compile every statement again. A statement
-    takes 2 to 10 ms of CPU.
+    `create_engine` creates a dialect for each engine, and each dialect would compile every statement again. The
+    compilation of a statement takes 2 to 10 ms of CPU.
     """
     engine = create_engine(driver_url(URL.create("sqlite")), json_serializer=to_json)
     engine.connect().close()  # the dialect asks the library for its version
@@ -357,9 +357,10 @@ def _sqlite_dialect() -> tuple[Dialect, LRUCache[Any, Any]]:
 
 
 def _postgresql_reader(url: URL) -> Engine:
-    """Return an engine for single statements without transactions. It repeats a statement if the connection is stale.
+    """Return an engine for single statements without transactions.
 
-    So each statement takes one round trip instead of four.
+    The engine repeats a statement if the connection is stale. Without transactions, each statement takes one round trip
+    instead of four.
     """
     return _postgresql_engine(url, "AUTOCOMMIT", pool_size=POSTGRESQL_READERS, pool_pre_ping=False)
 
@@ -397,8 +398,8 @@ class NotConnected(Exception):
 class ThreadedEngine:
     """An engine that has as many threads as its pool has connections.
 
-    A transaction that waits longer than `patience_seconds` for a thread fails. Otherwise, if something blocks the
-    database, the waiting transactions would block one after another, even those of clients that no longer wait.
+    A transaction that waits longer than `patience_seconds` for a thread fails. Without this limit, a blocked database
+    would block the waiting transactions one after another, even transactions of clients that no longer wait.
     """
 
     def __init__(self, engine: Engine, threads: int, patience_seconds: float) -> None:
@@ -407,7 +408,7 @@ class ThreadedEngine:
         self._patience_seconds = patience_seconds
 
     async def run(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` in a thread. Calls are run in their order. `work` may wait only for its connection.
+        """Run `work` in a thread. Calls run in the order of arrival. `work` may wait only for its connection.
 
         Raises SQLAlchemy's TimeoutError, as SQLAlchemy's pools do, and NotConnected.
         """

@@ -43,8 +43,8 @@ def migrate(url: URL) -> None:
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Run the missing steps up to `revision`, in the transaction that is open on the connection.
 
-    If this version does not know the schema, a newer version made it, and it stays unchanged. This version can still
-    use it, because steps only add to the schema until every replica is new (`migrations/README.md`).
+    A schema that this version does not know was made by a newer version, and stays unchanged. This version can still
+    use a newer schema, because steps only add to the schema until every replica is new (`migrations/README.md`).
     """
     present, known = _revision_of(connection), known_revisions()
     if present == known[-1]:
@@ -64,7 +64,7 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 
 def known_revisions() -> list[str]:
-    """Return the revisions of this version, oldest first. They are in the names of the steps' files."""
+    """Return the revisions of this version, oldest first. The revisions are in the file names of the steps."""
     return sorted(file.name[1:5] for file in (_SCRIPTS / "versions").glob("v*.py"))
 
 

@@ -1,4 +1,4 @@
-"""The rows of the store in the form in which services use them: frozen values with UTC datetimes."""
+"""The rows of the store as frozen values with UTC datetimes."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A LoRA adapter and its optimizer. Clients know it as a training run. `model_id` is `<session>:train:<n>`.
+    """A LoRA adapter and its optimizer. Clients call a model a training run. `model_id` is `<session>:train:<n>`.
 
-    `accepted`: the creation is durable in the store, but the worker may not have the model yet. `create_kind` ("create"
-    or "load") and `create_payload` describe the creation for the worker. `bound`: the worker has the model. `worker_id`
-    is empty until the model is placed, and is kept after the model's end.
+    The state `accepted` means that the creation is durable in the store, but the worker may not have the model yet.
+    `create_kind` ("create" or "load") and `create_payload` describe the creation for the worker. The state `bound`
+    means that the worker has the model. `worker_id` is empty until the model is placed, and is kept after the model's
+    end.
     """
 
     model_id: str
@@ -84,7 +85,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class QueuedModel:
-    """An accepted model without a worker. It has only the fields that decide its position in the queue."""
+    """An accepted model without a worker.
+
+    The record has only the fields that decide the model's position in the queue.
+    """
 
     model_id: str
     tenant: str
@@ -116,7 +120,7 @@ class PlacementQueue:
 class Worker:
     """The journal of a worker. The epoch blocks older servers; the cursor is the last event that was applied.
 
-    `home` is the last known location of the worker, in the form that its fleet uses. It is empty if the worker was
+    `home` is the last known location of the worker, in the form that its fleet uses. `home` is empty if the worker was
     never seen.
     """
 
@@ -133,8 +137,8 @@ class SamplingSession:
 
     `model_path` is a tinker path of the kind sampler, or None.
 
-    An unnamed save opens a sampling session with `model_id` and `checkpoint_directory`. `inflight` means that the
-    target is the newest inflight save of this model, but not a save older than this one.
+    An unnamed save opens a sampling session with `model_id` and `checkpoint_directory`. If `inflight` is True,
+    `asample` requests draw from the newest inflight save of the model.
     """
 
     sampling_session_id: str
@@ -154,8 +158,8 @@ class SamplingSession:
 class Checkpoint:
     """A name, and its immutable directory, which is relative to the checkpoint root.
 
-    Among checkpoints that are not deleted, (run_id, type, name) is unique. The name of an ephemeral checkpoint is its
-    sampling session. `epoch` and `event_id` order the writes: an older write never replaces a newer one.
+    Among checkpoints that are not deleted, (run_id, type, name) is unique. The name of an ephemeral checkpoint is the
+    ID of its sampling session. `epoch` and `event_id` order the writes: an older write never replaces a newer one.
     """
 
     run_id: str

@@ -41,7 +41,7 @@ class Store(
 ):
     """The store on SQLite or PostgreSQL. Each of its base classes is one area of `store/queries`.
 
-    Every method is one transaction. Several replicas and tasks may call it at the same time. Each method raises
+    Every method is one transaction. Several replicas and tasks may use the store at the same time. Each method raises
     `StoreUnavailable` if the database does not answer, and `UnstorableValue` for text, numbers or times that no row can
     hold (`store/connection.py`).
     """
@@ -70,10 +70,11 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class DatabaseClock:
-    """The time of the database. It is read every few seconds, and advanced by a monotonic clock in between.
+    """The time of the database.
 
-    The clocks of the replicas themselves may differ. A fast clock would end sessions that another replica keeps alive,
-    and would delete checkpoints early.
+    The database's clock is read every few seconds, and a monotonic clock advances the time in between. The clocks of
+    the replicas themselves may differ. A fast clock would end sessions that another replica keeps alive, and would
+    delete checkpoints early.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,7 +1,8 @@
-"""The head of a forward_backward body: the model and the number of the operation. It is read without decoding tensors.
+"""The head of a forward_backward body: the model and the number of the operation.
 
-The message is protobuf: `model_id` is field 1, `seq_id` is field 2, and `loss_fn` is field 4, after the data. Fields
-are skipped by their length. So a body of several megabytes takes only one step for each datum.
+The head is read without decoding tensors. The message is protobuf: `model_id` is field 1, `seq_id` is field 2, and
+`loss_fn` is field 4, after the data. Fields are skipped by their length. So a body of several megabytes takes only one
+step for each datum.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class HeadUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The model and the number of a request. `loss_fn` comes after the data. It is None if it could not be read."""
+    """The model and the number of a request.
+
+    `loss_fn` comes after the data. `loss_fn` is None if the field could not be read.
+    """
 
     model_id: str
     seq_id: int
@@ -43,7 +47,7 @@ class Head:
 
 
 def read_head(body: bytes, encoding: str = "identity") -> Head:
-    """Return the head of a `ForwardBackwardRequest`, or of its beginning.
+    """Return the head of a `ForwardBackwardRequest`, which may be cut after the first fields.
 
     Raises HeadUnreadable if model_id or seq_id is missing, malformed, or of an unknown encoding.
     """

@@ -35,7 +35,7 @@ MAX_NAME_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class OperationId:
-    """The ID of a training operation. Number 0 is the model's creation, and RELEASE_SEQ_ID is its end."""
+    """The ID of a training operation. Number 0 is the model's creation, and RELEASE_SEQ_ID is the model's end."""
 
     model_id: str
     seq_id: int
@@ -49,7 +49,7 @@ class OperationId:
 class SampleId:
     """The ID of an `asample` submission.
 
-    It names the sampler that accepted it, so that every replica asks this sampler.
+    The ID names the sampler that accepted the sample, so that every replica asks this sampler.
 
     If another sampler accepts a repeated submission, the result is another sample.
     """
@@ -68,7 +68,7 @@ class SampleId:
         return self.seq_id // SAMPLES_OF_A_CLIENT
 
     def sequence_ids(self, count: int) -> tuple[str, ...]:
-        """Return the IDs of the sequences. They do not depend on the sampler."""
+        """Return the IDs of the sequences. The sequence IDs do not depend on the sampler."""
         return tuple(f"{self.sampling_session_id}:asample:{self.seq_id}:{index}" for index in range(count))
 
 
@@ -132,7 +132,7 @@ def operation_number(seq_id: int) -> int:
 def is_sample_number(seq_id: object) -> bool:
     """Return whether a sample can have the number.
 
-    It needs 64 bits, because clones of a sampling client count from near 10**18.
+    A sample's number needs 64 bits, because clones of a sampling client count from near 10**18.
     """
     return _is_integer(seq_id) and 0 <= seq_id < 2**63  # type: ignore[operator]
 
@@ -150,9 +150,9 @@ def is_client_counter(seq_id: object) -> bool:
 
 
 def drawn_sample_number(key: str | None) -> int:
-    """Return a number for a sample that has none.
+    """Return a number for a sample that has no number.
 
-    It comes from the idempotency key or is random, and is above all clients' numbers.
+    The number comes from the idempotency key or is random, and is above the numbers of all clients.
     """
     bits = secrets.randbits(62) if key is None else int.from_bytes(hashlib.sha256(key.encode()).digest()) % 2**62
     return 2**62 + bits
@@ -183,10 +183,10 @@ def model_id_of(session_id: str, model_seq_id: int) -> str:
 
 
 def sampling_session_id_of(session_id: str, seq_id: int, *, inflight: bool = False) -> str:
-    """Return the ID of a sampling session. It includes the inflight flag.
+    """Return the ID of a sampling session. The ID includes the inflight flag.
 
-    Clients must not interpret the ID. The worker's journal contains the ID, so the flag reaches the store, whichever
-    replica drains the events of the worker.
+    Clients must not interpret the ID. The worker's journal contains the ID, so the flag reaches the store through any
+    replica that drains the worker's events.
     """
     return f"{session_id}:{'inflight' if inflight else 'sample'}:{seq_id}"
 

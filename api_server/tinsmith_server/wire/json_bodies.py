@@ -1,8 +1,8 @@
 """A JSON reader that never blocks the process for long, whatever a body contains.
 
-It counts the parts of a body before it builds anything. It reads long lists of numbers (prompts and tensors) and long
-texts (images) in slices. No other code runs during one call of `orjson` or CPython. One call for a prompt of megabytes
-would block the process for a tenth of a second. The rest of the content is small.
+The reader counts the parts of a body before it builds anything. The reader reads long lists of numbers (prompts and
+tensors) and long texts (images) in slices. No other code runs during one call of `orjson` or CPython. One call for a
+prompt of megabytes would block the process for a tenth of a second. The rest of the content is small.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ GRAPH = Shape(values=16384, depth=24)
 def read_object(body: bytes, shape: Shape = PLAIN) -> dict[str, Any]:
     """Return the JSON object.
 
-    Raises BadJson if the body is no JSON object, and if its content is over the limits of `shape`.
+    Raises BadJson if the body is no JSON object, or if the content is over the limits of `shape`.
     """
     taken_out: dict[str, LongPart] = {}
     if shape.bytes_without_numbers is not None:
@@ -221,7 +221,7 @@ def _as_doubles(numbers: Numbers, values: list[Any]) -> array[float]:
 
 
 def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
-    """Yield slices of the list. It is cut at commas. The commas at which it is cut are left out."""
+    """Yield slices of the list. The list is cut at commas, which are left out."""
     while end - start > SLICE_BYTES:
         comma = body.rfind(b",", start, start + SLICE_BYTES)
         if comma < 0:
@@ -252,7 +252,7 @@ def decode_base64(text: bytes) -> bytes:
 
 
 def pack(type_code: str, numbers: Sequence[float]) -> bytes:
-    """Return the numbers in little-endian form. They are packed in slices.
+    """Return the numbers in little-endian form. The numbers are packed in slices.
 
     Raises OverflowError if a number does not fit the type, and TypeError for a fraction if the type is an integer.
     """

@@ -1,6 +1,6 @@
 """Results of forward, forward_backward and sample in JSON.
 
-SDKs below 0.18 need them, because they do not know protobuf.
+SDKs below 0.18 need JSON results, because these SDKs do not know protobuf.
 
 Each tensor is converted separately, so that other requests run in between.
 """
@@ -29,7 +29,7 @@ EMPTY_CELL_LOGPROB = -99999.0
 
 
 def result_as_json(payload: bytes, *, of_sample: bool) -> bytes:
-    """Return the same numbers in JSON. They are exact to the last bit.
+    """Return the same numbers in JSON. The numbers are exact to the last bit.
 
     A float32 is written as the double with the same value.
     """
@@ -49,7 +49,7 @@ def forward_backward_as_json(payload: bytes) -> bytes:
 def _metrics(metrics: Mapping[str, float]) -> dict[str, float | str]:
     """Return the metrics. JSON has no form for infinite values.
 
-    They are written as texts that every SDK reads as numbers.
+    Infinite values are written as texts that every SDK reads as numbers.
     """
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
@@ -125,7 +125,7 @@ class _Likeliest:
         return cls(_array("i", likeliest.token_ids), _array("f", likeliest.logprobs), likeliest.k)
 
     def rows(self) -> list[list[tuple[int, float]] | None]:
-        """Return the most likely tokens of each position, or None for a position for which they were not requested."""
+        """Return the most likely tokens of each position, or None for a position without requested tokens."""
         starts = range(0, len(self.tokens), self.k) if self.k else ()
         return [self._row(start) or None for start in starts]
 

@@ -1,4 +1,4 @@
-"""Training requests in JSON, which SDKs below 0.22.3 send. They become the protobuf message of later SDKs.
+"""Training requests in JSON, which SDKs below 0.22.3 send. The JSON requests become the protobuf message of later SDKs.
 
 Each datum is checked and packed separately, so that other requests run in between.
 """
@@ -32,7 +32,7 @@ DTYPES: Mapping[str, tuple[str, wire_pb2.DType.ValueType]] = {
 
 
 def training_shape(limit_bytes: int) -> Shape:
-    """Return the limits of a JSON body for which a protobuf body may have `limit_bytes`."""
+    """Return the limits of a JSON body, if the limit of a protobuf body is `limit_bytes`."""
     return Shape(
         VALUES, bytes_without_numbers=BYTES_WITHOUT_NUMBERS, fractions=True, numbers=limit_bytes // NUMBER_BYTES
     )
@@ -55,7 +55,7 @@ Size = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class JsonTensor(Request):
-    """A tensor in JSON. Without a shape, it has one dimension."""
+    """A tensor in JSON. A tensor without a shape has one dimension."""
 
     data: Numbers
     dtype: Literal["float32", "int64"]

@@ -1,6 +1,6 @@
-"""Requests of programs without an SDK. They have optional fields and simpler forms.
+"""Requests of programs without an SDK. Plain requests have optional fields and simpler forms.
 
-They are converted to the SDK's requests, so that no other module needs to know them.
+Plain requests are converted to the SDK's requests, so that no other module needs to know plain requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class InvalidPlainRequest(ValueError):
 
 
 class CreateSamplingClientRequest(SamplingSource):
-    """A request for a sampling client without a session. It has only the source of the samples."""
+    """A request for a sampling client without a session. The request has only the source of the samples."""
 
 
 class DeleteModelRequest(Request):
@@ -27,7 +27,10 @@ class DeleteModelRequest(Request):
 
 
 class PromoteRequest(Request):
-    """A promotion. `expected_path` is the path to which the name must point now. null: the name must be new."""
+    """A promotion.
+
+    `expected_path` is the path to which the name must point now; null means that the name must be new.
+    """
 
     model_path: str
     expected_path: str | None = None
@@ -49,7 +52,10 @@ class PlainSampleRequest(Request):
 
 
 def as_sdk_sample(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of an `asample`. It has no sampling session and no number yet. Raises InvalidPlainRequest."""
+    """Return the body of an `asample`.
+
+    The body has no sampling session and no number yet. Raises InvalidPlainRequest.
+    """
     chunks = {"chunks": _chunks(_one_prompt(content))}
     params = _stops_in_one_place(content.get("sampling_params"))
     return {**content, "prompt": chunks, "sampling_params": params, "sampling_session_id": "", "seq_id": 0}
@@ -65,10 +71,7 @@ def _one_prompt(content: Mapping[str, Any]) -> object:
 
 
 def _chunks(prompt: object) -> object:
-    """Return the chunks of a prompt, which may have any of its forms. Invalid chunks are kept.
-
-    They fail the future of the sample.
-    """
+    """Return the chunks of a prompt in any form. Invalid chunks are kept, and make the sample's future fail."""
     if isinstance(prompt, dict):
         if "chunks" in prompt:
             return prompt["chunks"]

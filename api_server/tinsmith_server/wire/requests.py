@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def bounded_metadata(value: dict[str, T]) -> dict[str, T]:
-    """Return the metadata. Raises ValueError if it is too large."""
+    """Return the metadata. Raises ValueError if the metadata is too large."""
     if len(value) > METADATA_KEYS:
         raise ValueError(f"user_metadata has {len(value)} keys; at most {METADATA_KEYS} are kept")
     if (size := len(orjson.dumps(value))) > METADATA_BYTES:
@@ -101,7 +101,7 @@ Fraction = Annotated[Finite, Field(ge=0, lt=1)]
 class Request(BaseModel):
     """The base class of all bodies.
 
-    It is strict: a string is not converted to a number, and a number is not converted to a string.
+    Validation is strict: strings are not converted to numbers, and numbers are not converted to strings.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
@@ -155,7 +155,7 @@ class LoraConfig(Request):
 
 
 class OptimizerConfig(BaseModel):
-    """The choice of an optimizer, by its tag. Each optimizer has its own fields."""
+    """The choice of an optimizer, by the optimizer's tag. Each optimizer has its own fields."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     type: str = "adamw"
@@ -209,7 +209,8 @@ class SaveWeightsRequest(Request):
 class SaveWeightsForSamplerRequest(Request):
     """A save for sampling.
 
-    With `path` it makes a persistent checkpoint, and with `sampling_session_seq_id` an ephemeral one.
+    A save with `path` makes a persistent checkpoint, and a save with `sampling_session_seq_id` makes an ephemeral
+    checkpoint.
     """
 
     model_id: str
@@ -236,7 +237,7 @@ class SaveWeightsExternalRequest(Request):
 
 
 class LoadWeightsRequest(Request):
-    """A load: into an existing model (`model_id`, `seq_id`), or into a new one (`session_id`, `model_seq_id`)."""
+    """A load: into an existing model (`model_id`, `seq_id`), or into a new model (`session_id`, `model_seq_id`)."""
 
     path: str
     # SDKs below 0.6 do not have this field. Their only kind of load is a resume, with the optimizer.
@@ -276,7 +277,7 @@ class JoinSamplingSessionRequest(Request):
 
 
 def chunk_of_today(value: object) -> object:
-    """Return a chunk in its current form.
+    """Return a chunk in the form of the current SDK.
 
     SDKs below 0.18 send no type, and SDKs below 0.6 send the size of an image as `tokens`.
     """
@@ -320,7 +321,7 @@ class SamplingParams(Request):
 
 
 class TokenTensor(Request):
-    """Token IDs `[rows, columns]`. They are dense, or in compressed sparse rows."""
+    """Token IDs `[rows, columns]`. The token IDs are dense, or in compressed sparse rows."""
 
     data: WholeNumbers
     dtype: Literal["int64"]
@@ -367,9 +368,9 @@ class SamplingSessionTarget(Request):
 
 
 class RetrieveFuturesRequest(Request):
-    """A poll for ended samples. Without a `timeout`, the server holds it.
+    """A poll for ended samples. Without a `timeout`, the server holds the poll.
 
-    A server may forget the samples in `retrieved_request_ids`. This server keeps these samples like all others.
+    A server may forget the samples in `retrieved_request_ids`. This server keeps these samples like all other samples.
     """
 
     target: SamplingSessionTarget
@@ -390,7 +391,7 @@ class TtlRequest(Request):
 
 
 class UploadStartRequest(Request):
-    """The request that starts the import of an external adapter. SDK 0.39 sends it."""
+    """The request that starts the import of an external adapter. SDK 0.39 sends this request."""
 
     base_model: str
     lora_config: LoraConfig

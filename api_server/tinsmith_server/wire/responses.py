@@ -1,4 +1,4 @@
-"""JSON answers to the SDK. The SDK checks them strictly, so a missing field or an additional null is an error."""
+"""JSON answers to the SDK. The SDK checks answers strictly, so a missing field or an additional null is an error."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TelemetryResponse(Response):
 
 
 class FutureResponse(Response):
-    """A future, as the SDK reads it without a type."""
+    """A future, without the type of its result."""
 
     request_id: str
     model_id: str | None = None
@@ -139,9 +139,9 @@ class FailedResponse(Response):
 
 
 class CompletionResponse(Response):
-    """A sample that has ended. It has a size only if it has a result.
+    """A sample that has ended. A sample has a size only if it has a result.
 
-    By the size, the SDK can fetch the result when it has enough memory.
+    The size tells the SDK how much memory the result needs.
     """
 
     state: Literal["finished", "failed"]
@@ -189,7 +189,7 @@ class SamplerResponse(Response):
 class SupportedModel(Response):
     """A served model. `images` exists only in Tinsmith.
 
-    It tells whether datums and prompts may contain images. None means that this is unknown.
+    `images` tells whether datums and prompts may contain images. `images` is None if this fact is unknown.
     """
 
     model_name: str

@@ -1,6 +1,6 @@
 """The only module that calls the Kubernetes API.
 
-It takes and returns plain dictionaries, and raises the server's errors.
+This module takes and returns plain dictionaries, and raises the server's errors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of object that this server reads. `label` selects the objects that have this label."""
+    """A kind of object that this server reads. Only objects with the label `label` are read."""
 
     group_version: str
     plural: str
@@ -97,7 +97,7 @@ class KubernetesApi:
 
     def __init__(self) -> None:
         self.cluster = ""
-        """A digest that identifies the cluster. It is empty before the first request."""
+        """A digest that identifies the cluster. The digest is empty before the first request."""
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
@@ -176,7 +176,7 @@ class KubernetesApi:
         body: Manifest | None = None,
         accept: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """Return the response of a successful request. The caller must read it within the remaining time."""
+        """Return the response of a successful request. The caller must read the response within the remaining time."""
         client = await self._connected()
         headers = {"Accept": accept, "Content-Type": "application/json"}
         request = await client.param_serialize(
@@ -217,7 +217,7 @@ def parse_json(text: bytes) -> Any:
     Raises ValueError.
 
     A user who may write an object can nest its managed fields 10,000 levels deep, and every parser fails at this depth.
-    One such object must not break every list of its kind.
+    One deeply nested object must not break every list of objects of the same kind.
     """
     try:
         return orjson.loads(text)
@@ -252,7 +252,7 @@ def cluster_of(configuration: Configuration) -> str:
 
 
 def own_namespace() -> str | None:
-    """Return the namespace of this server's pod, or None if it does not run in a pod."""
+    """Return the namespace of this server's pod, or None outside a pod."""
     try:
         return NAMESPACE_FILE.read_text().strip()
     except OSError:

@@ -40,10 +40,10 @@ class CatalogueEntry(BaseModel):
         )
 
     def next_name(self, sessions: Mapping[str, TrainingSession]) -> str | None:
-        """Return the next session's name from the names in its namespace, or None if the limit is reached.
+        """Return the name of the next session, or None if the limit of sessions is reached.
 
-        The result depends only on the names that exist. So two servers that need a session try to create the same
-        session, and only one of them succeeds.
+        The result depends only on the names that exist in the namespace. So two servers that need a session try to
+        create the same session, and only one of them succeeds.
         """
         if sum(session.entry == self.name for session in sessions.values()) >= self.max_sessions:
             return None

@@ -1,4 +1,4 @@
-"""A connection to a target. It is kept open, and opened again after each loss.
+"""A connection to a target. The connection is kept open, and is opened again after each loss.
 
 `ConnectedHandle` gives this connection to the callers of a session's worker or of a pool's replica.
 """
@@ -25,7 +25,7 @@ CERTIFICATE_CHECK_SECONDS = 10.0
 RENEWAL_GRACE_SECONDS = IMPORT_TIMEOUT_SECONDS
 
 Target = Callable[[], "str | None"]
-"""A function that returns the current address, or None while there is no address to connect to."""
+"""A function that returns the current address, or None while the target has no address."""
 Greet = Callable[[GrpcWorkerClient], Awaitable[None]]
 """The handshake that must succeed before callers get the connection."""
 
@@ -53,11 +53,11 @@ class Connector:
 
     @property
     def client(self) -> GrpcWorkerClient | None:
-        """The client while it is connected, otherwise None."""
+        """The client of the open connection, or None without a connection."""
         return self._client
 
     def note_change(self) -> None:
-        """Read the target again, because it may have changed."""
+        """Read the target's address again, because the address may have changed."""
         self._changed.set()
 
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient | None:
@@ -85,7 +85,7 @@ class Connector:
         self._connected.set()
 
     async def _live(self) -> None:
-        """Open a connection, keep it until it is lost, then open the next one."""
+        """Keep a connection open, and open a new connection after each loss."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             target = await self._until_reachable()
@@ -159,7 +159,7 @@ class Connector:
 
 
 class ConnectedHandle(ABC):
-    """A base class for handles that get their connection from a connector."""
+    """A base class for handles that get a connection from a connector."""
 
     _connector: Connector
 
@@ -177,7 +177,7 @@ class ConnectedHandle(ABC):
 
     @abstractmethod
     def _why_not(self) -> WorkerUnavailable:
-        """Return the error for callers while there is no connection."""
+        """Return the error for callers while no connection is open."""
 
 
 def unreachable(what: str, failure: str) -> WorkerUnavailable:

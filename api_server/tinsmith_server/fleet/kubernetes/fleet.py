@@ -58,8 +58,8 @@ def target_of(endpoint: Endpoint) -> str:
 class KubernetesFleet(Fleet):
     """The workers and samplers of a cluster.
 
-    The volume of a worker's session identifies the worker: its ID is the UID of the volume's claim. A pool's replica is
-    a pod. The constructor raises StartupError if the catalogue or the namespace cannot be read.
+    The volume of a worker's session identifies the worker: the worker's ID is the UID of the volume's claim. A pool's
+    replica is a pod. The constructor raises StartupError if the catalogue or the namespace cannot be read.
     """
 
     def __init__(self, settings: Settings, target_of: TargetOf = target_of) -> None:
@@ -97,7 +97,7 @@ class KubernetesFleet(Fleet):
     async def open(self, epochs: Store) -> None:
         """Return when all objects are listed.
 
-        Before that, this server would refuse models and create unnecessary sessions.
+        With an incomplete list, this server would refuse models and create unnecessary sessions.
         """
         self._epochs = epochs
         await together(view.open() for view in self._views)
@@ -117,7 +117,7 @@ class KubernetesFleet(Fleet):
     @property
     @override
     def models(self) -> Sequence[ServedModel]:
-        """The models of the catalogue, and the models of sessions and pools, even if they do not run."""
+        """The models of the catalogue, and the models of all sessions and pools, running or not."""
         of_sessions = {session.model for session in self._sessions.values() if not session.deleted}
         of_pools = {pool.model for pool in self._pools.pools}
         names = of_sessions | of_pools | names_of(self._catalogue)
@@ -186,7 +186,7 @@ class KubernetesFleet(Fleet):
 
     @override
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
-        """Return the reason if the claim of the worker's volume is gone from its last known namespace."""
+        """Return the reason if the last known namespace of the worker no longer contains the claim of its volume."""
         home = Home.parse(worker.home)
         is_elsewhere = home.cluster != self._api.cluster or not self._scope.covers(home.namespace)
         if is_elsewhere or worker.worker_id in self._handles:
@@ -237,7 +237,7 @@ class KubernetesFleet(Fleet):
         self._changes.note()
 
     def _take_sessions(self) -> None:
-        """Update the handles after a change. There is one handle for each session's volume."""
+        """Update the handles after a change. Each session's volume has one handle."""
         assert self._epochs is not None
         self._sessions = self._session_view.objects
         # After a rename, two sessions can name one volume for a moment. The handle then stands for the session that
@@ -274,7 +274,7 @@ REFUSED_SECONDS = 30.0
 class SessionProvisioner:
     """An object that creates sessions from the catalogue.
 
-    It creates the next session when the last session is ready and full.
+    The provisioner creates the next session when the last session is ready and full.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class SessionProvisioner:
             return _nothing_more(fitting, entries) or _nothing_fits(base_model, rank, sampling)
 
     async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, TrainingSession]) -> str | None:
-        """Return what the caller is waiting for from this entry, or None if the entry allows no more sessions.
+        """Return what a caller that needs this entry is waiting for, or None if the entry allows no more sessions.
 
         `sessions` are the sessions of the namespace.
         """

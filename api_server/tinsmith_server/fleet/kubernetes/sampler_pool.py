@@ -1,4 +1,4 @@
-"""SamplerPools: the fields that this server reads of pools and their endpoints, and connections to the replicas."""
+"""SamplerPools: the fields of pools and endpoints that this server reads, and the connections to replicas."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _endpoint(part: _EndpointPart, port: int) -> Endpoint:
 def endpoints_of(slices: Iterable[Slice], pool: Key) -> dict[str, Endpoint]:
     """Return the endpoints by the pod's UID.
 
-    A pod can be in two slices: in one for each address family, or in both slices while it moves.
+    A pod can be in two slices: in one slice for each address family, or in the old and the new slice during a move.
     """
     own = sorted((one for one in slices if one.pool == pool), key=lambda one: one.address_type, reverse=True)
     return {endpoint.pod_uid: endpoint for one in own for endpoint in one.endpoints}
@@ -204,7 +204,8 @@ TargetOf = Callable[[Endpoint], str]
 class PoolReplica(ConnectedHandle, SamplerHandle):
     """A pod of a pool.
 
-    It stays connected as long as it is listed, even while it terminates, because it may still have results.
+    The replica stays connected as long as the pod is listed, even while the pod terminates, because the pod may still
+    have results.
     """
 
     def __init__(self, pool: Pool, endpoint: Endpoint, tls: TlsDirectory, target_of: TargetOf) -> None:
@@ -280,9 +281,9 @@ PoolEndpoint: TypeAlias = tuple[Pool, Endpoint]
 
 
 class Pools:
-    """The replicas of all pools, by their pods' UID.
+    """The replicas of all pools, by the UIDs of the pods.
 
-    A pod is a replica from its first address until it is no longer listed.
+    A pod counts as a replica from its first address until the pod is no longer listed.
     """
 
     def __init__(self, tls: TlsDirectory, target_of: TargetOf, close: Callable[[PoolReplica], None]) -> None:

@@ -1,6 +1,6 @@
 """The handle of a session's worker.
 
-It is connected while the worker is ready, under the epoch of the running instance.
+The handle is connected while the worker is ready, under the epoch of the running instance.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         await self._epochs.record_home(self._worker_id, str(Home.of(self.session, self._cluster)))
 
     async def _saves_address(self) -> SavesAddress | None:
-        """Return the address with an IP address, because a sampler may reach workers but no name server."""
+        """Return the address with an IP address, because a sampler may be able to reach workers, but no name server."""
         target = await numbered(self.session.endpoint or "")
         return SavesAddress(target, self._worker_id, self.session.namespace) if target else None
 
 
 async def numbered(target: str) -> str | None:
-    """Return the target with its host name resolved, or None if it cannot be resolved."""
+    """Return the target with an IP address, or None if the host name cannot be resolved."""
     host, _, port = target.rpartition(":")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -123,9 +123,9 @@ async def numbered(target: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The location where a worker was last seen, as the store records it.
+    """The last known location of a worker, in the form that the store records.
 
-    Another cluster may have a namespace of the same name. A server in that other cluster with this store would find no
+    Another cluster may have a namespace of the same name. A server in another cluster that uses the same store finds no
     claim of the worker, but must not consider the worker lost.
     """
 

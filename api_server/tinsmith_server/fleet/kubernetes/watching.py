@@ -1,4 +1,4 @@
-"""Lists and watches. They keep a copy of all objects of one kind, in one or several namespaces."""
+"""Lists and watches. A list and a watch keep a copy of all objects of one kind, in one or several namespaces."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _version_of(manifest: Manifest) -> int:
 class Watch(Generic[T]):
     """A copy of the objects of one kind in one namespace.
 
-    It is level-triggered: the listener reads all `objects` after each change. If only fields change that this server
-    does not read, this does not count as a change. The reason is that the status of a busy session is written every
-    minute, and each change wakes all held polls.
+    The watch is level-triggered: the listener reads all `objects` after each change. A change of fields that this
+    server does not read does not count as a change. The status of a busy session is written every minute, and each
+    counted change wakes all held polls.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Watch(Generic[T]):
 
     @property
     def problem(self) -> str | None:
-        """The reason why the copy may be outdated, or None if it is up to date.
+        """The reason why the copy may be outdated, or None if the copy is up to date.
 
         A copy is outdated if the watch has received nothing for too long.
         """
@@ -143,7 +143,7 @@ class Watch(Generic[T]):
         return f"the {self.what} cannot be read: {self.failure}" if silent > STALE_SECONDS else None
 
     def note(self, manifest: Manifest) -> None:
-        """Add an object that this server has just created, unless the watch has reported it or a later version.
+        """Add an object that this server has just created, unless the watch has reported the object or a later version.
 
         If the watch has reached a later version without reporting the object, the object was already deleted.
         """
@@ -170,10 +170,7 @@ class Watch(Generic[T]):
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _follow(self, version: str) -> str:
-        """Follow one watch, and return the last version.
-
-        If there is no version to continue from, list the objects first.
-        """
+        """Follow one watch, and return the last version. Without a version to continue from, list the objects first."""
         version = version or await self._list()
         async with aclosing(self._api.watch(self._resource, self._namespace, version)) as events:
             async for type, manifest in events:
@@ -233,7 +230,7 @@ MOST_PAUSE_SECONDS = 15.0
 class View(Generic[T]):
     """The copies of the objects in several namespaces.
 
-    If a namespace cannot be read, this is retried, and the other namespaces are not affected.
+    If a namespace cannot be read, the read is repeated, and the other namespaces are not affected.
     """
 
     def __init__(
@@ -250,7 +247,7 @@ class View(Generic[T]):
     async def open(self) -> None:
         """Return when each namespace was listed once.
 
-        Raises StartupError if the API refuses all lists, or does not answer one of them in time.
+        Raises StartupError if the API refuses all lists, or if a list gets no answer in time.
         """
         refusals = await together(self._open(watch) for watch in self._watches.values())
         if all(refusals):
@@ -299,10 +296,10 @@ class View(Generic[T]):
 
 
 class SharedRefresh:
-    """A refresh that callers share if it began recently.
+    """Refreshes that callers share: one recent refresh serves all callers.
 
-    After a refresh without changes, the pause before the next refresh is doubled. This is necessary because each
-    unknown sampler ID causes a list of the whole fleet, and any client can invent such IDs.
+    After a refresh without changes, the pause before the next refresh is doubled. The pauses are necessary because each
+    unknown sampler ID causes a list of the whole fleet, and any client can invent IDs.
     """
 
     def __init__(self, refresh: Callable[[], Awaitable[bool]], age_seconds: float, timeout_seconds: float) -> None:
@@ -362,7 +359,7 @@ class SharedRefresh:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The namespaces that this server reads. If `namespaces` is None, it reads the whole cluster.
+    """The namespaces that this server reads. If `namespaces` is None, the server reads the whole cluster.
 
     Sessions are created in `home`.
     """
@@ -388,9 +385,10 @@ class Scope:
 
 
 def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
-    """Return the scope of the chosen namespaces. If none are chosen, return the scope of `own`, the server's namespace.
+    """Return the scope of the chosen namespaces.
 
-    Raises StartupError if there are no chosen namespaces and no own namespace.
+    If no namespace is chosen, return the scope of `own`, the server's namespace. Raises StartupError if no namespace is
+    chosen and the server has no own namespace.
     """
     if tuple(chosen) == (EVERY_NAMESPACE,):
         return Scope(None, own)
@@ -405,7 +403,8 @@ def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
 async def together(beginnings: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return the results of all calls.
 
-    Raises the first failure when all calls have ended. `gather` would leave the other calls running.
+    Raises the first failure when all calls have ended. After a failure, `asyncio.gather` would leave the other calls
+    running.
     """
     try:
         async with asyncio.TaskGroup() as group:

@@ -132,13 +132,13 @@ def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, 
 def _saves_socket(worker_id: str, socket: Path) -> list[str]:
     """Return the flags for the socket that shares saves.
 
-    Its path is always the same for one worker, and short enough for a socket.
+    The socket's path is always the same for one worker, and short enough for a Unix socket.
     """
     return ["--saves-socket", str(socket.with_name(f"{worker_id[-DIGEST_CHARACTERS:]}.saves"))]
 
 
 def _of_the_base_model(settings: Settings) -> list[str]:
-    """Return those flags of the engine that its sampler needs, too, unless the sampler sets its own values."""
+    """Return the engine's flags that the sampler needs, too, except the flags that the sampler sets itself."""
     names = OF_BOTH - set(_names(settings.sampler_flags))
     found: list[str] = []
     for place, word in enumerate(settings.engine_flags):

@@ -17,8 +17,8 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 class Place:
     """The device of one worker of a model.
 
-    The first place has the same ID as the only worker of a server without `devices`, so it keeps the same volume.
-    Without a device, the worker uses any device that it finds. `cpu_workers` share this machine's processors.
+    The worker at the first place has the same ID as the only worker of a server without `devices`, and so keeps its
+    volume. Without a device, the worker uses any device that it finds. `cpu_workers` share this machine's processors.
     """
 
     number: int = 0
@@ -29,7 +29,7 @@ class Place:
     def flags(self) -> tuple[str, ...]:
         """The flags that force the worker to use the device.
 
-        Without them, a worker that sees no GPU would silently use the CPU.
+        Without these flags, a worker that sees no GPU would silently use the CPU.
         """
         if self.device is None:
             return ()
@@ -82,7 +82,7 @@ def usable_threads(cores: int, quota: str) -> int:
 
 
 def cores_of(cpus: Iterable[int], root: Path = CPUS) -> int:
-    """Return the number of cores. The hyper-threads of one core together compute no faster than one of them."""
+    """Return the number of cores. All hyper-threads of a core together compute no faster than one hyper-thread."""
     return len({_read(root / f"cpu{cpu}" / "topology" / "thread_siblings_list").strip() or str(cpu) for cpu in cpus})
 
 

@@ -1,4 +1,4 @@
-"""Workers as child processes of this server. There is one worker for each model directory and device.
+"""Workers as child processes of this server. Each model directory has one worker for each device.
 
 If a worker cannot sample, a separate sampler runs on the same device.
 """
@@ -63,7 +63,7 @@ class LocalFleet(Fleet):
 
     @override
     async def begin(self) -> None:
-        """Start the workers. They load their models while the server is still starting."""
+        """Start the workers. The workers load their models while the server is still starting."""
         self._lock = _lock_data(self._settings.data)
         self._sockets = _socket_directory(self._settings.data)
         for directory in self._directories:
@@ -149,17 +149,14 @@ class LocalFleet(Fleet):
 
     @override
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
-        """Return the workers of the directory, for any rank.
-
-        A worker itself refuses a rank that it does not support.
-        """
+        """Return the workers of the directory, for any rank. A worker refuses a rank that it does not support."""
         return [self._supervisors[worker_id] for worker_id in self._worker_ids(base_model)]
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
         """Return the workers that sample, or their samplers, for any rank.
 
-        A sampler itself refuses a rank that it does not support.
+        A sampler refuses a rank that it does not support.
         """
         if not self._samplers:
             return self.trainers(base_model, rank)
@@ -198,7 +195,10 @@ class LocalFleet(Fleet):
 
 
 def _lock_data(data: Path) -> IO[bytes]:
-    """Lock the data directory. Two servers with the same directory would repeatedly take each other's workers."""
+    """Lock the data directory.
+
+    Two servers with the same data directory would repeatedly stop the workers of the other server.
+    """
     make_data_directory(data)
     lock = (data / "server.lock").open("wb")
     try:
@@ -212,8 +212,8 @@ def _lock_data(data: Path) -> IO[bytes]:
 def _socket_directory(data: Path) -> Path:
     """Return a private directory with a path that leaves room for a socket's name.
 
-    Its name is derived from the data directory, which this server has locked. So an existing directory of that name was
-    left by a server that was killed, and is removed.
+    The directory's name is derived from the data directory, which this server has locked. An existing directory of this
+    name therefore belonged to a killed server, and is removed.
     """
     prefix = f"tinsmith-{hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:8]}-"
     for parent in (Path(tempfile.gettempdir()), Path("/tmp")):

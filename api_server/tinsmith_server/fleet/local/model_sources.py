@@ -18,7 +18,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A base model on this machine, and the name that clients use for it. Several names may share a worker."""
+    """A base model on this machine, and its name for clients. Several names may share a worker."""
 
     served: ServedModel
     path: Path
@@ -78,7 +78,7 @@ def _served(name: str, path: Path, config: dict[str, Any]) -> ServedModel:
 def worker_id_of(path: Path) -> str:
     """Return the worker's ID for a model directory.
 
-    It is the same for all names of the directory, and the same after a restart.
+    The ID is the same for all names of the directory, and the same after a restart.
     """
     readable = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")[:32] or "model"
     return f"{readable}-{hashlib.sha256(str(path).encode()).hexdigest()[:10]}"

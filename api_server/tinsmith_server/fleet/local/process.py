@@ -1,4 +1,4 @@
-"""The process of a worker: its start, its first answer, its end, and the last message that it wrote."""
+"""The process of a worker: its start, first answer, end, and last message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class WorkerDied(WorkerUnavailable):
 
 
 class WorkerProcess:
-    """A child process that never runs longer than the server. It inherits a pipe, and exits when the pipe is closed."""
+    """A child process that never runs longer than the server.
+
+    The process inherits a pipe, and exits when the pipe is closed.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, lifeline: int, socket: Path) -> None:
         self._process = process
@@ -81,7 +84,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def until_serving(self) -> None:
-        """Wait for the first answer of the process. Raises WorkerDied if the process ends before."""
+        """Wait for the first answer of the process. Raises WorkerDied if the process ends without an answer."""
         while not self._socket.exists():
             if self._process.returncode is not None:
                 await self.wait()
@@ -116,7 +119,7 @@ class WorkerProcess:
 
     @property
     def needs_mending(self) -> bool:
-        """True if a restart would fail, too, until a person corrects the model's directory or the worker's flags."""
+        """True if restarts fail until a person corrects the model's directory or the worker's flags."""
         return self._process.returncode in EXITS_UNTIL_MENDED
 
     def cause_of_death(self) -> str:
@@ -153,7 +156,7 @@ class WorkerProcess:
             self._note(unfinished)
 
     def _note(self, line: bytes) -> None:
-        """Write the line to the log, unless it is the message that the supervisor logs as the cause of the exit."""
+        """Write the line to the log, unless the supervisor logs the same message as the cause of the exit."""
         text = line.decode(errors="replace").rstrip()
         if text.startswith(SENTENCE_PREFIX):
             self._sentence = text.removeprefix(SENTENCE_PREFIX)

@@ -1,6 +1,7 @@
-"""A supervisor of one process. It starts, prepares and watches the process, and restarts it with back-off.
+"""A supervisor of one process.
 
-Each start of a worker gets a new epoch.
+The supervisor starts, prepares and watches the process, and restarts the process with back-off. Each start of a worker
+gets a new epoch.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class ProcessSupervisor:
     ) -> None:
         """Prepare the process.
 
-        Each start uses a new socket, whose path begins with `sockets`. `role` names the process in messages. `device`
-        determines some variables in the environment of the process.
+        Each start uses a new socket with a path that begins with `sockets`. `role` names the process in messages.
+        `device` determines some variables in the environment of the process.
         """
         self._called = name
         self._base_model = base_model
@@ -82,7 +83,7 @@ class ProcessSupervisor:
 
     @property
     def _task(self) -> str:
-        """The work of the process before it is ready, for messages."""
+        """A description of the work before the process is ready, for messages."""
         return f"loading base model {self._base_model}"
 
     @property
@@ -91,14 +92,14 @@ class ProcessSupervisor:
         return self._base_model
 
     async def _until_it_may_start(self) -> None:
-        """Wait until the process may start. Called before each start."""
+        """Wait until the process may start. The supervisor calls this method before each start."""
 
     async def _greet(self, process: WorkerProcess) -> None:
-        """Prepare the process. Called after its first answer."""
+        """Prepare the process. The supervisor calls this method after the first answer of the process."""
 
     @property
     def unavailable_reason(self) -> str | None:
-        """The reason why the process is not ready, which waiting clients see. It is None while the process is ready."""
+        """The reason why the process is not ready, or None if the process is ready. Waiting clients see this text."""
         if self._running is not None:
             return None
         seconds = asyncio.get_running_loop().time() - self._loading_since
@@ -110,8 +111,8 @@ class ProcessSupervisor:
     async def preload(self, on_progress: Callable[[str], None]) -> None:
         """Start the process before the first request, and call `on_progress` with its progress.
 
-        Returns when the process is ready, or when a person must correct something. In the second case, the first
-        request starts it again.
+        Returns when the process is ready, or when a person must correct something. If a person must correct something,
+        the first request starts the process again.
         """
         started = asyncio.get_running_loop().time()
         on_progress(self._task)
@@ -131,8 +132,8 @@ class ProcessSupervisor:
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         """Return a client of the ready process. The first call starts the process.
 
-        Raises WorkerUnavailable with the reason if the process is not ready before the timeout, and WorkerUnstartable
-        immediately if its model directory or its flags are the cause.
+        Raises WorkerUnavailable with the reason if the process is not ready before the timeout. Raises
+        WorkerUnstartable immediately if the model directory or the flags are the cause.
         """
         if (ready := self.running()) is not None:
             return ready
@@ -159,7 +160,7 @@ class ProcessSupervisor:
     async def loaded(self) -> None:
         """Return when the process is ready, or when a person must correct something.
 
-        If it is not starting, return immediately.
+        If the process is not starting, return immediately.
         """
         if self._life is not None and not self._life.done():
             await self._settled.wait()
@@ -183,7 +184,7 @@ class ProcessSupervisor:
     async def _live(self) -> None:
         """Restart the process until the server stops, or until a person must correct something.
 
-        After the correction, the next request starts it again.
+        After the correction, the next request starts the process again.
         """
         backoff = FIRST_BACKOFF_SECONDS
         while True:
@@ -246,17 +247,14 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
         slots: int,
         device: Mapping[str, str] = {},
     ) -> None:
-        """Prepare the worker. Until the worker reports its number of slots, it counts as having `slots` slots."""
+        """Prepare the worker. Until the worker reports its number of slots, `slots` is used as this number."""
         ProcessSupervisor.__init__(self, worker_id, base_model, command, sockets, role="worker", device=device)
         ActivatedHandle.__init__(self, worker_id)
         self._has_epochs = asyncio.Event()
         self._slots = slots
 
     def open(self, epochs: Store) -> None:
-        """Set the store that gives a worker its epoch.
-
-        If a worker is ready before this call, it waits for the store.
-        """
+        """Set the store that gives a worker an epoch. A worker that is ready before this call waits for the store."""
         self._epochs = epochs
         self._has_epochs.set()
 
@@ -279,7 +277,8 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
 class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
     """The supervisor of a sampler process next to `worker`. `engine` is the kind of sampler.
 
-    It starts after the worker has loaded its model. At its start, such a sampler counts all used GPU memory as its own.
+    The sampler starts after the worker has loaded its model. At the start, a sampler process counts all used GPU memory
+    as its own memory.
     """
 
     def __init__(

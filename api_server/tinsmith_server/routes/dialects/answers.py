@@ -60,7 +60,7 @@ class TextGeneration:
     async def pieces(self) -> AsyncIterator[IndexedPiece]:
         """Yield pieces, each with the number of its choice. Choices are numbered over all prompts.
 
-        All choices are sampled at the same time, but their pieces come prompt by prompt.
+        All choices are sampled at the same time, but the pieces are yielded prompt by prompt.
         """
         for number, generation in enumerate(self._generations):
             async for pieces in generation.pieces():
@@ -162,7 +162,7 @@ class EventStream(Response):
 async def while_connected(receive: Callable[[], Awaitable[AsgiMessage]], work: Coroutine[Any, Any, T]) -> T:
     """Return the result of the work.
 
-    If the client disconnects, cancel the work, wait until it ends, and raise ClientDisconnect.
+    If the client disconnects, cancel the work, wait for the end of the work, and raise ClientDisconnect.
     """
 
     async def until_disconnect() -> None:

@@ -1,4 +1,4 @@
-"""Anthropic's calls: messages, and the number of their tokens.
+"""Anthropic's calls: messages and token counts.
 
 The base URL of clients is the server's address, or `…/anthropic/api`.
 """
@@ -77,7 +77,10 @@ router = APIRouter(
     route_class=AnthropicRoute,
 )
 elsewhere = APIRouter(route_class=AnthropicRoute)
-"""The paths to which clients with a wrong base URL send calls. These routes are added after all others."""
+"""The wrong paths of calls from clients with a wrong base URL.
+
+Routes for these paths are added after all other routes.
+"""
 
 
 @router.post("/messages", summary="Answer a conversation", openapi_extra=takes(MessagesRequest), responses=STREAMS)

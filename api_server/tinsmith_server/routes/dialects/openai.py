@@ -72,7 +72,10 @@ router = APIRouter(
     prefix=OPENAI, tags=["OpenAI's dialect"], responses=problems_as(OpenAiProblem), route_class=OpenAiRoute
 )
 elsewhere = APIRouter(route_class=OpenAiRoute)
-"""The paths to which clients with a wrong base URL send calls. These routes are added after all others."""
+"""The wrong paths of calls from clients with a wrong base URL.
+
+Routes for these paths are added after all other routes.
+"""
 
 
 @router.get("/models", summary="Base models and saved samplers")

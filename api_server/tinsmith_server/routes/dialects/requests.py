@@ -50,7 +50,7 @@ def problems_as(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 class DialectRoute(PlannedRoute):
-    """A route whose errors have the form that clients of the dialect show."""
+    """A route that answers errors in the form that clients of the dialect understand."""
 
     problem: Problem
 
@@ -87,8 +87,8 @@ def _error_response(error: TinsmithError, problem: Problem) -> Response:
 def conversation_as(model: type[M], *, samples: bool = True) -> Callable[..., Awaitable[M]]:
     """Return a dependency that reads the body.
 
-    `samples` is True for requests that sample tokens. The rate of the key limits these requests. The dependency raises
-    BodyTooLarge, TooBusy and Unprocessable.
+    `samples` is True for requests that sample tokens. Requests that sample tokens are limited by the rate of the key.
+    The dependency raises BodyTooLarge, TooBusy and Unprocessable.
     """
 
     async def read(request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey) -> M:
@@ -118,9 +118,9 @@ _SENT_PATH = "tinsmith.sent_path"
 
 
 def full_path(path: str, *, by_anthropic: bool = False) -> str:
-    """Return the path of the route for a path below `/v1`, or `path` itself.
+    """Return the route's full path for a path below `/v1`, or `path` unchanged.
 
-    Both OpenAI's and Anthropic's clients call paths below `/v1`. They share only the path `models`, for which
+    Both OpenAI's and Anthropic's clients call paths below `/v1`. Both dialects have the path `models`, for which
     `by_anthropic` selects the dialect.
     """
     if path != SHORT and not path.startswith(f"{SHORT}/"):
@@ -155,9 +155,10 @@ def base_url(request: Request, path: str) -> str:
 
 
 def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path: str) -> None:
-    """Add routes for wrong paths, after all other routes. They answer with the right base URL in the dialect's form.
+    """Add routes for wrong paths, after all other routes.
 
-    `calls` are the names of the calls below `base_path`.
+    The added routes answer with the right base URL in the dialect's form. `calls` are the names of the calls below
+    `base_path`.
     """
 
     async def not_here(request: Request) -> None:
@@ -173,5 +174,5 @@ def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path:
 
 
 def misplaced(*calls: str) -> list[str]:
-    """Return the paths on which these calls arrive if a client uses the server's address or Tinker's base URL."""
+    """Return the paths of these calls from clients that have the server's address or Tinker's URL as base URL."""
     return [f"{prefix}{call}" for prefix in ("", API_PREFIX) for call in calls]

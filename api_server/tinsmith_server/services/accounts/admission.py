@@ -64,7 +64,7 @@ class Admission:
     async def off_the_loop(
         self, tenant: str, size: int, work: Callable[[], T], during: AbstractContextManager[None] | None = None
     ) -> T:
-        """Run `work` in a thread on a body of `size` bytes. Only the body's sender waits for it.
+        """Run `work` in a thread on a body of `size` bytes. Only the sender of the body waits for the thread.
 
         The context `during` is open while `work` runs. Only one body is read at a time, because Python runs one thread
         at a time. Tenants take turns.

@@ -37,7 +37,7 @@ def entry(checkpoint: Checkpoint, event: CheckpointEvent, at: datetime, **detail
 def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry | Usage, ...]:
     """Return the rows that are written together with a new named checkpoint: an audit entry and usage.
 
-    For an unnamed checkpoint there are no such rows.
+    For an unnamed checkpoint, return no rows.
     """
     if checkpoint.type == "ephemeral":
         return ()
@@ -48,7 +48,7 @@ def of_new(checkpoint: Checkpoint, event: CheckpointEvent) -> tuple[AuditEntry |
 
 
 class AuditLog:
-    """The audit log. Each tenant can read only its own entries. Each tenant reads its own."""
+    """The audit log. Each tenant can read only its own entries."""
 
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store

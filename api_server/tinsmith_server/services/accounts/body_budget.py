@@ -1,7 +1,7 @@
-"""Memory for request bodies and large results. There is a limit for each tenant, and a common limit.
+"""Memory for request bodies and large results. Each tenant has a limit, and all tenants together have a common limit.
 
-Only the bytes of a body that were received count, so a slow sender holds no memory that others could use. If there is
-no room for a body, it is not read, and TCP slows its sender down.
+Only received bytes count, so a slow sender holds no memory that other requests could use. A body that does not fit is
+not read, and TCP slows its sender down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BodyBudget:
     """A budget of bytes.
 
     The request that has been receiving for the longest time always gets room, even beyond its tenant's limit and the
-    common limit. Otherwise, bodies that are only partly received could wait for each other without end.
+    common limit. Without this rule, bodies that are only partly received could wait for each other without end.
     """
 
     def __init__(self, bytes_per_tenant: int, bytes_in_all: int, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -48,7 +48,7 @@ class BodyBudget:
 
     @contextmanager
     def account(self, tenant: str) -> Iterator[Account]:
-        """Open an account. At the end of the context, its bytes are returned."""
+        """Open an account. At the end of the context, the bytes of the account are returned."""
         account = Account(self, tenant)
         self._receiving[tenant][account] = None
         try:
@@ -80,10 +80,7 @@ class BodyBudget:
         self._wake_all()
 
     def received(self, account: Account) -> None:
-        """Mark the body as received completely.
-
-        The request that has then been receiving for the longest time gets its place.
-        """
+        """Mark the body as received completely. The next-oldest request that still receives then always gets room."""
         _remove(self._receiving, account)
         self._wake_all()
 
@@ -92,7 +89,10 @@ class BodyBudget:
             self._wake(tenant)
 
     def _wake(self, tenant: str) -> None:
-        """Grant bytes to the tenant's waiting requests. The oldest comes first, then the others while there is room."""
+        """Grant bytes to the tenant's waiting requests.
+
+        The oldest request comes first, then other requests while there is room.
+        """
         waiting = self._waiting[tenant]
         first = next(iter(self._receiving[tenant]), None)
         if first in waiting:
@@ -167,7 +167,7 @@ class Account:
     def overdrawn(self, size: int) -> Iterator[None]:
         """Take bytes without waiting.
 
-        This is only for work that runs one at a time, whose memory is therefore limited.
+        Use this method only for work that runs one at a time, because the memory of such work is limited.
         """
         self._budget.overdraw(self, size)
         try:

@@ -1,7 +1,7 @@
 """Fair sharing of the server between tenants: slots of the event loop, and a lock.
 
-An event loop runs everything that is ready in the order of arrival. So if one tenant has hundreds of requests in the
-loop, each step of another tenant's request waits for a step of each of them.
+An event loop runs all ready steps in the order of arrival. If one tenant has hundreds of requests in the loop, each
+step of another tenant's request waits for hundreds of steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RequestSlots:
 
     @asynccontextmanager
     async def slot(self, tenant: str, *, is_other: bool = True, may_wait: bool = True) -> AsyncIterator[None]:
-        """Hold a slot of the tenant until the end of the context, or for the longest time that a request may hold it.
+        """Hold a slot of the tenant until the end of the context, but not longer than the time limit of a slot.
 
         With `may_wait` False the slot is freed as soon as the request waits. With `is_other` False, as for health
         probes, the request does not reduce other tenants' slots.
@@ -103,7 +103,7 @@ class RequestSlots:
 
 
 class FairLock:
-    """A lock that tenants get in turn. It is for work of which only one call may run at a time."""
+    """A lock that tenants get in turn. The lock protects work that must run one call at a time."""
 
     def __init__(self) -> None:
         self._busy = False
@@ -133,7 +133,7 @@ class FairLock:
             raise
 
     def _next(self) -> None:
-        """Pass the lock to the next tenant. In between, the lock never counts as free."""
+        """Pass the lock to the next tenant. The lock never counts as free between two holders."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             turns = self._waiting.pop(tenant)

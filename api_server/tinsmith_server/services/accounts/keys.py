@@ -1,4 +1,4 @@
-"""API keys: they are created, stored as hashes, revoked, exchanged for tokens, and resolved to tenants."""
+"""API keys: creation, storage as hashes, revocation, exchange for tokens, and lookup of tenants."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Keys:
     """The keys of an installation."""
 
     def __init__(self, store: Store, static_key: str | None, clock: Clock = utc_now, *, required: bool = True) -> None:
-        """Start, with a static key or without one.
+        """Start, with or without a static key.
 
         If keys are not `required`, another part of the server limits access (`LoopbackOnly`).
         """
@@ -80,7 +80,7 @@ class Keys:
     def owner(self, secret: str) -> str | None:
         """Return the tenant of a key that was used recently.
 
-        The key may have been revoked since, so the result is only for counting.
+        The key may be revoked by now, so the result is only for counting.
         """
         digest = self.counted_as(secret)
         return DEFAULT_TENANT if self._is_static(digest) else self._owners.get(digest)
@@ -92,7 +92,7 @@ class Keys:
         return digest if token is None else token.key_hash
 
     async def token_for(self, secret: str | None) -> str:
-        """Return a token for an hour. For a token, return a token for its remaining time.
+        """Return a token for an hour. If `key` is a token, the new token expires at the same time.
 
         Raises AuthenticationFailed.
         """
@@ -151,7 +151,10 @@ class Keys:
         return await self._store.list_keys(tenant)
 
     async def revoke(self, key_id: int) -> bool:
-        """Revoke a key. Returns False if the key does not exist. Other replicas notice within CACHE_SECONDS."""
+        """Revoke a key.
+
+        Returns False if the key does not exist. Other replicas notice the revocation within CACHE_SECONDS.
+        """
         return await self._store.revoke_key(key_id, self._clock())
 
     async def revoke_own(self, secret: str | None) -> None:
@@ -216,7 +219,7 @@ class Tokens:
     async def issue(self, credential: Credential, tenant: str) -> str:
         """Return a token for an hour, or until its credential expires, because a stolen token must not outlive its key.
 
-        The SDK's `whoami` shows `sub`, `org_id` and `email`. All three are the tenant here.
+        The SDK's `whoami` shows `sub`, `org_id` and `email`. Here, `sub`, `org_id` and `email` are all the tenant.
         """
         now = self._clock().timestamp()
         claims = {

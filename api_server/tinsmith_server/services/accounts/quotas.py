@@ -31,7 +31,7 @@ class AdapterQuota:
 
     @asynccontextmanager
     async def one_more(self, tenant: str) -> AsyncIterator[str | None]:
-        """Yield the reason why the tenant may have no further model, or None if it may have one.
+        """Yield the reason why the tenant may have no further model, or None if a further model is allowed.
 
         Other creations of the tenant wait until the context ends.
         """
@@ -49,7 +49,7 @@ class AdapterQuota:
 class QueueQuota:
     """The quota of queued operations.
 
-    They are counted from the workers' last descriptions and from later submissions.
+    Queued operations are counted from the workers' last descriptions and from later submissions.
     """
 
     def __init__(self, most: int) -> None:
@@ -63,8 +63,8 @@ class QueueQuota:
     async def admit(self, tenant: str, model_id: str, seq_id: int) -> None:
         """Wait until the tenant is below its quota. Raises TooBusy.
 
-        `seq_id` is 0 if the worker will assign the number. An operation that fills a gap is admitted immediately,
-        because all later operations wait for it.
+        `seq_id` is 0 if the worker will assign the number. An operation that fills a gap in the numbers is admitted
+        immediately, because all later operations wait for it.
         """
         if self._waiting(tenant) < self._most or 0 < seq_id < self._known.get(model_id, ("", 0))[1]:
             return
@@ -87,7 +87,7 @@ class QueueQuota:
             self._known.popitem(last=False)
 
     async def refresh(self, replies: Iterable[worker_pb2.DescribeReply]) -> None:
-        """Replace the counts by the workers' descriptions.
+        """Replace the counts by the numbers in the workers' descriptions.
 
         Models that only other replicas use are counted by those replicas.
         """
@@ -126,7 +126,7 @@ class CheckpointQuota:
 
 
 class SamplesInFlight:
-    """The quota of samples that were accepted, and not fetched, at this server.
+    """The quota of samples that this server has accepted and that no client has fetched here.
 
     A sample counts as long as a client polls for it.
     """
@@ -154,7 +154,7 @@ class SamplesInFlight:
         samples.move_to_end(sample)
 
     def unfetched(self, tenant: str, sampling_session_id: str) -> list[str]:
-        """Return the samples of the session that were accepted, and not fetched, at this server."""
+        """Return the samples of the session that this server has accepted and that no client has fetched here."""
         prefix = f"{sampling_session_id}:"
         return [sample for sample in self._polled_at[tenant] if sample.startswith(prefix)]
 

@@ -1,4 +1,7 @@
-"""Sessions. A session is one run of a client program. The program's calls and heartbeats keep it alive."""
+"""Sessions.
+
+A session is one run of a client program. The calls and heartbeats of the program keep the session alive.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,7 @@ class Sessions:
             self._announce(session_id, "reaped")
 
     async def sweep(self) -> None:
-        """Delete sessions of samples one day after their end.
+        """Delete sessions that contain only samples one day after the end of the session.
 
         Sessions of models are kept, together with the models' checkpoints.
         """
@@ -189,7 +192,7 @@ def keyed_request(key: str | None, content: object) -> KeyedRequest | None:
 def check_repeats(made: Session, request: KeyedRequest) -> None:
     """Raise Unprocessable if the session of this key was made by another request.
 
-    It does not answer 409, because the SDK would then retry for minutes.
+    This check does not answer 409, because the SDK would retry for minutes after a 409.
     """
     if made.request_digest != request.digest:
         raise Unprocessable(
@@ -201,7 +204,7 @@ def check_repeats(made: Session, request: KeyedRequest) -> None:
 LOOKED_THROUGH = 1000
 """The number of sessions that one request reads in a search.
 
-The sessions among them that match are one page, and the next request continues after them.
+The matching sessions form one page, and the next request continues after the last session that was read.
 """
 AT_ONCE = 100
 
@@ -260,7 +263,7 @@ class SessionSearch:
 
 
 def matches(session: Session, request: SessionSearchRequest) -> bool:
-    """Return whether the session meets all conditions. If an ID and a name are given, one of them must match."""
+    """Return whether the session meets all conditions. If an ID and a name are given, the ID or the name must match."""
     metadata = session.user_metadata
     return (
         _is_named(session, request)

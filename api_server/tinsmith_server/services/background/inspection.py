@@ -1,4 +1,4 @@
-"""The state of the workers and of the store. Metrics, capabilities and the routing of samples use it."""
+"""The state of the workers and of the store. Metrics, capabilities and the routing of samples use this state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Inspection:
         return describable_handles(self._fleet)
 
     async def refresh(self) -> None:
-        """Ask all workers for their descriptions, and store these in `workers` by ID."""
+        """Ask all workers for descriptions, and store the descriptions in `workers` by worker ID."""
         handles = self.handles
         sampler_ids = {handle.sampler_id for handle in handles if handle.running() is not None}
         descriptions = await asyncio.gather(*(_describe(handle) for handle in handles))
@@ -53,7 +53,7 @@ class Inspection:
         self.rows = await self._store.counts()
 
     def max_sequence_length(self, base_model: str) -> int | None:
-        """Return the length that all trainers and samplers of the base model accept, or None if it is unknown."""
+        """Return the length that all trainers and samplers of the base model accept, or None for an unknown length."""
         lengths = [reply.base_model.max_sequence_length for reply in self._replies(base_model)]
         return min((length for length in lengths if length), default=None)
 
@@ -63,7 +63,10 @@ class Inspection:
         return all(seen) if seen else None
 
     def runs_custom_losses(self) -> bool:
-        """Return whether all described workers run custom losses. A program asks this before it has chosen a model."""
+        """Return whether all described workers run custom losses.
+
+        Programs ask this question before they choose a model.
+        """
         seen = [self.workers[one.sampler_id] for one in self._fleet.workers if one.sampler_id in self.workers]
         return all(CUSTOM_LOSS in reply.capabilities.losses for reply in seen)
 
@@ -72,7 +75,7 @@ class Inspection:
         return max((reply.base_model.vocab_size for reply in self._replies(base_model)), default=0) or None
 
     def quantization(self, base_model: str) -> str | None:
-        """Return the quantization format of the weights in memory, or None if they are dense."""
+        """Return the quantization format of the weights in memory, or None if the weights are dense."""
         return _joined(reply.base_model.quantization for reply in self._replies(base_model))
 
     def stored_as(self, base_model: str) -> str | None:
@@ -131,9 +134,9 @@ class Capabilities:
 class Readiness:
     """The readiness of this replica to serve requests.
 
-    The store must answer. The fleet must know its workers, unless this is true for no replica. In that case, this
-    replica stays ready: most requests need only connections that exist already, and clients would give up if no server
-    were ready. Workers need not be running.
+    The store must answer. If the fleet does not know its workers, the replica is not ready, unless all other replicas
+    have the same problem. If all replicas have this problem, this replica stays ready, because most requests need only
+    existing connections, and clients give up if no server is ready. Workers need not be running.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str) -> None:

@@ -28,10 +28,10 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Leases:
-    """The leases of this replica. They are renewed independently of the tasks, so a long task keeps its lease.
+    """The leases of this replica. Leases are renewed independently of the tasks, so a long task keeps its lease.
 
-    A replica that was paused has lost its leases. Its work can be interrupted safely: every task is idempotent, or
-    changes a row only if the row is unchanged.
+    A replica that is paused loses its leases. An interrupted task does no harm: every task is idempotent, or changes a
+    row only if the row is unchanged.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str = "") -> None:
@@ -101,9 +101,9 @@ class Leases:
 
 
 async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
-    """Run the transaction to its end even if this call is cancelled, because the store continues it anyway.
+    """Run the transaction to its end even if this call is cancelled, because the store would continue it anyway.
 
-    If the transaction ended after `leave`, it would announce a replica that has stopped, and would hold its leases.
+    A transaction that ends after `leave` would announce a stopped replica and take leases for it.
     """
     task = asyncio.create_task(transaction)
     try:
@@ -116,6 +116,7 @@ async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
 def preferred(task: str, replicas: Sequence[str]) -> str:
     """Return the replica that should own a task.
 
-    Every replica computes the same result. When a replica appears or disappears, only the tasks in its own share move.
+    Every replica computes the same result. When a replica appears or disappears, only the tasks in the share of this
+    replica move.
     """
     return max(replicas, key=lambda replica: hashlib.sha256(f"{replica}\0{task}".encode()).digest())

@@ -1,4 +1,4 @@
-"""The reaper. It ends silent sessions, and ends models whose worker is permanently lost."""
+"""The reaper. The reaper ends silent sessions, and ends models with a permanently lost worker."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ WRITE_OFF_SECONDS = 60.0
 FOLLOW_SECONDS = 10.0
 
 USAGE = "usage"
-"""The name of the task that collects the usage that workers have counted."""
+"""The name of the task that collects usage from workers."""
 
 MaintenanceTask = Callable[[], Awaitable[None]]
 
@@ -100,7 +100,7 @@ class Background:
     # ---- Each method is one round. After a change of the lease's owner, a round may run twice.
 
     async def reap_now(self) -> None:
-        """End sessions, and free what they used."""
+        """End silent sessions, and release their models."""
         await self._reaper.reap()
         await self._release()
 
@@ -109,11 +109,11 @@ class Background:
         await self._sweep()
 
     async def collect_now(self) -> None:
-        """Store the usage."""
+        """Store the usage that workers have counted."""
         await self._usage.collect()
 
     async def write_off_now(self) -> None:
-        """End models whose worker cannot come back."""
+        """End the models of permanently lost workers."""
         await self._lost_workers.write_off()
 
     async def _sweep(self) -> None:
@@ -130,7 +130,7 @@ class Background:
     async def _release_finished_here(self) -> None:
         """Release the models of sessions that end at this server.
 
-        The next round of the lease's owner would be later.
+        The owner of the lease would release these models later, in its next round.
         """
         while True:
             await self._sessions.finished.wait()
@@ -159,7 +159,7 @@ class Background:
             await asyncio.gather(*following.values(), return_exceptions=True)
 
     async def _follow(self, worker_id: str) -> None:
-        """Apply the worker's events while it runs. Start the worker if a model is bound to it."""
+        """Apply the worker's events while the worker runs. Start the worker if a model is bound to it."""
         await self._guarded(lambda: self._wake(worker_id))
         async with self._share(f"events of {worker_id}") as held:
             while True:

@@ -75,7 +75,7 @@ class Checkpoints:
             raise NotFound(str(error)) from error
 
     async def delete(self, tenant: str, path: TinkerPath) -> None:
-        """Delete a checkpoint. Raises Unprocessable if a promoted name points to it."""
+        """Delete a checkpoint. Raises Unprocessable if a promoted name points to the checkpoint."""
         checkpoint = await self._owned(tenant, path)
         extra_rows = (entry(checkpoint, "checkpoint_deleted", self._clock()),)
         promoted = PromotedPath(tenant, str(path))
@@ -98,7 +98,7 @@ class Checkpoints:
         await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public, extra_rows)
 
     async def set_ttl(self, tenant: str, path: TinkerPath, ttl_seconds: int | None) -> None:
-        """Set the expiry of a checkpoint. Raises Unprocessable if a promoted name points to it."""
+        """Set the expiry of a checkpoint. Raises Unprocessable if a promoted name points to the checkpoint."""
         checkpoint, now = await self._owned(tenant, path), self._clock()
         named, extra_rows = (
             (path.run_id, path.type, path.name),
@@ -115,9 +115,9 @@ class Checkpoints:
     async def _unless_promoted(self, path: TinkerPath, promoted: PromotedPath, change: Callable[[], Awaitable[R]]) -> R:
         """Make a change, unless a promoted name points to the checkpoint.
 
-        The store checks the names in the same transaction. Otherwise, a name could be promoted in between, and would
-        point to nothing. Returns the result of the change, even if the checkpoint no longer exists. Raises
-        Unprocessable with the names.
+        The store checks the names in the same transaction. Without this transaction, a name could be promoted in
+        between, and would then point to a missing checkpoint. Returns the result of the change, even if the checkpoint
+        no longer exists. Raises Unprocessable with the promoted names.
         """
         while not (changed := await change()):
             await refuse_to_end(self._store, promoted)

@@ -1,7 +1,4 @@
-"""Copies of the tenant's own checkpoints, and of other tenants' checkpoints that it can read.
-
-Each copy has its own run.
-"""
+"""Copies of the tenant's own checkpoints, and of readable checkpoints of other tenants. Each copy has its own run."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ class Copies:
     """Copies of checkpoints. An idempotency key makes only one copy, and another request with the same key is refused.
 
     Each attempt writes to a directory with a random name, so that no text from a tenant becomes a path. If several
-    attempts at one copy run, the first record in the store is kept. The other attempts remove their own directories.
-    They may run at other servers.
+    attempts make the same copy, the store keeps the first record. The other attempts remove their own directories.
+    Attempts at the same copy may run at different servers.
     """
 
     def __init__(
@@ -60,9 +57,9 @@ class Copies:
     ) -> str:
         """Copy a checkpoint, and return the path of the copy. The copy expires only if the request says so.
 
-        Raises NotFound for a checkpoint that this tenant cannot read, even with the token; CheckpointDamaged for files
-        that differ from the manifest; and Unprocessable if the quota is used up, or if the key was used with another
-        request.
+        Raises NotFound for a checkpoint that this tenant cannot read, even with the token. Raises CheckpointDamaged for
+        files that differ from the manifest. Raises Unprocessable if the quota is used up, or if the idempotency key was
+        used with another request.
         """
         keyed = keyed_request(idempotency_key, request.model_dump(mode="json"))
         if (path := await self._made_before(tenant, request, keyed)) is not None:
@@ -77,9 +74,9 @@ class Copies:
     async def _make(
         self, tenant: str, source: Checkpoint, request: CopyWeightsRequest, keyed: KeyedRequest | None
     ) -> str:
-        """Check the quota and the key, and make the copy, while holding the tenant's lock.
+        """Check the quota and the idempotency key, and make the copy, while holding the tenant's lock.
 
-        Without the lock, concurrent copies could all pass the check.
+        Without the lock, concurrent copies could all pass the check of the quota.
         """
         if (path := await self._made_before(tenant, request, keyed)) is not None:
             return path
@@ -135,7 +132,10 @@ class Copies:
         request: CopyWeightsRequest,
         keyed: KeyedRequest | None,
     ) -> Checkpoint:
-        """Return the record in the store. It may be of another server's copy for the same request."""
+        """Return the record in the store.
+
+        The record may belong to the copy that another server made for the same request.
+        """
         now = self._clock()
         session = await self._store.create_session(
             _session(tenant, now, request, keyed), None if keyed is None else keyed.key

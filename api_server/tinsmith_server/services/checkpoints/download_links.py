@@ -1,4 +1,4 @@
-"""Download links of checkpoints. They are signed, expire, and need only a plain GET without a key."""
+"""Download links of checkpoints. Download links are signed, expire, and need only a plain GET without a key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ END = bytes(2 * tarfile.BLOCKSIZE)
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """URLs by the files' paths inside the checkpoint."""
+    """The URL of each file, by the file's path inside the checkpoint."""
 
     urls: dict[str, str]
     expires: datetime
@@ -63,8 +63,8 @@ class Download:
 class DownloadLinks:
     """An object that signs and checks links.
 
-    A link contains the directory, the digest of its manifest, and the expiry. It is signed with an HMAC that every
-    replica can check. The files are compared with that manifest while they are sent.
+    A link contains the directory, the digest of its manifest, and the expiry. A link is signed with an HMAC that every
+    replica can check. Files are compared with the manifest while they are sent.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DownloadLinks:
         return Links({file: f"{prefix}/{quote(file)}" for file in sorted(files)}, expires)
 
     async def archive_link(self, tenant: str, path: TinkerPath, base_url: str) -> ArchiveLink:
-        """Return a link to an archive of a checkpoint, which may be of any kind. Raises NotFound."""
+        """Return a link to an archive of a checkpoint of any kind. Raises NotFound."""
         checkpoint = await self._checkpoints.readable(tenant, str(path))
         expires = self._expiry(checkpoint)
         token = sign(await self._secret(), _claim(ARCHIVE, checkpoint), expires)
@@ -142,7 +142,7 @@ class DownloadLinks:
 def _claim(kind: str, checkpoint: Checkpoint) -> list[str]:
     """Return the content that is signed.
 
-    It includes the digest of the manifest, so that the link gives access only to unchanged files.
+    The content includes the digest of the manifest, so that the link gives access only to unchanged files.
     """
     return [kind, checkpoint.directory, checkpoint.manifest_digest]
 
@@ -150,7 +150,7 @@ def _claim(kind: str, checkpoint: Checkpoint) -> list[str]:
 def _begun(parts: Iterator[bytes]) -> Iterator[bytes]:
     """Read the first part immediately.
 
-    If a small file was altered, the client then gets an error response instead of a broken one.
+    If a small file was altered, the client then gets an error response instead of an incomplete file.
     """
     return chain([next(parts, b"")], parts)
 

@@ -1,4 +1,4 @@
-"""The files on the checkpoint root, which may be any fsspec URL: listed, read, copied, removed and uploaded.
+"""Operations on the files of the checkpoint root, which may be any fsspec URL: list, read, copy, remove and upload.
 
 A file with its final name is never changed, because it may be a hard link to a file of another tenant's checkpoint.
 """
@@ -23,16 +23,19 @@ from tinsmith_server.errors import CheckpointRootUnavailable, StartupError
 
 READ_BYTES = 2**20
 FETCH_BYTES = 8 * READ_BYTES
-"""The size of one request to an object store. A download holds this much in memory. The default of s3fs is 50 MiB."""
+"""The size of one request to an object store.
+
+A download holds this number of bytes in memory. The default of s3fs is 50 MiB.
+"""
 # The worker's own description of a checkpoint, which is not exported.
 MANIFEST = "manifest.json"
 
 
 class CheckpointFiles:
-    """The checkpoint root. All paths are relative to it. Calls block: run them in a thread.
+    """The checkpoint root. All paths are relative to the checkpoint root. Calls block: run them in a thread.
 
     The constructor raises StartupError if no file system supports the URL. Calls raise CheckpointRootUnavailable if the
-    file system refuses them, or if it cannot be reached even after a retry.
+    file system refuses the call, or cannot be reached even after a retry.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,7 +49,7 @@ class CheckpointFiles:
             raise StartupError(f"the checkpoint root cannot be opened: {error}") from error
 
     def list(self, directory: str) -> dict[str, int]:
-        """Return the sizes in bytes of the exported files below a directory, by their relative paths."""
+        """Return the sizes in bytes of the exported files below a directory, by relative path."""
         base = self._path(directory)
         with self.reaching():
             found = self._filesystem.find(base, detail=True)
@@ -63,8 +66,8 @@ class CheckpointFiles:
     def copy(self, source: str, target: str, names: Iterable[str]) -> None:
         """Copy files of a checkpoint into a new directory. The copy is durable on return. Raises FileNotFoundError.
 
-        A local file system makes hard links, if it supports them. An object store copies the objects itself. A name
-        that already exists in `target` is refused.
+        A local file system makes hard links, if possible. An object store copies the objects itself. A name that
+        already exists in `target` is refused.
         """
         with self.reaching():
             for name in names:
@@ -83,7 +86,7 @@ class CheckpointFiles:
             _copy_durably(path, target)
 
     def remove(self, directory: str) -> None:
-        """Remove a directory, if it exists. Another server may remove it at the same time."""
+        """Remove a directory, if it exists. Another server may remove the directory at the same time."""
         path = self._path(directory)
         with contextlib.suppress(FileNotFoundError), self.reaching():
             self._filesystem.rm(path, recursive=True)
@@ -111,7 +114,7 @@ class CheckpointFiles:
 
 
 def _link(path: str, target: str) -> bool:
-    """Make a hard link to the file. Returns False if the file system does not support this."""
+    """Make a hard link to the file. Returns False if the file system does not support hard links."""
     try:
         os.link(path, target)
     except OSError as error:
@@ -135,14 +138,14 @@ def temporary_name(path: str) -> str:
 
 
 def finish_file(written: str, path: str) -> None:
-    """Give a file on disk its final name, replacing an earlier file. The name is durable on return."""
+    """Give a file on disk its final name, and replace an earlier file of this name. The name is durable on return."""
     _sync(written)
     os.replace(written, path)
     _sync(posixpath.dirname(path))
 
 
 def _sync_upwards(folder: str, root: str) -> None:
-    """Make the names in a folder durable, and also the names in its parents up to the root."""
+    """Make the names in a folder, and in all its parents up to the root, durable."""
     while True:
         _sync(folder)
         if folder == root or folder == posixpath.dirname(folder):
@@ -178,7 +181,7 @@ class UploadFiles(CheckpointFiles):
         return f"{_area_of(tenant)}/{int(expires.timestamp())}-{uuid.uuid4().hex}"
 
     def others_of(self, tenant: str, directory: str) -> set[str]:
-        """Return the directories of the tenant's other uploads in which there are files."""
+        """Return the tenant's other upload directories that contain files."""
         return self._directories(_area_of(tenant)) - {directory}
 
     def open(self, directory: str, name: str) -> UploadedFile:
@@ -201,7 +204,7 @@ class UploadFiles(CheckpointFiles):
 
 
 class UploadedFile:
-    """A file that is being written. It has its final name only after it is finished. Calls block."""
+    """A file that is being written. The file gets its final name only when it is finished. Calls block."""
 
     def __init__(self, files: UploadFiles, filesystem: Any, path: str) -> None:
         self._files = files
@@ -228,7 +231,7 @@ class UploadedFile:
                 self._filesystem.mv(self._written, self._path)
 
     def give_up(self) -> None:
-        """Remove the file. If that fails, the file is removed when the upload expires."""
+        """Remove the file. If the removal fails, the file is removed when the upload expires."""
         with contextlib.suppress(Exception):
             if self._is_object:
                 self._file.discard()

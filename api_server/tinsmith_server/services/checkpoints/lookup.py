@@ -19,7 +19,7 @@ class CheckpointRefused(TinsmithError):
 class CheckpointLookup:
     """An object that finds the tenant's own checkpoints and public checkpoints.
 
-    If a checkpoint is not in the store yet, it asks the worker.
+    For a checkpoint that is not in the store yet, this object asks the worker.
     """
 
     def __init__(self, store: Store, events: Events, keys: Keys, clock: Clock = utc_now) -> None:
@@ -33,10 +33,10 @@ class CheckpointLookup:
     ) -> Checkpoint:
         """Return the checkpoint.
 
-        Raises CheckpointRefused; another tenant's private checkpoint looks as if it did not exist.
+        Raises CheckpointRefused; another tenant's private checkpoint looks like a missing checkpoint.
 
         An external checkpoint contains weights, so it is accepted wherever weights are required. `access_token` may be
-        a key or a token of another tenant. The checkpoints of that tenant can then be read, too.
+        a key or a token of another tenant. With this token, the other tenant's checkpoints can be read, too.
         """
         try:
             parsed = parse_tinker_path(path)
@@ -73,7 +73,7 @@ class CheckpointLookup:
         return await self.live(run_id, type, name)
 
     async def live(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
-        """Return the record, or None if it has expired and will be removed."""
+        """Return the record, or None if the checkpoint has expired and will be removed."""
         checkpoint = await self._store.get_checkpoint(run_id, type, name)
         if checkpoint is None or (checkpoint.expires_at is not None and checkpoint.expires_at <= self._clock()):
             return None

@@ -1,4 +1,4 @@
-"""The files of a checkpoint. They are checked against the manifest when they are copied or downloaded.
+"""The files of a checkpoint. Files are checked against the manifest when they are copied or downloaded.
 
 The store holds the digest of the manifest. The manifest holds the size and the digest of each file.
 """
@@ -19,16 +19,16 @@ MOST_MANIFEST_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """The size and digest of a file, as the worker wrote it."""
+    """The size and the digest that the worker recorded for a file."""
 
     size_bytes: int
     sha256: str
 
 
 def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) -> dict[str, SavedFile]:
-    """Return the files of a checkpoint by name, after checking that each has its full size.
+    """Return the files of a checkpoint by name, after checking that each file has its full size.
 
-    Blocking: run it in a thread. Raises FileNotFoundError if there is no manifest, CheckpointDamaged, and the errors of
+    Blocking: run it in a thread. Raises FileNotFoundError for a missing manifest, CheckpointDamaged, and the errors of
     `files`.
     """
     content = b"".join(_at_most(files.read(directory, MANIFEST), MOST_MANIFEST_BYTES))
@@ -48,9 +48,9 @@ def checked(parts: Iterator[bytes], saved: SavedFile, name: str) -> Iterator[byt
     Raises CheckpointDamaged.
 
     The digest is computed from the sent bytes. A check before sending would double the traffic of a bucket and the time
-    that the client waits. Such a check would also not cover the second read. An altered file never arrives completely:
-    the response ends before its announced length, and clients report this as an error. Only one part is held back, so
-    the use of memory is bounded.
+    that the client waits. A check before sending would also not cover the bytes that are sent, because they come from a
+    second read. An altered file never arrives completely: the response ends before its announced length, and clients
+    report this as an error. Only one part is held back, so the use of memory is bounded.
     """
     digest, size_bytes, held = hashlib.sha256(), 0, b""
     for part in parts:

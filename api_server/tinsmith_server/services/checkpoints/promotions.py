@@ -1,4 +1,7 @@
-"""Stable names for a tenant's saved samplers. A name changes its checkpoint atomically, and can be rolled back."""
+"""Stable names for a tenant's saved samplers.
+
+The checkpoint of a name changes atomically, and the change can be rolled back.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +54,14 @@ class Promotions:
     async def promote(
         self, tenant: str, name: str, path: str, expected: str | Expected | None = Expected.ANYTHING
     ) -> Promotion:
-        """Make the name point to `path`. If the name already points to it, nothing changes.
+        """Make the name point to `path`. If the name already points to `path`, nothing changes.
 
         `expected` is the path to which the name must point now, or None for a new name. So a repeated promotion gets
         the same answer, and a rollback always leads to a different path.
 
         Raises Unprocessable for an invalid name, for a checkpoint that expires or has the wrong kind, for too many
-        names, and if the name does not point to `expected`; NotFound for a checkpoint that the tenant does not have.
+        names, and if the name does not point to `expected`. Raises NotFound for a checkpoint that the tenant does not
+        have.
         """
         self._check_name(name)
 
@@ -74,7 +78,7 @@ class Promotions:
         return await _until_first(attempt)
 
     async def roll_back(self, tenant: str, name: str, expected_number: int | None = None) -> Promotion:
-        """Make the name point to its previous path. A second rollback makes it point to the path before that one.
+        """Make the name point to its previous path. A second rollback leads to the path before the previous path.
 
         Raises NotFound and Unprocessable. `expected_number` is the number of the change to undo. If this change is
         already undone, nothing changes, so a repeated request gets the same answer.
@@ -117,7 +121,7 @@ class Promotions:
         return await self._history(tenant, name)
 
     async def remove(self, tenant: str, name: str) -> None:
-        """Remove the name. Its checkpoint is kept. Raises NotFound."""
+        """Remove the name. The checkpoint is kept. Raises NotFound."""
         (current, *_) = await self._history(tenant, name)
         await self._store.remove_promotions(tenant, name, (_entry(current, "checkpoint_demoted", self._clock()),))
 

@@ -46,7 +46,7 @@ class Retention:
         await self._store.delete_old_tombstones(now - TOMBSTONE_RETENTION)
 
     async def enforce_ephemeral_cap(self, tenant: str) -> None:
-        """Remove the tenant's oldest unnamed weights over the limit. Sampling from them then answers 410.
+        """Remove the tenant's oldest unnamed weights over the limit. Sampling from removed weights answers 410.
 
         The newest weights of each model are kept, because a program that saves often must not remove the current
         weights of another program.
@@ -60,7 +60,7 @@ class Retention:
     async def forget(
         self, checkpoint: Checkpoint, extra_rows: ExtraRows = (), unless_promoted: PromotedPath | None = None
     ) -> Checkpoint | None:
-        """Delete the record of a checkpoint. Its files are removed by the next collection.
+        """Delete the record of a checkpoint. The next collection removes the checkpoint's files.
 
         Returns None if the record no longer exists, or if a promoted name points to the checkpoint.
         """
@@ -87,9 +87,9 @@ class Retention:
             await self.remove_files(directory)
 
     async def remove_files(self, directory: str) -> None:
-        """Remove the files of a checkpoint whose record is gone.
+        """Remove the files of a checkpoint that has no record any more.
 
-        If the checkpoint root refuses this, the next collection tries again.
+        If the checkpoint root refuses the removal, the next collection tries again.
         """
         try:
             await asyncio.to_thread(self._files.remove, directory)

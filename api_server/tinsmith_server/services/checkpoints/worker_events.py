@@ -1,4 +1,4 @@
-"""Events of workers. They are written to the store, even if no client polls for a result."""
+"""Events of workers. The server writes events to the store, even if no client polls for a result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
 
 
 class Events:
-    """The application of workers' events.
+    """A service that writes workers' events to the store.
 
     An event that is applied twice changes nothing the second time, so any replica may drain events at any time.
     """
@@ -55,8 +55,8 @@ class Events:
     ) -> None:
         """Start.
 
-        `freed` is notified when a model has ended and its slot is free. `to_be_sampled` is called with weights that
-        were saved for sampling, and with their worker.
+        `freed` is notified when a model has ended and its slot is free. `to_be_sampled` is called with each save for
+        sampling and the worker of the save.
         """
         self._store = store
         self._fleet = fleet
@@ -84,7 +84,7 @@ class Events:
     async def _drain(self, worker_id: str) -> int:
         """Drain the events while holding the worker's lock.
 
-        This serves all callers that asked before the lock was acquired.
+        One drain serves all callers that asked before the lock was acquired.
         """
         async with self._turns[worker_id]:
             # A later caller needs another drain, because this drain may miss newer events.
@@ -94,7 +94,7 @@ class Events:
             return (await self._store.get_worker(worker_id)).event_cursor
 
     async def drain_for(self, worker_id: str, result: worker_pb2.Result, connect_seconds: float) -> None:
-        """Apply at least the events that must be in the store before a client sees this result.
+        """Apply at least the events that the store must contain before a client sees this result.
 
         Raises WorkerUnavailable.
         """
@@ -134,11 +134,12 @@ class Events:
                 await self._model_created(worker_id, event.model_created.model_id)
 
     async def _model_created(self, worker_id: str, model_id: str) -> None:
-        """Bind a model whose acknowledgement was lost. If it is bound elsewhere or has ended, release it.
+        """Bind a model after the worker's acknowledgement was lost.
 
-        If an accepted model was created by no other worker, it is bound to this worker, even if it was placed
-        elsewhere. If it were released here, a later placement at this worker would find that the model has ended. This
-        event comes only once, so the model must not be moved to another worker later.
+        If the model is bound to another worker or has ended, release the model at this worker. An accepted model that
+        no other worker has created is bound to this worker, even if the model was placed at another worker. After a
+        release at this worker, a later placement at the same worker would find that the model has ended. The event of a
+        creation comes only once, so the model must not be moved to another worker later.
         """
         slots = self._fleet.worker(worker_id).slots
         if await self._store.bind_to_creator(model_id, worker_id, slots):
@@ -175,7 +176,7 @@ class Events:
 def _checkpoint(event: worker_pb2.Event, model: Model, now: datetime) -> Checkpoint:
     """Return the row for a save.
 
-    The time until its expiry counts from `now`, because the clock of a worker may be slow.
+    The time until the checkpoint's expiry counts from `now`, because the clock of a worker may be slow.
     """
     saved = event.checkpoint_saved
     return Checkpoint(

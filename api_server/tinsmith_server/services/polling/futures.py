@@ -114,7 +114,7 @@ class Futures:
         raise NotFound(f"there is no future {request_id}")
 
     async def _unloaded(self, model: Model, deadline: float) -> Answer:
-        """Return the answer of a release, when the worker has released the model and the store has recorded this."""
+        """Return the answer of a release, if the worker has released the model and the store has recorded this."""
         if model.state == "bound" and not self._outlives_its_worker(model):
             reply = await self._await_worker_result(model, RELEASE_SEQ_ID, deadline)
             if reply.WhichOneof("state") == "pending":
@@ -150,7 +150,10 @@ class Futures:
         return Pending.from_worker(reply.pending)
 
     async def _finished(self, model: Model, result: worker_pb2.Result, deadline: float) -> Answer:
-        """Return the result when the store has a record of it. The client can then list and load a saved checkpoint."""
+        """Return the result after the store has recorded the result.
+
+        The client can then list and load a saved checkpoint.
+        """
         try:
             await self._events.drain_for(model.worker_id, result, _remaining(deadline))
         except WorkerUnavailable as error:
@@ -211,8 +214,8 @@ class Futures:
     async def _repeat_while_pending(self, call_worker: WorkerCall, deadline: float) -> worker_pb2.AwaitReply:
         """Repeat the call until the answer is not "pending" or the poll must be answered.
 
-        If the worker cannot be reached, the answer is "pending" with a reason, after the full hold, because the SDK
-        immediately repeats a poll that got a 5xx.
+        If the worker cannot be reached, return "pending" with a reason after the full hold. The SDK would immediately
+        repeat a poll that got a 5xx.
         """
         while True:
             remaining = _remaining(deadline)

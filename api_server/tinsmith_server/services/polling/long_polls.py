@@ -1,4 +1,4 @@
-"""Long polls, and calls that several polls share. The server releases long polls when it stops."""
+"""Long polls, and calls that several polls share. A stopping server releases long polls."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ K = TypeVar("K", bound=Hashable)
 class Pending:
     """An answer that is not final. `paused` marks a reason that the user should know.
 
-    `show_now` shows the reason to the user immediately. Otherwise the SDK does not mention a paused future for a
-    quarter of an hour.
+    `show_now` shows the reason to the user immediately. Without `show_now`, the SDK does not mention a paused future
+    for a quarter of an hour.
     """
 
     reason: str | None = None
@@ -40,7 +40,7 @@ FAILED = Pending("the server had an error and retries; see the server's log", pa
 
 
 class LongPolls:
-    """The polls that are held. There may be thousands of them."""
+    """The polls that are held. Thousands of polls may be held."""
 
     def __init__(self, hold_seconds: float) -> None:
         self._hold_seconds = hold_seconds
@@ -72,7 +72,7 @@ class LongPolls:
     ) -> T | Pending:
         """Return the result of the call. If a failure is not final, return Pending after a full hold.
 
-        The SDK would immediately repeat a poll that got a 5xx, some hundreds of times a second for each future.
+        After a 5xx, the SDK would repeat the poll immediately, some hundreds of times a second for each future.
         """
         clock = asyncio.get_running_loop().time
         hold_until = clock() + self._hold_seconds
@@ -106,7 +106,7 @@ class SharedCalls(Generic[K, T]):
         self._running: dict[K, _Shared[T]] = {}
 
     async def result(self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of the running call, or of a new one.
+        """Return the result of the running call, or of a new call.
 
         The call is cancelled when no caller waits any more.
         """
@@ -124,6 +124,6 @@ class SharedCalls(Generic[K, T]):
                 shared.task.cancel()
 
     def _forget(self, key: K, shared: _Shared[T]) -> None:
-        """Forget the call, so that a later caller makes a new one."""
+        """Forget the call, so that a later caller makes a new call."""
         if self._running.get(key) is shared:
             del self._running[key]

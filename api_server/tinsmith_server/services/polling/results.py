@@ -1,4 +1,4 @@
-"""Results that are sent to a client. They are charged to its key, translated, and limited in memory."""
+"""Results that are sent to a client. Results are charged to the client's key, translated, and limited in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LargeResult:
 
 
 class Results:
-    """The answers of `retrieve_future`, in the form in which they are sent."""
+    """The answers of `retrieve_future`, in the form that is sent."""
 
     def __init__(self, futures: Futures, operations: Operations, sessions: Sessions, admission: Admission) -> None:
         self._futures = futures
@@ -47,9 +47,9 @@ class Results:
     async def fetch(
         self, tenant: str, request_id: str, key: str | None, *, in_json: bool, allow_metadata_only: bool = False
     ) -> Answer | LargeResult:
-        """Return the answer of the future, held until there is one. With `in_json`, a protobuf result is translated.
+        """Hold the poll until the future has an answer, and return the answer.
 
-        Raises the errors of `Futures.retrieve`.
+        With `in_json`, a protobuf result is translated. Raises the errors of `Futures.retrieve`.
         """
         retrieve = partial(self._futures.retrieve, tenant, request_id, allow_metadata_only=allow_metadata_only)
         answer = await retrieve()
@@ -76,7 +76,7 @@ class Results:
             return LargeResult(await self._translated(tenant, whole, translate), room.pop_all())
 
     async def delete_model(self, tenant: str, model_id: str) -> Answer:
-        """End a model. If the model created its session, end the session, too.
+        """End a model. If the session was created for this model, end the session, too.
 
         The answer is pending while operations of the model run.
         """

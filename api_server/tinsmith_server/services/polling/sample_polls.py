@@ -30,7 +30,7 @@ REPORT_SECONDS = 5.0
 CLIENTS_REMEMBERED = 4096
 
 RequestsBySampler = dict[str, list[str]]
-"""The request IDs of samples that were not fetched at this server, by the token of their sampler."""
+"""The request IDs of samples that no client has fetched from this server, by the token of the sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class EndedSamples:
 
 
 class SamplePolls:
-    """Polls for ended samples. A cursor is the round of a report.
+    """Polls for ended samples. A cursor is the number of a round of reports.
 
-    It is the time in microseconds since 1970, or slightly more.
+    The number of a round is the time in microseconds since 1970, or slightly more.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SamplePolls:
     async def _ask(
         self, sampler: SamplerHandle, request: worker_pb2.AwaitSamplesRequest, connect_seconds: float
     ) -> worker_pb2.AwaitSamplesReply:
-        """Ask one sampler. If the sampler cannot be reached, it reports later."""
+        """Ask one sampler. A sampler that cannot be reached reports later."""
         try:
             async with asyncio.timeout(request.timeout_seconds + REPORT_SECONDS):
                 reply = await (await sampler.connection(connect_seconds)).await_samples(request)
@@ -143,7 +143,7 @@ class SamplePolls:
             return worker_pb2.AwaitSamplesReply()
 
     async def _lost(self, unfetched: RequestsBySampler) -> list[worker_pb2.EndedSample]:
-        """Return the samples whose sampler does not exist any more. The SDK submits these samples again."""
+        """Return the samples of samplers that no longer exist. The SDK submits these samples again."""
         by_sampler = list(unfetched.values())
         are_lost = await asyncio.gather(*(self._is_lost(request_ids[0]) for request_ids in by_sampler))
         lost = [

@@ -40,14 +40,14 @@ Pieces = Sequence[worker_pb2.TextPiece]
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model that can be sampled. `created` is in Unix seconds, or 0 if it is unknown."""
+    """A model that can be sampled. `created` is in Unix seconds; 0 means that the time is unknown."""
 
     name: str
     created: int
 
 
 class Texts:
-    """A service that submits text requests. Their samples can be read while they run."""
+    """A service that submits text requests. The samples of a text request can be read while they run."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Texts:
         self._long_polls = long_polls
 
     async def models(self, tenant: str) -> list[NamedModel]:
-        """Return all models that the tenant can sample: base models, promoted names, and its newest saved samplers."""
+        """Return all models that the tenant can sample: base models, promoted names, and the newest saved samplers."""
         bases = [NamedModel(model.name, 0) for model in self._fleet.models if model.sampling]
         promoted = await self._promotions.list(tenant)
         names = [NamedModel(one.name, int(one.at.timestamp())) for one in promoted if not self._fleet.model(one.name)]
@@ -78,7 +78,7 @@ class Texts:
         return bases + names + saved
 
     async def model(self, tenant: str, name: str) -> NamedModel:
-        """Return the model of a name. Raises NotFound if this tenant cannot sample it."""
+        """Return the model of a name. Raises NotFound if this tenant cannot sample the model."""
         await self._sampling.once(tenant, name)
         return next((model for model in await self.models(tenant) if model.name == name), NamedModel(name, 0))
 
@@ -106,7 +106,7 @@ class Texts:
         return begun
 
     async def pieces(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
-        """Return new pieces as soon as there are some. Raises WorkerUnavailable for a lost sample."""
+        """Return new pieces as soon as the sampler has any. Raises WorkerUnavailable for a lost sample."""
         reply = await self._long_polls.hold(self._await_text(sample, seen), released=None)
         if reply is None:
             raise WorkerUnavailable(STOPPING)
@@ -137,14 +137,14 @@ class Texts:
         self._sampling.record_end(tenant, sample)
 
     async def cancel(self, sample: SampleId) -> None:
-        """Cancel the sample. If its sampler cannot be reached, it ends by itself."""
+        """Cancel the sample. If the sampler cannot be reached, the sample ends by itself."""
         with contextlib.suppress(WorkerUnavailable):
             await self._dispatch.cancel(sample)
 
     async def _rendered(self, sampler: Sampler, prompt: Prompt) -> worker_pb2.RenderPromptReply:
         """Render a prompt. If a prompt consists of tokens, its text is empty.
 
-        Rendering it still returns the stop tokens.
+        Rendering a prompt of tokens still returns the stop tokens.
         """
         need = Need(sampler.session.tenant, sampler.session.base_model, worker_id=sampler.worker_id)
         request = prompt.rendered or worker_pb2.RenderPromptRequest(text="")
@@ -155,7 +155,7 @@ class Texts:
 
 
 class Generation:
-    """The running sample of one prompt. The owner of the object must stop it."""
+    """The running sample of one prompt. The owner of this object must stop the sample."""
 
     def __init__(self, texts: Texts, tenant: str, sample: SampleId, prompt_tokens: int) -> None:
         self._texts = texts
@@ -180,7 +180,7 @@ class Generation:
             yield reply.pieces
 
     def release_quota(self) -> None:
-        """Free the quota that the sample uses. This may be called twice, and so may `cancel`."""
+        """Free the quota that the sample uses. Callers may call this method and `cancel` twice."""
         self._texts.release_quota(self._tenant, self._sample)
 
     async def cancel(self) -> None:
@@ -200,7 +200,7 @@ async def stop_all(generations: Sequence[Generation]) -> None:
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Repeat the call while the samplers are full, as long as a client waits without an answer."""
+    """Repeat the call while the samplers are full, for the time that a client waits for an answer."""
     until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     while True:
         try:

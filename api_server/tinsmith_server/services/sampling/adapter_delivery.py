@@ -1,6 +1,6 @@
 """The delivery of adapters to samplers.
 
-An adapter is announced before its first sample, and its worker streams it to the sampler.
+The server announces an adapter before the first sample, and the adapter's worker streams the weights to the sampler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from tinsmith_server.store.records import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint that the tenant may sample, and the worker that made it. The worker is "" if it is unknown."""
+    """A checkpoint that the tenant may sample, and the worker that made it.
+
+    The worker is "" if the worker is unknown.
+    """
 
     directory: str
     manifest_digest: str
@@ -65,7 +68,7 @@ HINTED_REPLICAS = 8
 class AdapterHints:
     """The announcement of adapters to samplers.
 
-    A sampler that missed an announcement loads the weights with their first sample.
+    A sampler that missed an announcement loads the weights at the first sample.
     """
 
     def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
@@ -77,7 +80,7 @@ class AdapterHints:
     def announce(self, checkpoint: Checkpoint, worker_id: str) -> None:
         """Announce a checkpoint that can be sampled now. Returns immediately.
 
-        `worker_id` is the worker that made the checkpoint and has it in memory, or "" if it is unknown.
+        `worker_id` is the worker that made the checkpoint and has it in memory, or "" if the worker is unknown.
         """
         save = save_of(checkpoint, worker_id)
         samplers = self._fleet.samplers(checkpoint.base_model, checkpoint.lora_rank)

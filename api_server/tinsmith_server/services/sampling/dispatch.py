@@ -36,9 +36,9 @@ MISSING_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The weights of a sample, and its tenant. `save` is the adapter. None means the weights of the base model.
+    """The weights and the tenant of a sample. `save` is the adapter. None means the weights of the base model.
 
-    `worker_id` is the worker that made the adapter, if it is known.
+    `worker_id` is the worker that made the adapter, if this worker is known.
     """
 
     tenant: str
@@ -91,7 +91,7 @@ class Dispatch:
     async def await_result(self, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Return the state of the sample.
 
-        Raises Gone if the sample is lost, and WorkerUnavailable while it is uncertain whether it is lost.
+        Raises Gone if the sample is lost, and WorkerUnavailable while the loss is uncertain.
         """
         holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
@@ -110,7 +110,7 @@ class Dispatch:
     async def is_lost(self, sample: SampleId, seconds: float) -> bool:
         """Return whether the sample is lost.
 
-        Raises WorkerUnavailable if this is still uncertain after `seconds`.
+        Raises WorkerUnavailable if the answer is still uncertain after `seconds`.
         """
         try:
             await self._holder_by(sample, asyncio.get_running_loop().time() + seconds)
@@ -123,7 +123,7 @@ class Dispatch:
         return self._find(sample) is not None
 
     async def await_text(self, sample: SampleId, seen: int, deadline: float) -> worker_pb2.AwaitTextReply:
-        """Return the pieces of text after the pieces that were already read. Raises the errors of `await_result`."""
+        """Return the pieces of text that the client has not read yet. Raises the errors of `await_result`."""
         holder = await self._holder_by(sample, deadline)
         client = await holder.connection(_remaining(deadline))
         reply = await client.await_text(str(sample), seen, _remaining(deadline))
@@ -150,7 +150,7 @@ class Dispatch:
     async def cancel(self, sample: SampleId) -> None:
         """Cancel a sample. Returns when the sample's sampler has received the cancellation.
 
-        If a sampler has ended, it is not started again. Raises WorkerUnavailable if the sampler cannot be reached. For
+        A sampler that has ended is not started again. Raises WorkerUnavailable if the sampler cannot be reached. For
         example, a server that has just started may not be connected yet while the sampler still works on the sample.
         """
         try:
@@ -164,7 +164,7 @@ class Dispatch:
     def _in_order(
         self, samplers: Sequence[SamplerHandle], need: Need, request: worker_pb2.SampleRequest
     ) -> list[SamplerHandle]:
-        """Return the samplers in the order in which they are asked.
+        """Return the samplers in the order in which the sample is offered.
 
         The worker with the weights in memory is first, and samplers that do not answer are last.
         """
@@ -187,7 +187,7 @@ class Dispatch:
         request: worker_pb2.SampleRequest,
         deadline: float,
     ) -> SampleId | None:
-        """Offer the sample to one sampler after the other. Returns None if there is no sampler.
+        """Offer the sample to the samplers, one after the other. Returns None if the base model has no sampler.
 
         Raises TooManySamples if all samplers that can be reached are full, and WorkerUnavailable if no sampler can be
         reached.
@@ -264,7 +264,10 @@ class Dispatch:
                     await self._fleet.changes.beyond(seen)
 
     async def _look_for(self, sample: SampleId) -> SamplerHandle:
-        """Search the fleet before the sample counts as lost. Another server may have used a newer sampler."""
+        """Search the fleet before the sample counts as lost.
+
+        Another server may have used a sampler that this server does not know yet.
+        """
         token = sample.sampler_token
         is_known_missing = self._missing.get(token)
         if not is_known_missing:

@@ -34,7 +34,7 @@ class Load:
 
 
 def cache_key(manifest_digest: str, prompt_tokens: bytes) -> bytes:
-    """Return a key. It is equal for samples with the same adapter (or none) and the same first block of tokens."""
+    """Return a key that is equal for samples with the same adapter (or none) and the same first block of tokens."""
     return manifest_digest.encode() + b"/" + prompt_tokens[: FIRST_BLOCK_TOKENS * TOKEN_BYTES]
 
 
@@ -49,9 +49,9 @@ def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
 
 
 def busy_bound(unfinished: Sequence[int]) -> int:
-    """Return the number of unfinished samples with which a sampler counts as too busy.
+    """Return the number of unfinished samples at which a sampler counts as too busy.
 
-    At least one sampler always has fewer samples.
+    At least one sampler always has fewer unfinished samples than this number.
     """
     if not unfinished:
         return FEW_SAMPLES
@@ -65,7 +65,7 @@ def _weight(key: bytes, sampler_id: str) -> bytes:
 class SamplerLoads:
     """The loads of samplers.
 
-    Samples of other servers, and ends that this server has not seen, count after the next refresh.
+    Samples of other servers, and ended samples that this server has not read, count after the next refresh.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,10 @@ class SamplerLoads:
         return [Load(one.sampler_id, self._unfinished(one.sampler_id)) for one in samplers]
 
     def refresh(self, descriptions: Mapping[str, worker_pb2.DescribeReply], silent: Collection[str] = ()) -> None:
-        """Set the numbers that samplers reported, by their ids. The samplers in `silent` did not answer."""
+        """Set the numbers of unfinished samples that samplers reported, by sampler ID.
+
+        The samplers in `silent` did not answer.
+        """
         self._described = {
             sampler_id: reply.metrics.samples_active + reply.metrics.samples_waiting
             for sampler_id, reply in descriptions.items()
@@ -101,7 +104,7 @@ class SamplerLoads:
         self._silent.discard(sampler_id)
 
     def record_end(self, sampler_id: str, request_id: str) -> None:
-        """Record that this server has read a sample's result. If a result is read repeatedly, it counts once."""
+        """Record that this server has read a sample's result. A result that is read repeatedly counts once."""
         if sampler_id in self._unread:
             self._unread[sampler_id].discard(request_id)
 

@@ -34,7 +34,7 @@ class InvalidSampleRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SampleSubmission:
-    """A sample without its adapter, and the number that the client gave it."""
+    """A sample request without the adapter, and the client's number for the sample."""
 
     seq_id: int
     request: worker_pb2.SampleRequest
@@ -130,8 +130,8 @@ def _check_not_empty(request: SampleRequest) -> None:
 def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None:
     """Set the conditions at which a sequence stops.
 
-    Without a condition, or with strings, the end-of-sequence tokens stop it, too. An empty list means that there is no
-    condition.
+    Without a condition, or with strings, the end-of-sequence tokens stop the sequence, too. An empty list means that
+    there is no condition.
     """
     message.has_stop = params.stop is not None
     for stop in [params.stop] if isinstance(params.stop, str) else params.stop or []:
@@ -192,7 +192,7 @@ def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
 def _rejected(sampling_session_id: str, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:
     """Return the rejection of a request.
 
-    Its answer has as many sequence IDs as the request asked for, up to a limit.
+    The answer has as many sequence IDs as the request asked for, up to a limit.
     """
     count: object = body.get("num_samples", 1)
     return worker_pb2.SampleRequest(

@@ -62,7 +62,7 @@ class Sampler:
 class Sampling:
     """The service for samples.
 
-    The future of a sample is in the memory of its sampler; its ID names the sample and the sampler.
+    The future of a sample is in the memory of its sampler; the future's ID names the sample and the sampler.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Sampling:
         return await self._add(source, request.session_id, request.sampling_session_seq_id)
 
     async def _source(self, tenant: str, base_model: str | None, model_path: str | None) -> SamplingSession:
-        """Return a sampling session for the source. It has no ID yet."""
+        """Return a sampling session for the source. The new sampling session has no ID yet."""
         source = SamplingSession(
             sampling_session_id="",
             session_id="",
@@ -158,7 +158,10 @@ class Sampling:
             ) from error
 
     async def owned(self, tenant: str, sampling_session_id: str) -> SamplingSession:
-        """Return the sampling session. Raises NotFound for an unknown sampling session, and for another tenant's."""
+        """Return the sampling session.
+
+        Raises NotFound for an unknown sampling session, and for another tenant's sampling session.
+        """
         return (await self._sampler(tenant, sampling_session_id)).session
 
     async def join(self, tenant: str, sampling_session_id: str) -> int:
@@ -251,7 +254,7 @@ class Sampling:
         return (await self._submit(sampler, SampleSubmission(number, request))).sample
 
     def record_end(self, tenant: str, sample: SampleId) -> None:
-        """Record that a sample ended that was read as text."""
+        """Record the end of a sample that was read as text."""
         self._in_flight.record_end(tenant, str(sample))
 
     async def _submit(self, sampler: Sampler, submitted: SampleSubmission) -> Submission:
@@ -347,7 +350,10 @@ class Sampling:
             )
 
     async def _checkpoint(self, session: SamplingSession) -> Checkpoint:
-        """Return the weights that the sampling session samples. Raises Gone if they are not kept any more."""
+        """Return the checkpoint that the sampling session samples.
+
+        Raises Gone if the checkpoint is not kept any more.
+        """
         source = session
         if session.inflight and session.model_id is not None:
             source = await self._store.newest_inflight(session.model_id) or session
@@ -380,7 +386,7 @@ def _missing_weights_message(session: SamplingSession) -> str:
 class MissingTracker(Generic[K]):
     """A tracker of missing models.
 
-    If a model is not reported missing for the length of the tracker, its time starts again.
+    If no report about a model arrives for the tracker's `length`, the model's time starts again with the next report.
     """
 
     def __init__(self, length: timedelta, clock: Callable[[], datetime]) -> None:
@@ -392,7 +398,7 @@ class MissingTracker(Generic[K]):
     def is_over(self, thing: K) -> bool:
         """Record that the model is missing.
 
-        Return whether it has been missing for longer than the length of the tracker.
+        Return whether the model has been missing for longer than the tracker's `length`.
         """
         now = self._clock()
         since, last = self._missed.get(thing, (now, now))

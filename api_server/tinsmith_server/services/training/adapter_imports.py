@@ -3,7 +3,7 @@
 A client starts an upload, sends each file, and finishes the upload as a checkpoint.
 
 The upload's ID is signed and contains the request, so any replica can continue. A worker of the base model checks the
-files and writes the checkpoint. The checkpoint's training run is already ended when it is created.
+files and writes the checkpoint. The checkpoint belongs to a new training run, which has already ended.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ CONNECT_SECONDS = 25.0
 WRITERS = 2
 """The number of parts that are written at the same time.
 
-It is small, because the same small number of threads reads all bodies.
+The number is small, because a small number of threads reads the bodies of all requests.
 """
 OVER = "you have no such upload, or it has expired; start another one"
 
 
 @dataclass(frozen=True, slots=True)
 class StartedUpload:
-    """The URLs to which the files are sent. A PUT to such a URL needs no key."""
+    """The URLs to which the files are sent. A PUT to an upload URL needs no key."""
 
     upload_id: str
     urls: dict[str, str]
@@ -59,7 +59,7 @@ class StartedUpload:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The content of the ID of an upload."""
+    """The content of an upload's ID."""
 
     tenant: str
     base_model: str
@@ -149,7 +149,7 @@ class AdapterImports:
         return limits[name]
 
     async def receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
-        """Receive one file. It replaces an earlier file with the same name.
+        """Receive one file. The file replaces an earlier file with the same name.
 
         Raises Unprocessable, NotFound if the upload has ended in the meantime, and the errors of `parts`.
         """
@@ -190,7 +190,7 @@ class AdapterImports:
         """Finish an upload, and return the path of the checkpoint.
 
         Raises NotFound for another tenant's upload, Unprocessable if the files are not an adapter of the base model,
-        and WorkerUnavailable while no worker can check them.
+        and WorkerUnavailable while no worker can check the files.
         """
         upload = await self.upload_of(upload_id)
         if upload.tenant != tenant:

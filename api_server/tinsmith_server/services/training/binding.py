@@ -28,7 +28,10 @@ FIRST_WORD_SECONDS = 2.0
 
 
 class Binding:
-    """The tasks that bind accepted models to workers. Each model has one task until it is bound or has failed."""
+    """The tasks that bind accepted models to workers.
+
+    Each model has one task until the model is bound or has failed.
+    """
 
     def __init__(self, store: Store, fleet: Fleet, placement: Placement, delivery: Delivery) -> None:
         self._store = store
@@ -49,7 +52,7 @@ class Binding:
             self.start(model)
 
     def start(self, model: Model) -> None:
-        """Start the task of the model, unless it runs already."""
+        """Start the task of the model, unless the task runs already."""
         _ = self._task(model)
 
     def _task(self, model: Model) -> asyncio.Task[None]:
@@ -66,7 +69,7 @@ class Binding:
         self._reported.discard(model_id)
 
     async def until_bound(self, model: Model, timeout_seconds: float) -> Model:
-        """Return the model when it is bound. After the timeout, return it in its current state."""
+        """Return the model when it is bound. After the timeout, return the model in its current state."""
         if model.state != "accepted":
             return model
         done, _ = await asyncio.wait({self._task(model)}, timeout=max(timeout_seconds, 0))
@@ -91,14 +94,14 @@ class Binding:
         return self._models.get(model_id)
 
     def reason(self, model: Model) -> str | None:
-        """Return the reason why a model is not bound yet. Its client sees this text."""
+        """Return the reason why a model is not bound yet. The client of the model sees this text."""
         current = self._models.get(model.model_id, model)
         if current.worker_id:
             return self._why_not_brought(current)
         return self._placement.reason(model) or self._why_not_brought(current)
 
     async def unbound(self, tenant: str, limit: int) -> Sequence[tuple[Model, str | None]]:
-        """Return the tenant's waiting models at all replicas, oldest first, with their reasons."""
+        """Return the tenant's waiting models at all replicas, oldest first, with the reason for each wait."""
         models = await self._store.unbound_models(tenant, limit)
         waiting = await self._placement.reasons([model for model in models if not model.worker_id])
         return [(model, waiting.get(model.model_id) or self._why_not_brought(model)) for model in models]
@@ -128,7 +131,7 @@ class Binding:
             model = self._models[model.model_id] = await self._step(model, refused_by)
 
     async def _step(self, model: Model, refused_by: set[str]) -> Model:
-        """Do the next step for the model, and return its new state."""
+        """Do the next step for the model, and return the model in its new state."""
         try:
             if not model.worker_id:
                 return await self._placement.wait_until_placed(model, refused_by)
@@ -173,7 +176,7 @@ class Binding:
     async def _displace(self, model: Model) -> Model:
         """Take the model from its worker.
 
-        If the worker has accepted the model despite an error, it reports the model as an event.
+        A worker that has accepted the model despite an error reports the model as an event.
         """
         reason = "its worker no longer accepts new models"
         log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id, reason=reason)
@@ -185,7 +188,7 @@ class Binding:
         self._placement.note_free()
 
     async def _fail(self, model: Model, reason: str) -> Model:
-        """Mark the model as failed, unless another worker has created it."""
+        """Mark the model as failed, unless another worker has created the model."""
         await self._displaced(model)
         failure = Failure("server", reason).to_row()
         if not await self._store.end_model(model.model_id, "failed", failure, only_unplaced=True):

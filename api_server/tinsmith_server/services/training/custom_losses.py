@@ -1,4 +1,4 @@
-"""Custom losses. They are checked here, so that an author gets an error immediately, and are stored nowhere.
+"""Custom losses. Custom losses are checked here, so that an author gets an error immediately, and are stored nowhere.
 
 The ID of a loss contains the whole loss (`tinsmith_rpc.custom_losses`), and each call that uses the loss sends the ID.
 So every replica and every worker has the loss, even in a replay. A repeated submission has the same id. The worker
@@ -21,7 +21,7 @@ from tinsmith_server.wire.requests import Count, Request
 
 
 class CreateCustomLossRequest(Request):
-    """The request of a custom loss. `tinsmith_rpc.custom_losses` reads its content, as the worker does."""
+    """The request of a custom loss. Server and worker both read the content with `tinsmith_rpc.custom_losses`."""
 
     session_id: str
     custom_loss_seq_id: Count
@@ -31,7 +31,10 @@ class CreateCustomLossRequest(Request):
 
 
 class CustomLosses:
-    """The custom losses of sessions. A future belongs to a session, but its ID contains the loss."""
+    """The custom losses of sessions.
+
+    The future of a custom loss belongs to a session, and the future's ID contains the loss.
+    """
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -42,11 +45,17 @@ class CustomLosses:
         return loss
 
     async def owned(self, tenant: str, loss: CustomLossId) -> None:
-        """Check the session of the loss. Raises NotFound for an unknown session, and for another tenant's session."""
+        """Check that the session of `loss` belongs to the tenant.
+
+        Raises NotFound for an unknown session, and for another tenant's session.
+        """
         await self._sessions.owned(tenant, loss.session_id)
 
     async def result(self, tenant: str, loss: CustomLossId) -> bytes:
-        """Return the result of the future. It is always the same, at every server. Raises the errors of `owned`."""
+        """Return the result of the future.
+
+        The result is always the same, at every server. Raises the errors of `owned`.
+        """
         await self.owned(tenant, loss)
         return orjson.dumps({"loss_id": loss.loss_id, "type": "create_custom_loss"})
 
@@ -54,7 +63,7 @@ class CustomLosses:
 def custom_loss_id(body: dict[str, Any]) -> CustomLossId:
     """Return the ID of the loss in a `create_custom_loss` request.
 
-    Raises Unprocessable. Unlike the refusal of a chunk, this refusal blocks no later calls.
+    Raises Unprocessable. Unlike the refusal of a chunk of training data, this refusal blocks no later calls.
     """
     try:
         request = CreateCustomLossRequest.model_validate(body)

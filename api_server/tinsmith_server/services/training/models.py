@@ -34,7 +34,7 @@ WAITING_SHOWN = 20
 class Models:
     """The models of an installation. The creation of a model is stored before it is acknowledged.
 
-    Then it is sent to a worker.
+    The server then sends the stored creation to a worker.
     """
 
     def __init__(
@@ -70,7 +70,10 @@ class Models:
         return await self._accept(tenant, session_id, number, creation)
 
     async def create_by_load(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """Create a model with the LoRA settings of a checkpoint. This serves `load_weights` without a model."""
+        """Create a model with the LoRA settings of a checkpoint.
+
+        This method serves calls of `load_weights` without a model.
+        """
         session_id, number = await self._place(tenant, body, key)
         creation = await creation_by_load(tenant, body, self._fleet, self._lookup)
         return await self._accept(tenant, session_id, number, creation)
@@ -80,7 +83,7 @@ class Models:
         return await owned_model(self._store, tenant, model_id)
 
     async def at_work(self, tenant: str, model_id: str) -> Model:
-        """Return the model as `owned` does. Its state may be one second old."""
+        """Return the model as `owned` does. The state may be one second old."""
         model = self._bound.get(model_id) or self._binding.on_its_way(model_id)
         if model is not None and model.tenant == tenant:
             bind_ids(session_id=model.session_id, model_id=model_id)
@@ -92,7 +95,7 @@ class Models:
         return model
 
     async def waiting(self, tenant: str) -> list[WaitingModel]:
-        """Return the tenant's models without a worker, oldest first, with their reasons."""
+        """Return the tenant's models without a worker, oldest first, with the reason for each wait."""
         now = self._clock()
         return [
             WaitingModel(
@@ -124,9 +127,9 @@ class Models:
         self._binding.note_free()
 
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
-        """End a bound model that its worker does not hold, because its creation failed or its volume is lost.
+        """End a bound model that its worker does not hold, because the creation failed or the worker's volume is lost.
 
-        `creation` is the worker's answer for operation 0. The model ends only if it is bound and this answer is a
+        `creation` is the worker's answer for operation 0. The model ends only if it is bound and `creation` is a
         failure or "not found". Returns the current model.
         """
         model = await self._store.get_model(model.model_id) or model

@@ -1,4 +1,4 @@
-"""The operation in the body of a training call. Its tokens are charged to the rate of the key."""
+"""The operation in the body of a training call. The tokens of the operation are charged to the rate of the key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ STABLE_REINFORCE_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingBody:
-    """A received body. If the body is over the limit, `complete` is False and `content` is only its beginning."""
+    """A received body.
+
+    If the body is over the limit, `complete` is False and `content` is only the beginning of the body.
+    """
 
     content: bytes
     encoding: str
@@ -57,7 +60,7 @@ class OperationBodies:
         self._maps_stable_reinforce = settings.map_stable_reinforce
 
     async def from_protobuf(self, body: TrainingBody, account: Account, key: str | None) -> TrainingOperation:
-        """Return the operation. The SDK's message in it is unchanged.
+        """Return the operation. The operation contains the SDK's message unchanged.
 
         Raises Unprocessable only if model_id or seq_id cannot be read.
         """
@@ -100,7 +103,7 @@ class OperationBodies:
     async def _charged(
         self, operation: worker_pb2.SubmitRequest, loss_fn: str | None, account: Account, key: str | None
     ) -> TrainingOperation:
-        """Wait until the key is below its rate, and charge the tokens to it."""
+        """Wait until the key is below its rate, and charge the tokens to the key."""
         note = STABLE_REINFORCE_NOTE if loss_fn == "stable_reinforce" and self._maps_stable_reinforce else None
         if not self._admission.rates.trained.limits or operation.HasField("rejection"):
             return TrainingOperation(operation, note)
@@ -123,9 +126,10 @@ class OperationBodies:
             raise Unprocessable(str(error)) from error
 
     async def _keep_zstd(self, operation: worker_pb2.SubmitRequest, frame: bytes, account: Account) -> None:
-        """Keep the frame unchanged if it declares its size.
+        """Keep the zstd frame unchanged if the frame declares its size.
 
-        Otherwise, unpack it, because a worker does not know the size limit. Raises BodyTooLarge, FrameInvalid.
+        Unpack a frame that declares no size, because a worker does not know the size limit. Raises BodyTooLarge,
+        FrameInvalid.
         """
         declared = declared_bytes(frame)
         size = declared

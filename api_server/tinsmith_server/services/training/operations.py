@@ -1,7 +1,8 @@
-"""Training operations. They are acknowledged in the order of their numbers, even if they are invalid.
+"""Training operations.
 
-If an operation has a valid model and number, it has a future, and every error of the request makes this future fail.
-The reason is that a 4xx for one chunk of a batch would block the SDK's training client permanently.
+The operations of a model are acknowledged in the order of their numbers, even if they are invalid. If an operation has
+a valid model and number, it has a future, and every error of the request makes this future fail. A 4xx for one chunk of
+a batch would block the SDK's training client permanently.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ CREATION_SECONDS = 5.0
 class Operations:
     """The submission of training operations.
 
-    Each method returns the request ID, which depends only on the operation's number. If an operation has no number, its
-    worker assigns one. The same idempotency key always gets the same number.
+    Each method returns the request ID, which depends only on the operation's number. If an operation has no number, the
+    worker assigns a number. The same idempotency key always gets the same number.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Operations:
         return await self._submit(model, await self._requests.save_weights_external(model, seq_id, body), key)
 
     async def load_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """Load weights into the model with this model_id. Without a model_id, load them into a new model."""
+        """Load weights into the model with this model_id. Without a model_id, load the weights into a new model."""
         if body.get("model_id") is None:
             return await self._models.create_by_load(tenant, body, key)
         model, seq_id = await self._addressed(tenant, body)
@@ -100,7 +101,7 @@ class Operations:
         return OperationId(model_id, RELEASE_SEQ_ID)
 
     async def _addressed(self, tenant: str, body: dict[str, Any]) -> tuple[Model, int]:
-        """Return the model and the operation's number, which is 0 if the worker assigns it."""
+        """Return the model and the operation's number, or 0 if the worker assigns the number."""
         model_id, seq_id = body.get("model_id"), client_number(body)
         if not isinstance(model_id, str) or seq_id is None:
             raise Unprocessable(WHICH_OPERATION)

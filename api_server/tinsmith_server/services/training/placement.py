@@ -1,4 +1,4 @@
-"""The placement of accepted models on workers. All replicas share the order of a queue."""
+"""The placement of accepted models on workers. All replicas use the same order for a queue."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Waiter:
 class PlacementRounds:
     """The placement of waiting models on workers with the same weights, in rounds.
 
-    A round reads the store once for all models that wait. It writes only if there is a slot that it can assign. If the
-    last round found such a slot, the next round writes without reading first.
+    A round reads the store once for all models that wait. A round writes to the store only if the round can assign a
+    slot. After a round that assigned a slot, the next round writes without reading first.
     """
 
     def __init__(self, store: Store, fleet: Fleet, weights: str, freed: Changes, kept: int, clock: Clock) -> None:
@@ -72,7 +72,7 @@ class PlacementRounds:
                 del self._waiters[model.model_id]
 
     def reason(self, model: Model) -> str | None:
-        """Return what the model waits for. The model must have been in the queue when it was last read."""
+        """Return what the model waits for. The model must have been in the queue at the last read of the queue."""
         if self._positions is None:
             self._positions = {one.model_id: number for number, one in enumerate(fair_order(self._queue), 1)}
         number = self._positions.get(model.model_id)
@@ -84,7 +84,7 @@ class PlacementRounds:
         return wait.sentence(self._queue.holders, next_step, self._clock())
 
     async def look(self) -> None:
-        """Read the queue, and keep what was read."""
+        """Read the queue, and keep the result."""
         await self._look(self._capacity())
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class PlacementRounds:
     async def _round(self) -> bool:
         """Run one round.
 
-        Return whether this or another replica assigned a slot. There may then be more free slots.
+        Return whether this or another replica assigned a slot. After an assignment, more slots may be free.
         """
         waiters, capacity = dict(self._waiters), self._capacity()
         if self._there_was_room and await self._place(waiters, capacity):
@@ -134,7 +134,7 @@ class PlacementRounds:
         return self._there_was_room
 
     async def _wake_settled(self, waiters: dict[str, _Waiter], waiting: Collection[str]) -> None:
-        """Wake the waiters whose model was placed by another replica, or whose session has ended."""
+        """Wake the waiters of models that left the queue: another replica placed the model, or its session ended."""
         for model_id in waiters.keys() - set(waiting):
             waiter = waiters[model_id]
             if not waiter.placed.done():
@@ -144,7 +144,7 @@ class PlacementRounds:
     def _wake(self, waiter: _Waiter, model: Model) -> None:
         """Wake the waiter, and remove it immediately.
 
-        Otherwise, a further round for it would find nothing, and delay later waiters.
+        A waiter that stays would cause a further round, which finds nothing and delays later waiters.
         """
         if not waiter.placed.done():
             waiter.placed.set_result(model)
@@ -152,7 +152,7 @@ class PlacementRounds:
             del self._waiters[model.model_id]
 
     async def _ask_for_more(self) -> None:
-        """Request more capacity, once for each kind of model, and keep the messages that this returns."""
+        """Request more capacity, once for each kind of model, and keep the returned messages."""
         kinds = {(waiter.model.base_model, waiter.model.lora_rank) for waiter in self._waiters.values()}
         for base_model, rank in sorted(kinds):
             self._next_steps[base_model, rank] = await self._fleet.provide(base_model, rank=rank)
@@ -178,7 +178,7 @@ class PlacementRounds:
         return [one.model_id for one in queue.waiting], assigned
 
     def _names(self) -> list[str]:
-        """Return all base model names for which models in this queue may have been requested."""
+        """Return all base model names that a model in this queue may have."""
         return [served.name for served in self._fleet.models if served.weights == self._weights] or [self._weights]
 
     def _capacity(self) -> Capacity:
@@ -192,7 +192,10 @@ class PlacementRounds:
 
 
 class Placement:
-    """The placement of all models. Models for the same workers share a queue, whichever replica accepted them."""
+    """The placement of all models.
+
+    Models for the same workers share a queue, even if different replicas accepted the models.
+    """
 
     def __init__(self, store: Store, fleet: Fleet, freed: Changes, kept: int, clock: Clock = utc_now) -> None:
         """Start, with no queues.
@@ -218,7 +221,7 @@ class Placement:
         return keeper.reason(model) if keeper is not None else None
 
     async def reasons(self, models: Sequence[Model]) -> Mapping[str, str]:
-        """Return what each model without a slot waits for, whichever replica places it."""
+        """Return what each model without a slot waits for, even if another replica places the model."""
         found: dict[str, str] = {}
         for weights in {self._weights(model.base_model) for model in models}:
             keeper = self._keepers.get(weights) or self._keeper(weights)
@@ -244,7 +247,7 @@ class Placement:
     def _weights(self, base_model: str) -> str:
         """Return the name of the model's queue.
 
-        Base models with the same weights share a queue, because they have the same workers.
+        Base models with the same weights share a queue, because the same workers serve these base models.
         """
         served = self._fleet.model(base_model)
         return served.weights if served is not None else base_model

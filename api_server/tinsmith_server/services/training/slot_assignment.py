@@ -41,7 +41,7 @@ class Capacity:
 def fair_order(queue: PlacementQueue, place: Callable[[QueuedModel], bool] = lambda _: True) -> list[QueuedModel]:
     """Return all waiting models in fair order.
 
-    If `place` returns False for a model, the model does not count as served.
+    If `place` returns False for a model, the model does not count against its tenant's share.
     """
     waiting: defaultdict[str, deque[tuple[int, QueuedModel]]] = defaultdict(deque)
     for number, one in enumerate(queue.waiting):
@@ -99,7 +99,7 @@ def _kept_from(tenant: str, held: Mapping[str, int], queue: PlacementQueue, capa
 def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Collection[str]) -> str:
     """Return the worker with the fewest free slots.
 
-    So some workers become full and others become empty, which frees whole GPUs.
+    This choice fills some workers and empties others, which frees whole GPUs.
     """
     return min(workers, key=lambda worker_id: (worker_id in refused_by, free[worker_id], worker_id))
 
@@ -117,7 +117,7 @@ class QueuePosition:
     def sentence(self, holders: Sequence[SlotHolder], next_step: str, now: datetime) -> str:
         """Return the message for the tenant of the model.
 
-        The only fact about other tenants in it is the number of their slots.
+        The message tells about other tenants only the number of slots that they hold.
         """
         turn = f"{_ordinal(self.number)} of {self.total} waiting" if self.total > 1 else "waiting"
         goal = f"one of {self.slots} places" if self.slots else "a worker"
@@ -133,7 +133,10 @@ class QueuePosition:
 
 
 def _sessions(own: Sequence[SlotHolder], now: datetime) -> str:
-    """Return the sessions. The session that has been idle longest is first, because the user should end it first."""
+    """Return the sessions of the slot holders as text.
+
+    The first session is the session that has been idle longest, because the user should end this session first.
+    """
     last: dict[str, datetime] = {}
     for holder in own:
         last[holder.session_id] = max(holder.last_request_at, last.get(holder.session_id, holder.last_request_at))

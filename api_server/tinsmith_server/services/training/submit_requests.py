@@ -1,7 +1,7 @@
 """The conversion of JSON bodies to the worker's requests. An invalid body becomes a rejection.
 
-A `forward_backward` in protobuf is not decoded here. SDKs below 0.22.3 send it in JSON. It is then converted to the
-message of the current SDK.
+A `forward_backward` in protobuf is not decoded here. A `forward_backward` in JSON, from an SDK below 0.22.3, is
+converted to the message of the current SDK.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
 
 
 class SubmitRequests:
-    """A builder of requests to the worker. A save contains the stored checkpoint of the same name.
+    """A builder of requests to the worker. The request for a save contains the stored checkpoint of the same name.
 
-    A load contains the location of the checkpoint's files.
+    The request for a load contains the location of the checkpoint's files.
     """
 
     def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup, checkpoints: CheckpointQuota) -> None:
@@ -177,7 +177,7 @@ class SubmitRequests:
     async def _named(
         self, model: Model, seq_id: int, save: worker_pb2.SaveWeights, type: CheckpointType
     ) -> worker_pb2.SubmitRequest:
-        """Return a save that contains the stored checkpoint of the same name.
+        """Return a request for a save that contains the stored checkpoint of the same name.
 
         The worker itself knows the saves that are still in its queue.
         """
@@ -199,5 +199,5 @@ def _request(
 def _rejected(
     model: Model, seq_id: int, kind: worker_pb2.OperationKind.ValueType, message: str
 ) -> worker_pb2.SubmitRequest:
-    """Return an operation that keeps its place in the order, and fails there."""
+    """Return a rejected operation, which keeps its number and fails in the order of the model's operations."""
     return worker_pb2.SubmitRequest(model_id=model.model_id, seq_id=seq_id, kind=kind, rejection=rejection(message))

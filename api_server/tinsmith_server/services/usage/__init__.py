@@ -1,1 +1,1 @@
-"""Usage: it is collected from workers, stored, and reported to its tenant."""
+"""Usage: collection from workers, storage, and reports for tenants."""

@@ -1,4 +1,4 @@
-"""The collection of usage from workers and samplers. It runs in rounds, so that requests write no usage."""
+"""The collection of usage from workers and samplers. Usage is collected in rounds, so that requests write no usage."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _KINDS: Mapping[worker_pb2.UsageKind.ValueType, UsageKind] = {
 class UsageCollection:
     """The task that collects usage. A worker reports each number once.
 
-    If the store does not accept the numbers, this server keeps them, and collects no more until the store accepts them.
-    If the server is killed, only these kept numbers are lost.
+    If the store does not accept the numbers, this server keeps the numbers, and collects no more until the store
+    accepts them. If the server is killed, only the numbers that the store has not accepted are lost.
     """
 
     def __init__(self, store: Store, fleet: Fleet, clock: Clock = utc_now) -> None:
@@ -49,7 +49,7 @@ class UsageCollection:
         self._round: asyncio.Task[None] | None = None
 
     async def collect(self) -> None:
-        """Run one round. It continues even if its caller is cancelled."""
+        """Run one round. The round continues even if the caller is cancelled."""
         self._round = asyncio.create_task(self._collect(take=True))
         await asyncio.shield(self._round)
 
@@ -91,7 +91,7 @@ class UsageCollection:
 
 
 async def _take(handle: SamplerHandle) -> worker_pb2.TakeUsageReply:
-    """Return the numbers of the worker. Return none if it does not answer or does not count usage."""
+    """Return the numbers of the worker. Return no numbers if the worker does not answer, or does not count usage."""
     worker = handle.running()
     if worker is None:
         return worker_pb2.TakeUsageReply()

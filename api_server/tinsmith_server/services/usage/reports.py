@@ -1,4 +1,4 @@
-"""Reports of a tenant's usage by the hour, and of its stored data."""
+"""Reports of a tenant's hourly usage and stored data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SessionFacts:
 class UsageReport:
     """The events by hour. The events with the largest amounts come first.
 
-    `sessions` maps the IDs of all events' sessions to their facts.
+    `sessions` maps the session IDs of all events to the facts about each session.
     """
 
     usage: Sequence[Usage]

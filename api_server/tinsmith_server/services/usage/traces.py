@@ -28,7 +28,10 @@ SECRET_NAME = "trace-urls"
 TRACE_PATH = "/api/v1/traces"
 ASK_SECONDS = 10.0
 MOST_SPANS = 20_000
-"""The maximum number of spans of all workers together. The newest spans are kept. They take some megabytes."""
+"""The maximum number of spans of all workers together.
+
+The newest spans are kept. This number of spans takes some megabytes.
+"""
 AT_ONCE = 2
 MICROSECONDS = 10**6
 
@@ -83,10 +86,10 @@ async def _ask(handle: SamplerHandle, session_id: str) -> Spans:
 
 
 def trace_of(session_id: str, answers: Iterable[Spans], now: float) -> bytes:
-    """Return the trace. It has one process for each model and for each sampling session.
+    """Return the trace. The trace has one process for each model and for each sampling session.
 
-    A process has one track for each operation that runs at the same time, so that the spans on a track do not overlap.
-    Spans that have not ended reach until `now`, in Unix seconds.
+    A process has one track for each simultaneous operation, so that the spans on a track do not overlap. Spans that
+    have not ended reach until `now`, in Unix seconds.
     """
     found = [(one.base_model, span) for one in answers for span in one.spans if session_of(span.owner) == session_id]
     found.sort(key=lambda each: each[1].submitted)
@@ -109,7 +112,7 @@ def _named(process: int, name: str) -> dict[str, Any]:
 def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[worker_pb2.Span, int]]:
     """Yield each span with its track: the track that has been free longest, or a new track.
 
-    `spans` are ordered by the time at which they begin.
+    `spans` are ordered by their start times.
     """
     free: list[tuple[int, int]] = []
     for span in spans:
@@ -123,7 +126,7 @@ def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[w
 
 
 def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iterator[dict[str, Any]]:
-    """Yield the event of the span, and one event for each of its two parts: waiting and computing."""
+    """Yield an event for the whole span, an event for the waiting part, and an event for the computing part."""
     submitted, started, ended = _times(span, now)
     category = "sampling" if span.request_id else "training"
     request_id = span.request_id or str(OperationId(span.owner, span.seq_id))
@@ -146,7 +149,7 @@ def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iter
 def _times(span: worker_pb2.Span, now: float) -> tuple[int, int, int]:
     """Return the times of acceptance, start and end, in ascending order.
 
-    They are corrected if a clock was set back in between.
+    Times are corrected if a clock was set back in between.
     """
     submitted = round(span.submitted * MICROSECONDS)
     started = max(submitted, round(span.started * MICROSECONDS))

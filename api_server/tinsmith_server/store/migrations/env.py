@@ -1,4 +1,4 @@
-"""The entry point for Alembic. It runs in the transaction that `store/migrate.py` has opened."""
+"""The entry point for Alembic. Alembic runs in the transaction that `store/migrate.py` has opened."""
 
 from alembic import context
 from tinsmith_server.store.tables import metadata

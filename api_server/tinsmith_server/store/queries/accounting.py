@@ -106,7 +106,7 @@ class AuditQueries(Queries):
     async def list_audit(
         self, tenant: str, start: datetime, end: datetime, after: AuditEntry | None, limit: int
     ) -> Sequence[AuditEntry]:
-        """Return entries from `start` until before `end` whose number is above `after`, oldest first."""
+        """Return the entries from `start` until before `end` with a number above `after`, oldest first."""
         in_window = (audit.c.tenant == tenant) & (audit.c.at >= start) & (audit.c.at < end)
         query = select_records(audit, AuditEntry).where(in_window).order_by(audit.c.at, audit.c.entry_id).limit(limit)
         if after is not None:

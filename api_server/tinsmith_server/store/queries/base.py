@@ -1,4 +1,4 @@
-"""The base class of all queries. It converts between records and rows, and each call is one transaction."""
+"""The base class of all queries. The class converts between records and rows, and each call is one transaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="DataclassInstance")
 
 StatementParameters: TypeAlias = Mapping[str, Any] | None
-"""The parameters of a statement. Such statements are built only once, because building takes longer than the query."""
+"""The parameters of a statement.
+
+Statements with parameters are built only once, because building takes longer than the query.
+"""
 
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
@@ -65,7 +68,7 @@ class Queries:
         return await self._database.read(lambda connection: count(connection, query, parameters))
 
     async def _write(self, statement: Update | Delete, parameters: StatementParameters = None) -> bool:
-        """Run the statement. Returns False if it changed no row."""
+        """Run the statement. Returns False if the statement changed no row."""
         return await self._database.write(lambda connection: changes_rows(connection, statement, parameters))
 
     async def _insert_or_find(
@@ -76,7 +79,7 @@ class Queries:
         query: Select[Any],
         parameters: StatementParameters = None,
     ) -> R:
-        """Insert `row`. If a unique constraint refuses it, return the row that `query` finds."""
+        """Insert `row`. If a unique constraint refuses the row, return the row that `query` finds."""
 
         async def insert_or_find(connection: AsyncConnection) -> R:
             await insert_unless_there(connection, table, row)
@@ -97,7 +100,10 @@ def to_record(record: type[R], row: Row[Any]) -> R:
 
 @cache
 def select_records(table: Table, record: type[R]) -> Select[Any]:
-    """Return a select of the record's fields. It is built once, because building it takes longer than the query."""
+    """Return a select of the record's fields.
+
+    The statement is built once, because building takes longer than the query.
+    """
     return select(*(table.c[field.name] for field in fields(record)))
 
 
@@ -111,7 +117,7 @@ async def fetch_one(
 async def fetch_made(
     connection: AsyncConnection, record: type[R], query: Select[Any], parameters: StatementParameters = None
 ) -> R:
-    """Return the only row. This transaction has inserted or found it."""
+    """Return the only row. This transaction has inserted or found the row."""
     return to_record(record, (await connection.execute(query, parameters)).one())
 
 
@@ -128,7 +134,7 @@ async def fetch_all(
 async def fetch_page(
     connection: AsyncConnection, record: type[R], query: Select[Any], limit: int, offset: int
 ) -> Page[R]:
-    """Return a page. `query` has an order and no limit; `total` counts all its rows."""
+    """Return a page. `query` has an order and no limit; `total` counts all rows of the query."""
     total = await connection.scalar(select(func.count()).select_from(query.order_by(None).subquery()))
     rows = await fetch_all(connection, record, query.limit(limit).offset(offset))
     return Page(rows=tuple(rows), total=total or 0)
@@ -152,10 +158,10 @@ def insert_into(
 
 
 async def insert_unless_there(connection: AsyncConnection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert the row. Returns False if a unique constraint refuses it.
+    """Insert the row. Returns False if a unique constraint refuses the row.
 
-    If two inserts run at the same time, one of them waits for the other's commit and then returns False. A later select
-    in the same transaction finds the row of the other insert.
+    If two inserts run at the same time, the second insert waits for the commit of the first insert, and then returns
+    False. A later select in the transaction of the second insert finds the row of the first insert.
     """
     statement = _insert_unless_there(connection.dialect.name, table)
     return (await connection.execute(statement, row)).one_or_none() is not None
@@ -172,5 +178,5 @@ def _insert_unless_there(dialect: str, table: Table) -> Executable:
 async def changes_rows(
     connection: AsyncConnection, statement: Update | Delete, parameters: StatementParameters = None
 ) -> bool:
-    """Run an update or a delete. Returns False if it changed no row."""
+    """Run an update or a delete. Returns False if no row changed."""
     return (await connection.execute(statement, parameters)).rowcount > 0

@@ -56,10 +56,10 @@ class CheckpointQueries(Queries):
     """The queries about checkpoints."""
 
     async def put_checkpoint(self, checkpoint: Checkpoint, extra_rows: ExtraRows = ()) -> Checkpoint | None:
-        """Point the name at a new directory, unless its record is as new by (epoch, event_id), even if deleted.
+        """Point the name at a new directory, unless the stored record has the same or a newer (epoch, event_id).
 
-        Returns the replaced record, whose files become garbage. Returns None if no record was replaced, or if both
-        records have the same directory. The new directory is no longer garbage.
+        A deleted record counts, too. Returns the replaced record; the files of this record become garbage. Returns None
+        if no record was replaced, or if both records have the same directory. The new directory is no longer garbage.
         """
         return await self._database.write(lambda connection: _put(connection, checkpoint, extra_rows))
 
@@ -111,9 +111,9 @@ class CheckpointQueries(Queries):
         extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
     ) -> Checkpoint | None:
-        """Delete the record, and leave a tombstone, so that an event that is replayed does not restore it.
+        """Delete the record, and leave a tombstone, so that a replayed event does not restore the record.
 
-        Returns the deleted record, or None if there is no record or a promoted name points to it.
+        Returns the deleted record, or None if no record exists or a promoted name points to the checkpoint.
         """
         return await self._entomb(_named(run_id, type, name), now, extra_rows, unless_promoted)
 
@@ -161,7 +161,10 @@ class CheckpointQueries(Queries):
         extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
     ) -> bool:
-        """Set the expiry of a checkpoint. Returns False if there is no record, or if a promoted name points to it."""
+        """Set the expiry of a checkpoint.
+
+        Returns False if no record exists, or if a promoted name points to the checkpoint.
+        """
         return await self._change(_named(run_id, type, name), {"expires_at": expires_at}, extra_rows, unless_promoted)
 
     async def _change(
@@ -184,7 +187,7 @@ class CheckpointQueries(Queries):
         return await self._database.write(change)
 
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
-        """Return the records of all types whose `expires_at` is at or before `now`."""
+        """Return the records of all types with an `expires_at` at or before `now`."""
         query = _select().where(checkpoints.c.expires_at <= now).order_by(checkpoints.c.expires_at)
         return await self._read_all(Checkpoint, query)
 
@@ -206,9 +209,10 @@ class CheckpointQueries(Queries):
         return await self._read_all(Checkpoint, query)
 
     async def delete_old_tombstones(self, deleted_before: datetime) -> None:
-        """Delete tombstones of ended models for whose worker all events are applied.
+        """Delete the tombstones of ended models after all events of the model's worker are applied.
 
-        The sampling sessions of unnamed saves are deleted, too, because a run leaves one for each step.
+        The sampling sessions of unnamed saves are deleted, too, because a run leaves one sampling session for each
+        step.
         """
         is_applied = exists().where(
             models.c.model_id == checkpoints.c.run_id,
@@ -264,7 +268,10 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, extra_rows: 
 
 
 async def _keep(connection: AsyncConnection, directory: str) -> None:
-    """Remove the directory from the garbage, in the transaction that names it. Its files are then not collected."""
+    """Remove the directory from the garbage, in the transaction that gives the directory a name.
+
+    The files of the directory are then not collected.
+    """
     await connection.execute(delete(garbage).where(garbage.c.directory == directory))
 
 

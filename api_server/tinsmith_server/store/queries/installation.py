@@ -22,7 +22,7 @@ class KeyQueries(Queries):
     """The queries about keys."""
 
     async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey:
-        """Insert a key. If a key with this hash exists, return it, even if it is revoked."""
+        """Insert a key. If a key with this hash exists, return the existing key, even if it is revoked."""
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
         return await self._insert_or_find(ApiKey, api_keys, row, by_hash)
@@ -30,7 +30,7 @@ class KeyQueries(Queries):
     async def add_first_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey | None:
         """Insert the first key, or return None if there is a key already.
 
-        If several replicas start at the same time, only one of them succeeds.
+        If several replicas start at the same time, only one replica succeeds.
         """
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
         by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
@@ -57,7 +57,7 @@ class KeyQueries(Queries):
         return await self._read_all(ApiKey, query)
 
     async def revoke_key(self, key_id: int, now: datetime) -> bool:
-        """Revoke a key, even if it is already revoked. Returns False if there is no such key."""
+        """Revoke a key, even if it is already revoked. Returns False if the key does not exist."""
         first_revoked_at = func.coalesce(api_keys.c.revoked_at, now)
         return await self._write(
             update(api_keys).where(api_keys.c.key_id == key_id).values(revoked_at=first_revoked_at)
@@ -65,10 +65,10 @@ class KeyQueries(Queries):
 
 
 class GarbageQueries(Queries):
-    """The queries about directories whose files no record names."""
+    """The queries about directories without a record."""
 
     async def list_garbage(self, now: datetime) -> Sequence[str]:
-        """Return the directories that no record names, and the directories whose reservation has expired."""
+        """Return the directories that have lost their record, and unused directories with an expired reservation."""
         within = func.substr(checkpoints.c.directory, 1, func.length(garbage.c.directory) + 1)
         is_named = (checkpoints.c.directory == garbage.c.directory) | (within == garbage.c.directory + "/")
         named = exists().where(is_named, checkpoints.c.deleted_at.is_(None))
@@ -78,8 +78,8 @@ class GarbageQueries(Queries):
     async def reserve_directory(self, directory: str, until: datetime) -> None:
         """Reserve a directory before files are written in or below it.
 
-        A record that names the directory ends the reservation. From the time `until` on, the directory is garbage,
-        unless a record names it or a directory below it.
+        A record of the directory ends the reservation. From the time `until` on, the directory is garbage, unless the
+        directory or a directory below has a record.
         """
 
         async def reserve(connection: AsyncConnection) -> None:
@@ -104,7 +104,7 @@ class InstallationQueries(Queries):
     async def secret(self, name: str) -> bytes:
         """Return the 32 random bytes that belong to this name.
 
-        They are drawn once, and every replica gets the same bytes.
+        The bytes are drawn once, and every replica gets the same bytes.
         """
         row = {"name": name, "value": random_secrets.token_bytes(_SECRET_BYTES)}
 
@@ -116,7 +116,7 @@ class InstallationQueries(Queries):
         return await self._database.write(draw_once)
 
     async def check(self) -> None:
-        """Return when the database has answered. It is asked only once."""
+        """Return when the database has answered. The database is asked only once."""
         await self._database.answers()
 
     async def counts(self) -> Mapping[str, int]:

@@ -51,7 +51,7 @@ class LeaseQueries(Queries):
     async def hold_leases(self, replica: str, names: Collection[str], seconds: float) -> frozenset[str]:
         """Take the leases that are free, have expired, or belong to the replica, for `seconds`.
 
-        Return the leases taken.
+        Return the leases that the replica now holds.
         """
         if not names:
             return frozenset()
@@ -69,7 +69,7 @@ class LeaseQueries(Queries):
         return await self._database.write(hold)
 
     async def give_up_leases(self, replica: str, names: Collection[str]) -> None:
-        """Free those of the given leases that the replica holds."""
+        """Free the given leases, if the replica holds them."""
 
         async def give_up(connection: AsyncConnection) -> None:
             own = (leases.c.owner == replica) & leases.c.name.in_(names)
@@ -96,7 +96,8 @@ class LeaseQueries(Queries):
     async def record_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
         """Record that a round with this name ran at `now`.
 
-        Returns the time since when such rounds, by any replica, have had no gap longer than `absence`.
+        Returns the time since which the rounds with this name, at all replicas together, have had no gap longer than
+        `absence`.
         """
         gap = rounds.c.last_at < now - absence
 

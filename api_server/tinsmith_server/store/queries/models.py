@@ -48,7 +48,7 @@ class ModelQueries(Queries):
     """The queries about models."""
 
     async def add_model(self, model: Model) -> Model:
-        """Insert the model. If one with the same (session_id, model_seq_id) exists, return that one."""
+        """Insert the model. If a model with the same (session_id, model_seq_id) exists, return the existing model."""
         row = values(model)
         return await self._insert_or_find(Model, models, row, _BY_NUMBER, row)
 
@@ -83,10 +83,10 @@ class ModelQueries(Queries):
         await self._write(update(models).where(older).values(last_request_at=now))
 
     async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
-        """Return a page of models, newest first. Models whose creation failed are left out.
+        """Return a page of models, newest first. Failed creations are left out.
 
-        Models with `tinsmith-purpose` in their user_metadata are left out, too, because commands make them temporarily.
-        With `project_id`, return only models of sessions in this project.
+        Models with `tinsmith-purpose` in their user_metadata are left out, too, because commands make such models
+        temporarily. With `project_id`, return only models of sessions in this project.
         """
         query = (
             select_records(models, Model)
@@ -106,7 +106,10 @@ class ModelQueries(Queries):
         return await self._read_all(Model, select_records(models, Model).where(live).order_by(models.c.model_seq_id))
 
     async def model_ids_of_session(self, session_id: str) -> Sequence[str]:
-        """Return the IDs of the session's models. Failed creations are left out, because their number has no limit."""
+        """Return the IDs of the session's models.
+
+        Failed creations are left out, because the number of failed creations has no limit.
+        """
         made = (models.c.session_id == session_id) & (models.c.state != "failed")
         return await self._read_ids(select(models.c.model_id).where(made).order_by(models.c.model_seq_id))
 
@@ -143,7 +146,7 @@ class WorkerQueries(Queries):
     """The queries about workers."""
 
     async def epoch_of(self, worker_id: str) -> int:
-        """Return the epoch of the worker, or 0 if the worker is unknown. Every acknowledgement reads it."""
+        """Return the epoch of the worker, or 0 if the worker is unknown. Every acknowledgement reads the epoch."""
         return await self._database.look_up_value(_EPOCH, worker_id) or 0
 
     async def get_worker(self, worker_id: str) -> Worker:
@@ -166,7 +169,7 @@ class WorkerQueries(Queries):
         return await self._database.write(compare_and_swap)
 
     async def advance_cursor(self, worker_id: str, event_id: int) -> None:
-        """Move the cursor forward. It never moves back."""
+        """Move the cursor forward. The cursor never moves back."""
         await self._write(_ADVANCE, {"worker": worker_id, "event": event_id})
 
     async def record_home(self, worker_id: str, home: str) -> None:

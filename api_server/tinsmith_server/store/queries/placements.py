@@ -23,7 +23,7 @@ from tinsmith_server.store.tables import models, placements, sessions, workers
 ChooseSlots = Callable[[PlacementQueue], Mapping[str, str]]
 """A function that assigns slots to models of a queue.
 
-It must only compute, because a transaction waits for its result.
+The function must only compute, because a transaction waits for the result.
 """
 
 _AT_WORKERS = placements.c.worker_id.in_(bindparam("worker_ids"))
@@ -59,7 +59,7 @@ class PlacementQueries(Queries):
     """The queries about slots."""
 
     async def placement_queue(self, base_models: Collection[str], worker_ids: Collection[str]) -> PlacementQueue:
-        """Return the waiting models of these base models, and the holders of these workers' slots."""
+        """Return the waiting models of these base models, and the models that hold slots of these workers."""
         return await self._database.read(lambda connection: _queue(connection, base_models, worker_ids))
 
     async def place_models(
@@ -87,11 +87,11 @@ class PlacementQueries(Queries):
         return await self._database.write(place)
 
     async def bind_to_creator(self, model_id: str, worker_id: str, slots: int) -> bool:
-        """Bind an accepted model to the worker that has created it, even if it has been placed elsewhere since.
+        """Bind an accepted model to the worker that has created it, even if the model is now placed at another worker.
 
-        The model is bound even if another model has its slot now. Returns False if the model is bound elsewhere, has
-        ended, or is unknown. A bound model never moves. So if several workers created the model, only one of them keeps
-        it.
+        The model is bound even if another model now holds the slot. Returns False if the model is bound to another
+        worker, has ended, or is unknown. A bound model never moves. So if several workers created the model, only one
+        worker keeps the model.
         """
         known = await self._look_up(Model, _MODEL, {"model_id": model_id})
         if known is not None and (known.worker_id, known.state) == (worker_id, "bound"):
@@ -141,9 +141,9 @@ async def _queue(
 
 
 async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]) -> None:
-    """Lock the rows of the workers. All replicas lock them in the same order.
+    """Lock the rows of the workers. All replicas lock the rows in the same order.
 
-    Without the lock, two replicas could read the same free slot, and both would assign it.
+    Without the lock, two replicas could read and assign the same free slot.
     """
     of_these = {"worker_ids": list(worker_ids)}
     for worker_id in sorted(set(worker_ids) - set(await connection.scalars(_KNOWN, of_these))):
@@ -154,8 +154,8 @@ async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]
 async def _lock_waiting(connection: AsyncConnection, model_ids: Collection[str]) -> list[str]:
     """Lock and return the models that still wait, in the order of `model_ids`.
 
-    Models that another transaction has locked are skipped, because that transaction may wait for a worker's row that
-    this one has locked.
+    Models that another transaction has locked are skipped, because the other transaction may wait for a worker's row
+    that this transaction has locked.
     """
     free = set(await connection.scalars(_STILL_WAIT, {"model_ids": list(model_ids)}))
     return [model_id for model_id in model_ids if model_id in free]
@@ -182,12 +182,12 @@ def _of(model_id: str) -> Update:
 
 
 async def _locked_model(connection: AsyncConnection, model_id: str) -> Model | None:
-    """Return the model. It is locked until the commit. On SQLite the whole transaction holds the write lock."""
+    """Return the model, which stays locked until the commit. On SQLite the whole transaction holds the write lock."""
     return await fetch_one(connection, Model, _MODEL_LOCKED, {"model_id": model_id})
 
 
 async def _take_slot(connection: AsyncConnection, model_id: str, worker_id: str, slots: int) -> None:
-    """Take the lowest free slot if there is a free slot."""
+    """Take the lowest free slot if any slot is free."""
     slot = _lowest_free((await _taken_slots(connection, [worker_id]))[worker_id], slots)
     if slot is not None:
         row = {"worker_id": worker_id, "slot": slot, "model_id": model_id}

@@ -1,4 +1,4 @@
-"""Queries about promoted names. Each change of a name is a row, and the last row is the valid one."""
+"""Queries about promoted names. Each change of a name is a row, and the last row is valid."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class PromotionQueries(Queries):
         most: PromotionBounds,
         extra_rows: ExtraRows = (),
     ) -> bool:
-        """Add a promotion. Returns False and changes nothing if the promotion is outdated or exceeds a limit.
+        """Add a promotion.
 
-        This is the case if the current promotion is not `previous`, if the checkpoint no longer exists or has an
-        expiry, or if a new name exceeds the limit.
+        Returns False and changes nothing if the promotion is outdated, or if a new name exceeds the limit. A promotion
+        is outdated if the current promotion is not `previous`, if the checkpoint no longer exists, or if the checkpoint
+        has an expiry.
         """
         tenant, name = promotion.tenant, promotion.name
         forget = delete(promotions).where(
@@ -84,7 +85,7 @@ class PromotionQueries(Queries):
         return await self._read_ids(names)
 
     async def remove_promotions(self, tenant: str, name: str, extra_rows: ExtraRows = ()) -> bool:
-        """Remove all promotions of a name. Returns False if there are none."""
+        """Remove all promotions of a name. Returns False if the name has no promotions."""
 
         async def remove(connection: AsyncConnection) -> bool:
             await lock_names(connection, tenant)
@@ -110,7 +111,7 @@ def _names_of(tenant: str) -> Select[Any]:
 
 
 def _lasting(checkpoint: Checkpoint) -> Select[Any]:
-    """Count the checkpoint, unless it was deleted or got an expiry after it was read."""
+    """Count the checkpoint, unless the checkpoint was deleted or got an expiry in the meantime."""
     named = (checkpoints.c.run_id, checkpoints.c.type, checkpoints.c.name)
     lasts = checkpoints.c.deleted_at.is_(None) & checkpoints.c.expires_at.is_(None)
     this = (checkpoint.run_id, checkpoint.type, checkpoint.name)
@@ -125,7 +126,7 @@ def _promoted(path: PromotedPath) -> Select[Any]:
 async def is_promoted(connection: AsyncConnection, path: PromotedPath) -> bool:
     """Return whether a name points to the path.
 
-    If no name points to it, none can point to it before this transaction ends.
+    After the answer False, no name can be pointed to the path before this transaction ends.
     """
     await lock_names(connection, path.tenant)
     return (await connection.execute(_promoted(path).limit(1))).one_or_none() is not None

@@ -58,7 +58,7 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query.order_by(*newest_first(*age)).limit(limit))
 
     async def assign_project(self, tenant: str, session_id: str, project_id: str) -> bool:
-        """Assign the session to a project. Returns False if the tenant has no such session."""
+        """Assign the session to a project. Returns False if the tenant does not have the session."""
         owned = (sessions.c.session_id == session_id) & (sessions.c.tenant == tenant)
         return await self._write(update(sessions).where(owned).values(project_id=project_id))
 
@@ -82,12 +82,12 @@ class SessionQueries(Queries):
     ) -> bool:
         """Finish the session if its last sign of life is older than `last_heartbeat_before`.
 
-        Returns False if it is newer, or if the session is already finished.
+        Returns False if the last sign of life is newer, or if the session is already finished.
         """
         return await self._write(_finish(session_id, type, detail, now).where(_silent(last_heartbeat_before)))
 
     async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
-        """Return the unfinished sessions whose last sign of life is older than this time."""
+        """Return the unfinished sessions with a last sign of life before this time."""
         silent = sessions.c.finished_at.is_(None) & _silent(last_heartbeat_before)
         query = select_records(sessions, Session).where(silent).order_by(sessions.c.last_heartbeat_at)
         return await self._read_all(Session, query)
@@ -104,9 +104,10 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query)
 
     async def delete_sessions_without_models(self, prefix: str, finished_before: datetime) -> int:
-        """Delete finished sessions that have no models and whose IDs have this prefix. Return their number.
+        """Delete finished sessions that have this ID prefix and no models. Return the number of deleted sessions.
 
-        Their idempotency keys and sampling sessions are deleted, too. One transaction deletes a few hundred sessions.
+        The idempotency keys and sampling sessions of a deleted session are deleted, too. One transaction deletes a few
+        hundred sessions.
         """
         # SQLite's LIKE ignores case.
         named = func.substr(sessions.c.session_id, 1, len(prefix)) == prefix
@@ -122,7 +123,10 @@ class SamplingSessionQueries(Queries):
     """The queries about sampling sessions."""
 
     async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
-        """Insert a sampling session. If its (session_id, sampling_session_seq_id) exists, return the existing one."""
+        """Insert a sampling session.
+
+        If a sampling session with the same (session_id, sampling_session_seq_id) exists, return the existing one.
+        """
         numbered = (sampling_sessions.c.session_id == session.session_id) & (
             sampling_sessions.c.sampling_session_seq_id == session.sampling_session_seq_id
         )

@@ -60,7 +60,7 @@ class CountTokensRequest(Request):
         return self
 
     def _check_unknown(self) -> None:
-        """Refuse the same fields as a message does. The count is then correct for the prompt that would be sampled."""
+        """Refuse the same fields as a message does. So the count is correct for the prompt that would be sampled."""
         unknown = dict(self.model_extra or {})
         if _edits_nothing(unknown.get("context_management")):
             unknown.pop("context_management", None)
@@ -69,7 +69,7 @@ class CountTokensRequest(Request):
     def conversation(self) -> Messages:
         """Return the messages in the form that chat templates read.
 
-        Raises ValueError for content that has no such form.
+        Raises ValueError for content that chat templates cannot read.
         """
         found: Messages = []
         if self.system:
@@ -136,7 +136,10 @@ class MessagesRequest(CountTokensRequest):
 
 
 def _edits_nothing(management: Any) -> bool:
-    """Return whether the requested edits leave the context unchanged. Claude Code requests such edits."""
+    """Return whether the requested edits leave the context unchanged.
+
+    Claude Code requests edits that change nothing.
+    """
     edits = management.get("edits") if isinstance(management, dict) else None
     return not management or (isinstance(edits, list) and all(_keeps_all(edit) for edit in edits))
 
@@ -146,7 +149,7 @@ def _keeps_all(edit: Any) -> bool:
 
 
 def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the messages. Tool results become separate messages, before the other content of their message."""
+    """Yield the messages. Tool results become separate messages, before the rest of the message's content."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise ValueError(f"{where}: role must be user or assistant")
@@ -360,7 +363,7 @@ def _tool_use(call: worker_pb2.ToolCall) -> Answer:
 def _object(text: str) -> Any:
     """Return the arguments of a call as an object.
 
-    If the model wrote a value of another type, put it into an object.
+    If the model wrote a value of another type, put the value into an object.
     """
     content = orjson.loads(text)
     return content if isinstance(content, dict) else {"arguments": content}

@@ -39,8 +39,8 @@ MESSAGE_FIELDS = frozenset(
 )
 """The fields of a message.
 
-The fields in the last line are ignored. They are notes about caches, and notes about an answer that clients send back
-(LiteLLM adds some to every answer).
+The fields in the last line are ignored. Ignored fields are notes about caches, and notes in answers that clients send
+back (LiteLLM adds some to every answer).
 """
 
 # Fields that clients may send and that are ignored: they change no sample.
@@ -210,7 +210,7 @@ class ChatCompletionRequest(OpenAiRequest):
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages in the form that chat templates read: texts are joined, and arguments are objects.
 
-    Raises ValueError for content that has no such form.
+    Raises ValueError for content that chat templates cannot read.
     """
     return [_message(f"messages.{index}", message) for index, message in enumerate(messages)]
 
