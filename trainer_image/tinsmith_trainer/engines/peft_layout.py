@@ -51,8 +51,8 @@ def expert_modules(tensors: Tensors) -> list[str]:
 def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str], list[str]]:
     """Return `target_modules` and `target_parameters` of linear layers.
 
-    In a model with experts, PEFT renames target modules that have the former names of experts. Target parameters keep
-    their names (peft.utils.transformers_weight_conversion, 0.21).
+    In a model with experts, PEFT treats target modules with the former names of experts as experts
+    (peft.utils.transformers_weight_conversion, 0.21). So linear layers with these names are target parameters.
     """
     named = list(modules)
     moved = {name for name in named if has_experts and name.rpartition(".")[2] in FORMER_NAMES}

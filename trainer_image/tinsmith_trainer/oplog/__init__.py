@@ -1,1 +1,1 @@
-"""The durable log of operations: the journal, its tables, the queues of models, and attempts that ended processes."""
+"""The durable log of operations: the journal and its tables, the queues of models, attempts that ended processes."""

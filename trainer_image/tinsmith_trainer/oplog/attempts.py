@@ -1,7 +1,7 @@
 """Attempts at work during which processes ended, and the decision to stop further attempts.
 
-Without a limit, a replay would repeat a batch that is too large for the memory, and kill the worker each time, while
-all other models wait.
+Without a limit, every replay would repeat a batch that is too large for the memory, and kill the worker, while all
+other models wait.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ ADVICE = {
 class AttemptPolicy:
     """The limits of attempts.
 
-    `limit` is the number of processes that may end during the same work before it is not retried. `hang_seconds`: if a
-    call has run for this long when the worker receives the stop signal, the call counts as the reason for the stop.
+    `limit` is the number of processes that may end during the same work before the worker stops retrying this work.
+    `hang_seconds`: if a call has run for this long when the worker receives the stop signal, the call counts as the
+    reason for the stop.
     """
 
     limit: int = 3
@@ -47,8 +48,8 @@ def verdict(
 ) -> Verdict:
     """Return the decision about the work.
 
-    Work without a published result fails. Other work waits. A release waits, too, because otherwise a model's last
-    weights would be lost. `kind` is the kind of an operation, or None for other work.
+    Work without a published result fails, except a release. All other work waits. A release waits because its failure
+    would lose the last weights of a model. `kind` is the kind of an operation, or None for other work.
     """
     if interruptions < limit:
         return "run"
@@ -60,7 +61,7 @@ def verdict(
 class Refusal:
     """The decision to stop attempts at some work.
 
-    The work fails with the message, or its model waits for another process.
+    The work fails with the message, or the model of the work waits for another process.
     """
 
     fails: bool
@@ -81,13 +82,13 @@ class Attempts:
         self.before_a_suspect: list[Callable[[], None]] = []
         """Functions that wait until nothing runs in other threads.
 
-        If the process ends after that, only the suspected work can be the cause.
+        If the process ends after this wait, only the suspected work can be the cause.
         """
 
     def recover(self) -> None:
         """Count the end of the previous process, and read the earlier counts.
 
-        If this raises JournalFull, it may be called again.
+        After JournalFull, `recover` may be called again.
         """
         left = self._marker.left_behind
         if left is not None:
@@ -106,7 +107,10 @@ class Attempts:
         )
 
     def refusal(self, work: InFlightWork, operation: Operation | None = None) -> Refusal | None:
-        """Return the reason why the work may not begin, or None if it may. Call this before the work begins."""
+        """Return the reason why the work may not begin, or None if the work may begin.
+
+        Call this before the work begins.
+        """
         if self.is_suspect(work):
             for wait in self.before_a_suspect:
                 wait()
@@ -117,14 +121,14 @@ class Attempts:
     def is_suspect(self, work: InFlightWork) -> bool:
         """Return whether a process has ended during the work, or during a call that included the work.
 
-        Such work runs alone. If the process ends again, this work is known to be the cause.
+        Suspected work runs alone. If the process ends again, the suspected work is known to be the cause.
         """
         return work in self._known
 
     def succeeded(self, work: InFlightWork) -> None:
-        """Forget the interruptions of work whose result is not in the journal.
+        """Forget the interruptions of work that has no result in the journal.
 
-        The interruptions of an operation are forgotten when its result is recorded.
+        The interruptions of an operation are forgotten when the operation's result is recorded.
         """
         if self._known.pop(work, None) is not None:
             self._journal.write(lambda db: result_tables.forget_interruptions(db, work), must_succeed=True)
@@ -181,7 +185,7 @@ class Attempts:
 def reason_to_wait(
     work: InFlightWork, operation: Operation | None, error: Exception, again_after_seconds: float | None = None
 ) -> str:
-    """Return the reason for a model's wait: this worker cannot restore or replay it now.
+    """Return the reason why a model waits: this worker cannot restore or replay the model now.
 
     The model's data is intact. Clients see the reason.
     """

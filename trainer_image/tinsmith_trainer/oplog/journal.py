@@ -1,7 +1,7 @@
-"""The durable log of a worker: accepted operations, their results, snapshots, events.
+"""The durable log of a worker: accepted operations, results, snapshots, events.
 
-The log is one SQLite file (WAL, synchronous=FULL, exclusive), used by one thread. Writes that arrive while a commit is
-being synced share the next commit, so many submitters need few fsyncs. A future of this module resolves only when its
+The log is one SQLite file (WAL, synchronous=FULL, exclusive), used by one thread. Writes that arrive during the sync of
+a commit share the next commit, so many submitters need few fsyncs. A future of this module resolves only when its
 transaction is on disk.
 """
 
@@ -122,10 +122,12 @@ class _Job(Generic[T]):
 
 
 class Journal:
-    """The reads and writes of the file, in one thread. Each batch runs its reads first, and then its writes in order.
+    """The reads and writes of the file, in one thread.
 
-    On a full disk, writes that must succeed wait for space. Reads, refusals, and writes for which there is space
-    continue. Writes of one model stay in order.
+    In each batch, the reads run first, and then the writes in order.
+
+    On a full disk, writes that must succeed wait for space. Reads, refusals, and writes that fit on the disk continue.
+    Writes of one model stay in order.
     """
 
     def __init__(self, path: Path, *, vfs: str | None = None, room: DiskRoom | None = None) -> None:
@@ -168,14 +170,14 @@ class Journal:
         uses_reserve: bool = False,
         model_id: str = "",
     ) -> Future[T]:
-        """Run a write in the next transaction. The future resolves when its commit is synced.
+        """Run a write in the next transaction. The future resolves when the commit is synced.
 
         The future fails with JournalFull if the disk is full, and with ServerError if the file cannot be written.
-        `uses_reserve` is for writes that free space, or that a start needs. Such writes fail only when the reserve is
-        used up, too. `must_succeed` is for effects that have already happened. Such a write uses the reserve, then
-        waits for space. Any other failure ends the process, because the memory of the process is then ahead of the
-        file. The next process continues from the file. The future never resolves if the journal is closed before space
-        is free. `model_id` is the model of a write that must succeed.
+        `uses_reserve` is for writes that free space, or that a start needs. Writes with `uses_reserve` fail only when
+        the reserve is used up, too. `must_succeed` is for effects that have already happened. A write with
+        `must_succeed` uses the reserve, then waits for space. A failure of such a write ends the process, because the
+        state in memory is then newer than the file. The next process continues from the file. The future never resolves
+        if the journal is closed before space is free. `model_id` is the model of a write that must succeed.
         """
         return self._put(_Job(run, Future(), True, must_succeed, uses_reserve or must_succeed, model_id))
 
@@ -184,13 +186,13 @@ class Journal:
         return self._put(_Job(run, Future(), writes=False))
 
     def size_bytes(self) -> int:
-        """Return the size of the journal on disk, including its write-ahead log."""
+        """Return the size of the journal on disk, including the write-ahead log."""
         return _size_of(self.path) + _size_of(self._wal)
 
     def settle(self, model_id: str) -> None:
-        """Return when every earlier write of this model is on disk, and its future's callbacks have run.
+        """Return when all earlier writes of this model are on disk, and the callbacks of all futures have run.
 
-        Raises JournalFull while one of these writes, or a write without a model, waits for space.
+        Raises JournalFull while a write of this model, or a write without a model, waits for space.
         """
         names = ("", model_id)
         waits = self._put(_Job(lambda db: any(job.model_id in names for job in self._waiting), Future(), writes=True))
@@ -200,7 +202,7 @@ class Journal:
     def close(self) -> None:
         """Finish queued jobs and close the file.
 
-        Writes that still wait for space are lost. The next process repeats operations whose result is not on disk.
+        Writes that still wait for space are lost. The next process repeats operations without a result on disk.
         """
         self._queue.put(None)
         self._thread.join()
@@ -222,7 +224,7 @@ class Journal:
     def _take_batch(self) -> list[_Job[Any] | None]:
         """Return the jobs that have arrived.
 
-        The batch is empty if it is time to repeat the writes that wait for space.
+        The batch is empty when the writes that wait for space are due for a retry.
         """
         try:
             batch = [self._queue.get(timeout=ROOM_RETRY_SECONDS if self._waiting else None)]
@@ -279,14 +281,17 @@ class Journal:
         return results
 
     def _shorten_log(self) -> None:
-        """Fold the write-ahead log into the file. This also frees the space of a transaction that did not fit."""
+        """Move the content of the write-ahead log to the file.
+
+        This also frees the space of a transaction that did not fit on the disk.
+        """
         try:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.Error as error:  # nothing is lost, because committed data is in the log
             log.warning("the journal's log cannot be folded in", path=str(self.path), reason=str(error))
 
     def _separate(self, jobs: list[_Job[Any]], error: Exception) -> None:
-        """Commit each job in its own transaction, so that one invalid write does not fail the others."""
+        """Commit each job in a separate transaction, so that an invalid write fails alone."""
         if len(jobs) == 1:
             _fail(jobs[0], error)
             return

@@ -1,7 +1,8 @@
-"""The data that the journal deletes during a model's life: expired results, and whole rows below the snapshot.
+"""The data that the journal deletes while a model exists: expired results, and rows that the snapshot covers.
 
-The number of a deleted row is kept, so that its operation never runs again. A poll reports that the result is gone, and
-a repeated submission is acknowledged as before. Each step takes milliseconds, because all other writes wait for it.
+The number of a deleted row is kept, so that the operation never runs again. A poll reports that the result is deleted,
+and a repeated submission is acknowledged as before. Each step of a deletion takes milliseconds, because all other
+writes wait for the step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ MODELS_IN_A_STEP = 250
 class JournalRetention:
     """Rounds of deletion, one at a time, on the event loop. The journal's thread runs the steps of a round.
 
-    A row that may be deleted at one time may also be deleted later. So a later transaction may delete it.
+    If a row may be deleted at one time, it may also be deleted at any later time, so a later transaction can delete the
+    row.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -58,7 +60,7 @@ class JournalRetention:
         return await self._write(forget_released_models)
 
     async def _give_up_corrupted(self, models: Iterable[StoredModel], horizon: float) -> None:
-        """Treat corrupted models as released in later rounds, after the wait for their snapshots is over."""
+        """Treat a corrupted model as released in later rounds if the wait for the model's snapshot is over."""
         for model in models:
             if model.phase == "corrupted" and (model.corrupted_at or 0.0) <= horizon:
                 await self._write(partial(result_tables.forget_model, model_id=model.model_id))
@@ -69,7 +71,7 @@ class JournalRetention:
                 await self._write(partial(forget_rows, model_id=model_id, numbers=numbers))
 
     async def _drop_expired(self, expired: float, owners: Mapping[str, str]) -> Counter[str]:
-        """Delete expired results whose rows a start still needs.
+        """Delete expired results, but keep the rows, which the next start needs.
 
         Return the number of bytes that each owner still keeps.
         """
@@ -86,9 +88,9 @@ class JournalRetention:
             await self._drop(list(crowded_out(page, excess, owners, not_after)))
 
     async def _pages(self) -> AsyncIterator[list[KeptResult]]:
-        """Yield all results in the order of their operations.
+        """Yield all results in the order of operations.
 
-        This order may differ from the order of the finish times.
+        The order of operations may differ from the order of the finish times.
         """
         after = -1
         while page := await self._read(partial(read_results, after=after)):
@@ -109,7 +111,7 @@ class JournalRetention:
 
 
 def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
-    """Return the owner of each model. A model of an unknown tenant is its own owner."""
+    """Return the owner of each model. If the tenant is unknown, the model itself is the owner."""
     return {model.model_id: model.tenant for model in models if model.tenant}
 
 
@@ -123,7 +125,7 @@ def spent_of_models(db: Database, models: Sequence[StoredModel], horizons: Horiz
 
 
 def spent_numbers(db: Database, model: StoredModel, horizons: Horizons, keep: int) -> list[int]:
-    """Return the model's lowest numbers up to the first number that is not spent, but only enough for one step."""
+    """Return the model's lowest spent numbers before the first unspent number, at most enough for one step."""
     beyond = _newest_beyond(db, model, keep)
     spent = takewhile(lambda operation: horizons.is_spent(operation, beyond), _oldest(db, model))
     return list(_for_one_step((operation.seq_id, operation.result_bytes) for operation in spent))
@@ -151,7 +153,7 @@ def _oldest(db: Database, model: StoredModel) -> Iterable[Finished]:
 def _for_one_step(sized: Iterable[tuple[int, int]]) -> Iterator[int]:
     """Yield the numbers that one step deletes, at least one number.
 
-    Rows with large results take long to delete, because they fill many pages.
+    Deleting a row with a large result takes long, because the result fills many pages.
     """
     room = BYTES_IN_A_STEP
     for number, result_bytes in sized:
@@ -162,7 +164,7 @@ def _for_one_step(sized: Iterable[tuple[int, int]]) -> Iterator[int]:
 
 
 def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
-    """Delete the rows of these operations, but keep their numbers."""
+    """Delete the rows of these operations, but keep the numbers."""
     forgotten = journal_tables.read_forgotten(db, model_id)
     for seq_id in numbers:
         forgotten.add(seq_id)
@@ -174,7 +176,7 @@ def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
 def read_results(db: Database, after: int) -> list[KeptResult]:
     """Return the results after this row, at most `SIZES_IN_A_STEP`.
 
-    The query reads only the index, because in a row the result comes before its size.
+    The query reads only the index, because in a row the result is stored before the size of the result.
     """
     rows = db.execute(
         "SELECT id, model_id, finished_at, result_bytes FROM operations INDEXED BY results"
@@ -189,7 +191,7 @@ def drop_results(db: Database, rows: Sequence[int]) -> None:
 
 
 def forget_released_models(db: Database) -> list[str]:
-    """Delete all data of released models that have no result left. Return these models."""
+    """Delete all data of released models that have no result left, and return the models."""
     rows = db.execute(
         "SELECT model_id FROM models WHERE state = 'released'"
         " AND NOT EXISTS (SELECT 1 FROM operations WHERE operations.model_id = models.model_id)"
@@ -204,15 +206,15 @@ def forget_released_models(db: Database) -> list[str]:
 class Retention:
     """The limits of stored results.
 
-    Results can be read for `seconds` after they finished, if the results of all models fit into `result_bytes`. If they
-    do not fit, the oldest results of the tenant with the most bytes are deleted first. Results that finished less than
-    `least_seconds` ago are deleted only if the disk `is_short`.
+    Results can be read for `seconds` after they finished, if the results of all models fit into `result_bytes`. If the
+    results do not fit, the oldest results of the tenant with the most bytes are deleted first. Results that finished
+    less than `least_seconds` ago are deleted only if the disk `is_short`.
 
-    A model is closed if it was released, or could not be created. The newest `closed_models` of each tenant keep their
+    A model is closed if it was released, or could not be created. The newest `closed_models` of each tenant keep
     results for the same time. Older closed models lose results that finished more than `least_seconds` ago.
 
-    Below its snapshot, a model keeps the rows of its newest `operations`, and the rows that finished less than
-    `least_seconds` ago. For all other operations below the snapshot, only the numbers are kept.
+    Of the operations that a model's snapshot covers, the rows of the newest `operations` are kept, and the rows that
+    finished less than `least_seconds` ago. Of all other operations that the snapshot covers, only the numbers are kept.
     """
 
     seconds: float
@@ -225,7 +227,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An operation with a result. It never runs again."""
+    """An operation with a result, which never runs again."""
 
     seq_id: int
     finished_at: float
@@ -236,7 +238,8 @@ class Finished:
 class Horizons:
     """Times in Unix seconds that limit the age of results.
 
-    Results that finished before these times are expired, or may be deleted to free space.
+    Results that finished before one of these times are expired; before the other time, they may be deleted to free
+    space.
     """
 
     expired: float
@@ -245,7 +248,7 @@ class Horizons:
     def is_spent(self, operation: Finished, newest_beyond: int) -> bool:
         """Return whether the operation's row may be deleted.
 
-        `newest_beyond` is the number directly below the newest operations, which are kept.
+        Operations above `newest_beyond` are the newest operations, which are kept.
         """
         if operation.seq_id <= newest_beyond and operation.finished_at <= self.crowded_out:
             return True
@@ -256,7 +259,7 @@ class Horizons:
 class KeptResult:
     """A stored result.
 
-    It has its row, its model, the time at which it finished (Unix seconds), and its bytes.
+    The fields are the row, the model, the time at which the result finished (Unix seconds), and the size in bytes.
     """
 
     row: int
@@ -282,7 +285,10 @@ def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
 
 
 def excess_bytes(bytes_of_owners: Mapping[str, int], budget_bytes: int) -> dict[str, int]:
-    """Return the bytes of each owner above the level at which all owners fit. Owners below the level are left out."""
+    """For each owner, return the bytes above the level at which the results of all owners fit.
+
+    Owners with fewer bytes than the level are left out.
+    """
     level = _level(sorted(bytes_of_owners.values()), budget_bytes)
     return {owner: size - level for owner, size in bytes_of_owners.items() if size > level}
 

@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
-"""`late`: the number was given up before its operation arrived.
+"""`late`: the sequence number was skipped before the operation arrived.
 
-The operation failed immediately, and was never put in the order.
+The operation failed immediately, and was never queued.
 """
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
 
@@ -36,7 +36,7 @@ HIGHEST_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An accepted operation without its payload. The payload is read when the operation runs."""
+    """An accepted operation without the payload, which is read when the operation runs."""
 
     model_id: str
     seq_id: int
@@ -59,7 +59,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """The result of an operation. Clients get it from the journal."""
+    """The result of an operation, as clients get it from the journal."""
 
     payload: bytes | None = None  # protobuf or JSON; None: the operation failed, or its result has expired
     protobuf: bool = False
@@ -112,7 +112,7 @@ class StoredModel:
 
     @property
     def spent_up_to(self) -> int:
-        """The number up to which the bodies of operations with results are not needed.
+        """The number up to which operations with a result do not need their bodies any more.
 
         If the snapshot of a corrupted model becomes readable again, the bodies after this number restore the model.
         """
@@ -120,7 +120,7 @@ class StoredModel:
 
 
 def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Split the items into steps of the journal's thread. Other writes wait until a step ends."""
+    """Split the items into steps for the journal's thread. Other writes wait until a step ends."""
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
@@ -134,7 +134,10 @@ def set_meta(db: Database, key: str, value: str) -> None:
 
 
 def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
-    """Block older epochs, and give new events numbers above the cursor. Return the highest epoch so far."""
+    """Block older epochs, and give new events numbers above the cursor.
+
+    Return the highest epoch that the journal has seen.
+    """
     db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'events'", (event_cursor,))
     highest = max(epoch, int(get_meta(db, "epoch") or 0))
     set_meta(db, "epoch", str(highest))
@@ -144,7 +147,7 @@ def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
 def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
     """Insert an accepted operation.
 
-    With `late`, the operation is recorded as failed and never runs, unless its model was deleted at the same time.
+    With `late`, the operation is recorded as failed and never runs, unless the model was deleted at the same time.
     """
     if late and not db.execute("SELECT 1 FROM models WHERE model_id = ?", (operation.model_id,)).fetchone():
         return
@@ -182,7 +185,7 @@ def set_model_phase(db: Database, model_id: str, phase: ModelPhase, reason: str 
 
 
 def note_damage(db: Database, model_id: str, process: str | None) -> None:
-    """Record the process that found the model's snapshot missing or altered. None records an intact snapshot."""
+    """Record the process that found the model's snapshot missing or altered, or None for an intact snapshot."""
     db.execute("UPDATE models SET damage_seen_by = ? WHERE model_id = ?", (process, model_id))
 
 
@@ -192,7 +195,7 @@ def corrupt_model(db: Database, model_id: str, reason: str, now: float) -> None:
 
 
 def save_and_release(db: Database, model_id: str, payload: bytes, now: float) -> None:
-    """Open a corrupted model again for a release that saves it first. For its clients, the model has ended."""
+    """Open a corrupted model again for a release that first saves the model. For clients, the model has ended."""
     set_model_phase(db, model_id, "live")
     note_damage(db, model_id, None)
     db.execute("UPDATE models SET corrupted_at = NULL WHERE model_id = ?", (model_id,))
@@ -209,7 +212,7 @@ def raise_closed_below(db: Database, model_id: str, seq_id: int) -> None:
 
 
 def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now: float) -> None:
-    """Fail an accepted operation whose number was given up before it was put in the order."""
+    """Fail an accepted operation if its sequence number was skipped before the operation could be queued."""
     db.execute(
         "UPDATE operations SET status = 'late', payload = NULL, failure_category = ?, failure_message = ?,"
         " finished_at = ? WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
@@ -252,7 +255,7 @@ def read_models(db: Database) -> list[StoredModel]:
 
 
 def read_unsettled(db: Database, model: StoredModel) -> list[StoredOperation]:
-    """Return the operations that have no result, or whose effect must be repeated, in order.
+    """Return, in order, the operations without a result and the operations that must run again.
 
     Payloads and results are left out.
     """
@@ -282,7 +285,7 @@ def read_settled(db: Database, model: StoredModel) -> NumberRanges:
 
 
 def read_forgotten(db: Database, model_id: str) -> NumberRanges:
-    """Return the numbers of operations whose rows are deleted."""
+    """Return the numbers of operations with deleted rows."""
     return NumberRanges(
         (int(first), int(last))
         for first, last in db.execute(
@@ -294,7 +297,7 @@ def read_forgotten(db: Database, model_id: str) -> NumberRanges:
 def last_accepted_at(db: Database, model_id: str) -> float:
     """Return the time at which the operation with the highest stored number was accepted, in Unix seconds.
 
-    If there is no operation, return 0.
+    If the journal has no operation, return 0.
     """
     row = db.execute(
         "SELECT accepted_at FROM operations WHERE model_id = ? ORDER BY seq_id DESC LIMIT 1", (model_id,)

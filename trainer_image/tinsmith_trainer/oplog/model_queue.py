@@ -1,4 +1,4 @@
-"""The state of one model in the scheduler: its operations, their order, its accumulated calls, and its snapshot."""
+"""The state of one model in the scheduler: operations and their order, accumulated calls, and the snapshot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tinsmith_trainer.oplog.server_assigned_seq_ids import (
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Purpose
 
 SETTLED: Future[None] = Future()
-"""A future that all entries share whose operations are on disk.
+"""A future that is shared by all entries with operations on disk.
 
 A separate future would take most of an entry's memory.
 """
@@ -31,12 +31,12 @@ SETTLED.set_result(None)
 
 
 KEPT_PAYLOAD_BYTES = 128 * 1024**2
-"""The limit on payloads of waiting operations in memory. The engine reads further payloads from the journal."""
+"""The limit on payloads of waiting operations in memory. Payloads beyond this limit are read from the journal."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """An accepted operation. `status` is the status that clients may see, so it changes after the commit."""
+    """An accepted operation. `status` is visible to clients, so the status changes only after the commit."""
 
     operation: Operation
     status: Status
@@ -56,19 +56,19 @@ class Entry:
     def may_bear_a_gradient(self) -> bool:
         """Return whether the next optimizer step may depend on the operation.
 
-        The body was not read, so it may contain a gradient.
+        The body was not read, so the operation may have a gradient.
         """
         return self.operation.is_forward_backward and not self.forward_only
 
     @property
     def work(self) -> InFlightWork:
-        """The work of the operation's turn."""
+        """The work that a turn of the operation does."""
         purpose: Purpose = "replay" if self.is_finished else "operation"
         return InFlightWork(purpose, self.operation.model_id, self.operation.seq_id)
 
 
 class KeptPayloads:
-    """Payloads of waiting operations that are kept in memory.
+    """The payloads of waiting operations in memory.
 
     The engine does not need to read these payloads from the journal.
     """
@@ -82,14 +82,14 @@ class KeptPayloads:
             self._bytes += len(payload)
 
     def take(self, entry: Entry) -> bytes | None:
-        """Remove and return the payload, or return None if it is not in memory."""
+        """Remove and return the payload, or return None if the payload is not in memory."""
         kept, entry.payload = entry.payload, None
         self._bytes -= len(kept or b"")
         return kept
 
 
 class UnknownModel(LookupError):
-    """An error for an operation that names an unknown model and does not create it."""
+    """An error for an operation on an unknown model, if the operation does not create the model."""
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class ModelQueue:
     ) -> ModelQueue:
         """Return the queue in the state that the journal records.
 
-        All operations above the snapshot are put in the order again.
+        All operations after the snapshot are queued again.
         """
         queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
         queue.damage_seen_by = model.damage_seen_by
@@ -168,7 +168,10 @@ class ModelQueue:
             self.put_in_order(operation)
 
     def numbered(self, operation: Operation) -> Operation:
-        """Return the operation with its number. If it has no number, assign one. Raises NumbersMixed."""
+        """Return the operation with a number.
+
+        If the client sent no number, assign the next number. Raises NumbersMixed.
+        """
         key = operation.idempotency_key
         if not key:
             # Assigned numbers count, too: an operation that uses an assigned number is a different operation with its
@@ -183,7 +186,7 @@ class ModelQueue:
 
     @property
     def _is_numbered(self) -> bool:
-        """Return whether the model has, or had, operations that a client numbered."""
+        """Return whether a client has numbered operations of this model."""
         return any(map(is_from_a_client, self.entries)) or any(
             is_from_a_client(first) or is_from_a_client(last) for first, last in self.settled
         )
@@ -194,7 +197,7 @@ class ModelQueue:
         self.last_accepted_at = max(self.last_accepted_at, entry.operation.accepted_at)
 
     def settle(self, entry: Entry) -> None:
-        """Keep only the number of an operation. Its result must be on disk, and its effect must have happened."""
+        """Keep only the number of an operation. The result must be on disk, and the effect must have happened."""
         self.remove(entry)
         self.settled.add(entry.operation.seq_id)
 
@@ -203,14 +206,14 @@ class ModelQueue:
             self.waiting_bytes -= entry.body_bytes
 
     def is_finished(self, seq_id: int) -> bool | None:
-        """Return whether clients may see the result, or None if no such operation was accepted."""
+        """Return whether clients may see the result, or None if no operation with this number was accepted."""
         entry = self.entries.get(seq_id)
         if entry is not None:
             return entry.is_finished
         return True if seq_id in self.settled else None
 
     def put_in_order(self, operation: Operation) -> None:
-        """Add an operation to the order. Call this after its commit."""
+        """Queue an operation in the order of numbers, after the operation's commit."""
         self.order.accept(operation.seq_id, is_forward_backward=operation.is_forward_backward)
         if operation.idempotency_key:
             # Numbers are assigned in the order of acceptance, so the operation of a missing number was refused.
@@ -222,7 +225,7 @@ class ModelQueue:
 
     @property
     def owner(self) -> str:
-        """The tenant whose fair share the model uses. A model of an unknown tenant is its own owner."""
+        """The tenant whose fair share the model uses. If the tenant is unknown, the model itself is the owner."""
         return self.tenant or self.model_id
 
     @property
@@ -237,7 +240,7 @@ class ModelQueue:
     def stranded(self) -> list[Entry]:
         """Return accepted operations that can never run.
 
-        A crash happened after they were accepted and before they failed as late.
+        The previous process crashed before it could fail these operations as late.
         """
         return [
             entry
@@ -246,13 +249,13 @@ class ModelQueue:
         ]
 
     def closed_failure(self) -> Failure:
-        """Return the failure of operations that arrive after the model has ended."""
+        """Return the failure for operations that arrive after the end of the model."""
         if self.phase == "corrupted":
             return Failure("server", f"{self.model_id} is corrupted: {self.reason}. Resume from its last checkpoint.")
         return Failure("user", self.reason or f"{self.model_id} was released when its session ended.")
 
     def late_failure(self, seq_id: int) -> Failure | None:
-        """Return the reason why a new operation with this number will not run, or None if it will run."""
+        """Return the reason why a new operation with this number will not run, or None if the operation will run."""
         if not self.is_open:
             return self.closed_failure()
         if self.order.is_late(seq_id):
@@ -286,7 +289,7 @@ class KnownModels:
     def __init__(self) -> None:
         self.all: dict[str, ModelQueue] = {}
         self.open: dict[str, ModelQueue] = {}
-        """Models that may still run operations, in the order of their creation."""
+        """Models that may still run operations, in the order of creation."""
         self.corrupted: dict[str, ModelQueue] = {}
         # closed models, each with the time at which it was closed
         self._with_keys: deque[tuple[float, ModelQueue]] = deque()
@@ -302,7 +305,7 @@ class KnownModels:
             self._note_closed(queue)
 
     def close(self, queue: ModelQueue, phase: ModelPhase, reason: str) -> None:
-        """Mark the model so that none of its operations runs again, in this process or after a restart."""
+        """Close the model: no operation of the model runs again, in this process or after a restart."""
         queue.phase, queue.reason = phase, reason
         self.open.pop(queue.model_id, None)
         self._note_closed(queue)
@@ -316,7 +319,7 @@ class KnownModels:
             self.corrupted[queue.model_id] = queue
 
     def remove(self, model_ids: Iterable[str]) -> list[ModelQueue]:
-        """Remove the models and return their queues."""
+        """Remove the models, and return the queues of these models."""
         queues = [self.all.pop(model_id) for model_id in model_ids]
         for queue in queues:
             self.open.pop(queue.model_id, None)

@@ -1,6 +1,6 @@
-"""The models of a worker, and the lock that guards them.
+"""The models of a worker, and the lock that guards the models.
 
-This module accepts operations, closes gaps, and returns the models that are ready for a turn.
+This module accepts operations, closes gaps in sequence numbers, and returns the models that are ready for a turn.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 GAP_CLOSES_AFTER_SECONDS = 400.0
 """The time after which a gap is closed.
 
-The SDK repeats a submission for 300 s, so a number that is missing after this time will not arrive.
+The SDK repeats a submission for 300 s, so an operation that is missing after this time will not arrive.
 """
 
 RECOVERED_AT_ONCE = 250
@@ -51,19 +51,19 @@ Ready = tuple[ModelQueue, Turn, Entry]
 
 
 class Room(Protocol):
-    """The memory for the adapters of models whose operations are ready to run."""
+    """The memory for the adapters of models that have an operation ready to run."""
 
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
         """Return the models with room in memory, and the seconds until another model may have room.
 
-        The seconds are infinite if no model can have room before a change.
+        The number of seconds is infinite if no model can get room without a change.
         """
 
 
 class ModelQueues:
     """The models of a worker. Thread-safe.
 
-    Callbacks of the journal come in the order of commits, and each queue keeps this order.
+    The journal calls back in the order of commits, and each queue keeps this order.
     """
 
     def __init__(
@@ -145,23 +145,23 @@ class ModelQueues:
             return 0 if (queue := self._models.find(model_id)) is None else queue.order.waiting_count
 
     def is_next_missing(self, model_id: str, seq_id: int) -> bool:
-        """Return whether the next operation that the model waits for has this number."""
+        """Return whether the model waits for the operation with this number next."""
         with self._changed:
             return (queue := self._models.find(model_id)) is not None and queue.order.is_next_missing(seq_id)
 
     def waiting_bytes(self, owner: str) -> int:
-        """Return the total size of one owner's bodies of operations without a result."""
+        """Return the total size of bodies of one owner's operations that have no result yet."""
         with self._changed:
             return sum(queue.waiting_bytes for queue in self._models.open.values() if queue.owner == owner)
 
     # ---- accepting
 
     def accept(self, operation: Operation, payload: bytes, tenant: str = "") -> tuple[int, Future[None]]:
-        """Accept an operation. Return its number, and a future that resolves when the operation is on disk.
+        """Accept an operation. Return the operation's number, and a future that resolves when the operation is on disk.
 
-        A repeated number or key returns the same number and future. A model belongs to the tenant of its first
-        operation with a tenant. Raises UnknownModel, NumbersMixed. If the future fails with JournalFull, the operation
-        was not accepted.
+        A repeated number or key returns the same number and future. A model belongs to the tenant of the model's first
+        operation that names a tenant. Raises UnknownModel, NumbersMixed. If the future fails with JournalFull, the
+        operation was not accepted.
         """
         with self._changed:
             queue = self._queue_for(operation)
@@ -183,7 +183,7 @@ class ModelQueues:
         return operation.seq_id, accepted
 
     def take_payload(self, entry: Entry) -> bytes:
-        """Return the payload, and remove it from memory."""
+        """Return the payload, and remove the payload from memory."""
         operation = entry.operation
         with self._changed:
             kept = self._kept.take(entry)
@@ -214,7 +214,7 @@ class ModelQueues:
         return self._journal.write(write, uses_reserve=operation.kind == worker_pb2.RELEASE_MODEL)
 
     def _add_accepted(self, queue: ModelQueue, entry: Entry, late: Failure | None, done: Future[None]) -> None:
-        """Put the operation in the order. Runs in the journal's thread, in the order of commits."""
+        """Queue the operation. Runs in the journal's thread, in the order of commits."""
         operation = entry.operation
         reach("accept-after-sync")
         if done.exception() is not None:
@@ -236,7 +236,7 @@ class ModelQueues:
             self._write_late(queue, entry, became_late)
 
     def forget(self, model_ids: Iterable[str]) -> list[ModelQueue]:
-        """Remove these models, whose rows are deleted. Return their queues."""
+        """Remove these models after the deletion of their rows, and return the queues of the models."""
         with self._changed:
             return self._models.remove(model_ids)
 
@@ -256,12 +256,12 @@ class ModelQueues:
     # ---- turns
 
     def wait_for_turns(self, room: Room) -> Sequence[Ready] | MaintenanceTask | None:
-        """Wait until a model can run. Return all models that can run, with their next operations.
+        """Wait until a model can run. Return all models that can run, each with the next operation.
 
-        If there is a task, return the task. At a stop, return None.
+        If a task waits, return the task. At a stop, return None.
 
-        Models without room in memory are left out until there is room. Tasks have precedence. The caller chooses one of
-        the models.
+        Models without room in memory are left out until the memory has room. Tasks have precedence. The caller chooses
+        one model for the turn.
         """
         with self._changed:
             while not self._stopping:
@@ -283,7 +283,7 @@ class ModelQueues:
     def _seconds_to_next_hold(self) -> float:
         """Return the seconds until the next held queue may run.
 
-        The number is infinite if only a change can bring work.
+        The number is infinite if no queue is held for a limited time.
         """
         held = (queue.held_until for queue in self._models.open.values() if queue.held_until)
         return max(min(held, default=math.inf) - time.monotonic(), 0.0)
@@ -295,7 +295,7 @@ class ModelQueues:
             queue.held_because = because
 
     def quarantine(self, queue: ModelQueue, reason: str) -> None:
-        """Stop running the model in this process. Its operations do not fail."""
+        """Stop running the model in this process. The operations of the model do not fail."""
         log.error("model quarantined", model_id=queue.model_id, reason=reason)
         with self._changed:
             queue.quarantined = reason
@@ -319,7 +319,7 @@ class ModelQueues:
     def _has_a_place_free(self) -> bool:
         """Return whether the operation that creates a model can run.
 
-        If not, the operation waits until another model is released.
+        Without a free place, the operation waits until another model is released.
         """
         return sum(queue.has_adapter for queue in self._models.open.values()) < self._places
 
@@ -331,7 +331,7 @@ class ModelQueues:
             return not self._has_a_place_free()
 
     def finish(self, queue: ModelQueue, turn: Turn) -> None:
-        """Note that the operation has had its effect, in its first run or in a replay."""
+        """Note that the operation has had an effect, in the first run or in a replay."""
         with self._changed:
             queue.order.finish(turn)
             queue.unsaved_operations += 1
@@ -340,7 +340,7 @@ class ModelQueues:
                 queue.settle(entry)
 
     def publish(self, queue: ModelQueue, entry: Entry, failure: Failure | None) -> None:
-        """Make a result visible to clients. The result is on disk."""
+        """Make a result visible to clients after the result is on disk."""
         with self._changed:
             self._kept.take(entry)  # the operation may have failed before its payload was read
             entry.status = "done" if failure is None else "failed"
@@ -393,7 +393,7 @@ class ModelQueues:
     # ---- gaps
 
     def age_gaps(self, seconds: float) -> None:
-        """Count the time in which clients could fill open gaps. Close the gaps whose time is over."""
+        """Count the time in which clients could fill open gaps, and close gaps after this time."""
         for queue in self.open():
             with self._changed:
                 overdue = self._overdue_gap(queue, seconds)

@@ -3,12 +3,12 @@
 The functions are pure.
 
 Clients number a model's operations 1, 2, 3…. The chunks of one forward_backward arrive with the first chunk last, and a
-number may never arrive. These are the rules:
+number may never arrive. An operation runs by these rules:
 
-- an operation runs when each operation below it has run, or is known not to arrive;
-- a client sends an operation that is not a forward_backward only after all lower operations have ended for it, so the
-  arrival closes all gaps below it;
-- a gap below a forward_backward stays open until its time is over or the session ends.
+- an operation runs when each operation with a lower number has run, or is known not to arrive;
+- a client sends an operation that is not a forward_backward only after all lower operations have ended, so this arrival
+  closes all gaps with lower numbers;
+- a gap below a forward_backward stays open until the time limit for gaps is over or the session ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tinsmith_trainer.errors import Failure
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The next operation, and `missing`: the numbers before it that never arrived."""
+    """The next operation, and `missing`: the numbers before this operation that never arrived."""
 
     seq_id: int
     missing: range
@@ -48,20 +48,20 @@ class OperationOrder:
             self.close_below(seq_id)
 
     def is_late(self, seq_id: int) -> bool:
-        """Return whether a new number was already skipped or given up."""
+        """Return whether the number of a new operation was already skipped."""
         return seq_id <= self.applied or seq_id < self.closed_below
 
     def close_below(self, seq_id: int) -> None:
         self.closed_below = max(self.closed_below, seq_id)
 
     def open_gap(self) -> int | None:
-        """Return the number of a waiting operation that a missing number delays, or None."""
+        """Return the number of an operation that waits for a missing number, or None."""
         if not self._waiting or self.next_turn() is not None:
             return None
         return self._waiting[0]
 
     def next_turn(self) -> Turn | None:
-        """Return the operation that runs now, without removing it.
+        """Return the operation that runs now, without removing the operation from the order.
 
         Return None if no operation waits, or if a gap is open.
         """
@@ -74,7 +74,7 @@ class OperationOrder:
         return Turn(lowest, missing)
 
     def is_next_missing(self, seq_id: int) -> bool:
-        """Return whether operations wait, and this is the first number for which they wait."""
+        """Return whether operations wait, and this number is the first number that is missing."""
         return bool(self._waiting) and seq_id == self.applied + 1 < self._waiting[0]
 
     def finish(self, turn: Turn) -> None:
@@ -96,7 +96,7 @@ class OperationOrder:
 def missing_failure(missing: range) -> Failure:
     """Return the failure of the operations that depend on missing numbers.
 
-    Each missing operation may have been a gradient, so training without it would be wrong.
+    Each missing operation may have been a gradient, so training without this operation would be wrong.
     """
     which = f"operation {missing[0]}" if len(missing) == 1 else f"operations {missing[0]} to {missing[-1]}"
     return Failure("user", f"{which} of this model never arrived")
@@ -113,7 +113,7 @@ def failed_step_message(failure: Failure) -> str:
 MOST_RANGES = 1000
 """The maximum number of ranges. Clients count 1, 2, 3…, and each lost operation leaves a gap.
 
-If a client has more gaps than this, its oldest missing numbers count as used, not as late.
+If a client leaves more gaps, the oldest missing numbers count as used, not as late.
 """
 
 
@@ -122,13 +122,13 @@ class NumberRanges:
 
     A million consecutive numbers take as much memory as one number.
 
-    If there are more than `most` ranges, the lowest gap counts as filled.
+    If the set has more than `most` ranges, the lowest gap counts as filled.
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = (), most: int = MOST_RANGES) -> None:
         """Create the set. Each item of `ranges` is a first and a last number.
 
-        The items are in ascending order, with gaps between them.
+        The items are in ascending order, with gaps between two items.
         """
         self._most = most
         self._firsts: list[int] = []

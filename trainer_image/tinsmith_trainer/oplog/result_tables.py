@@ -1,4 +1,4 @@
-"""Results of operations as rows of the journal, with their events, saved names and interruptions.
+"""Results of operations as rows of the journal, with events, saved names and interruptions.
 
 The functions run inside `Journal.read` or `write`.
 """
@@ -14,7 +14,10 @@ from tinsmith_trainer.oplog.journal_tables import CREATES, Database, Operation, 
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Interruption
 
 NEVER_READ = b""
-"""The replacement for a body whose operation ended processes. It cannot be read, so it counts as a gradient."""
+"""The replacement for a body whose operation ended processes.
+
+The replacement cannot be read, so the operation counts as a gradient.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Stamp:
     time: float
 
     def add_event(self, db: Database, event: worker_pb2.Event) -> int:
-        """Add an event and return its ID."""
+        """Add an event and return the event's ID."""
         return add_event(db, self._stamped(event))
 
     def _stamped(self, event: worker_pb2.Event) -> Callable[[int], bytes]:
@@ -38,7 +41,7 @@ class Stamp:
 
 
 def write_operation_result(db: Database, operation: Operation, result: OperationResult, stamp: Stamp) -> None:
-    """Write all changes that a result makes. Runs in the journal's thread."""
+    """Write a result, with all changes of other rows that belong to the result. Runs in the journal's thread."""
     model_id, failure = operation.model_id, result.failure
     saved = _add_events(db, model_id, result, stamp)
     record_result(db, model_id, operation.seq_id, replace(result, event_id=saved), stamp.time)
@@ -54,7 +57,10 @@ def write_operation_result(db: Database, operation: Operation, result: Operation
 
 
 def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Stamp) -> int:
-    """Add the events. Return the ID of the event that a server must process before a client sees the result, or 0.
+    """Add the events.
+
+    Return the ID of the event that a server must process before a client sees the result, or 0 if there is no such
+    event.
 
     A client that has the result may request the saved checkpoint.
     """
@@ -69,7 +75,10 @@ def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Sta
 
 
 def record_result(db: Database, model_id: str, seq_id: int, result: OperationResult, now: float) -> None:
-    """Record the first result. A replay never changes a recorded result, because a client may have read it."""
+    """Record a result only once.
+
+    A replay never changes a recorded result, because a client may have read the result.
+    """
     failure = result.failure
     db.execute(
         "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, event_id = ?,"
@@ -93,12 +102,12 @@ def record_result(db: Database, model_id: str, seq_id: int, result: OperationRes
 
 
 def drop_body(db: Database, model_id: str, seq_id: int) -> None:
-    """Replace the body, so that a replay does not read the original body either."""
+    """Replace the body, so that a replay does not read the original body."""
     db.execute("UPDATE operations SET payload = ? WHERE model_id = ? AND seq_id = ?", (NEVER_READ, model_id, seq_id))
 
 
 def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest: str) -> None:
-    """Record a snapshot of all operations up to `applied`, and delete their inputs."""
+    """Record a snapshot of all operations up to `applied`, and delete the inputs of these operations."""
     db.execute(
         "UPDATE operations SET payload = NULL WHERE model_id = ?1 AND seq_id <= ?2 AND payload IS NOT NULL"
         " AND seq_id > (SELECT applied FROM models WHERE model_id = ?1)",
@@ -115,14 +124,14 @@ def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest
 
 
 def forget_model(db: Database, model_id: str) -> None:
-    """Mark the model as released. Its results are kept; its inputs and its snapshot are deleted."""
+    """Mark the model as released. The results of the model are kept; inputs and snapshot are deleted."""
     set_model_phase(db, model_id, "released")
     db.execute("UPDATE models SET snapshot_file = NULL, snapshot_digest = NULL WHERE model_id = ?", (model_id,))
     db.execute("UPDATE operations SET payload = NULL WHERE model_id = ? AND payload IS NOT NULL", (model_id,))
 
 
 def add_event(db: Database, build: Callable[[int], bytes]) -> int:
-    """Add an event, whose body contains its own ID."""
+    """Add an event with a body that contains the event's ID."""
     db.execute("INSERT INTO events (body) VALUES (x'')")
     event_id = db.last_insert_rowid()
     db.execute("UPDATE events SET body = ? WHERE event_id = ?", (build(event_id), event_id))
@@ -151,7 +160,7 @@ def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id:
 
 
 def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
-    """Return the ID of the event for the latest save with this name, or 0 if there is none."""
+    """Return the ID of the event for the latest save with this name, or 0 if no save has this name."""
     row = db.execute(
         "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
     ).fetchone()
@@ -161,8 +170,8 @@ def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
 def count_interruption(db: Database, interruption: Interruption) -> None:
     """Count the end of a process, once for each process.
 
-    If several pieces of work were in flight, the cause is unknown. Then each of them becomes a suspect with a count of
-    0.
+    If several pieces of work were in flight, the cause is unknown. In this case, each piece of work becomes a suspect
+    with a count of 0.
     """
     suspects = interruption.suspects
     counts = int(len(suspects) == 1)
@@ -178,7 +187,7 @@ def count_interruption(db: Database, interruption: Interruption) -> None:
 
 
 def read_interruptions(db: Database) -> dict[InFlightWork, tuple[int, str]]:
-    """Return how many processes ended during each piece of work, and the sign that the last end left."""
+    """Return how many processes ended during each piece of work, and the `last_sign` of the latest end."""
     rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
     return {InFlightWork(*work): (count, last_sign) for *work, count, last_sign in rows}
 

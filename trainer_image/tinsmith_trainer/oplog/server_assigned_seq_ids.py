@@ -1,8 +1,9 @@
 """Sequence numbers that the journal assigns to operations of clients that send none, for example by plain HTTP.
 
-The lock for accepting operations also guards the assignment. So a number is assigned and accepted in one step, even
-with several servers. The client's key identifies a repeated submission. Either the client numbers a model's operations,
-or the journal does. If both did, a new number of one could look like a repeated number of the other.
+The lock for accepting operations also guards the assignment. So the assignment of a number and the acceptance are one
+step, even with several servers. The client's key identifies a repeated submission. Either the client numbers a model's
+operations, or the journal does. If both assigned numbers, a new number from the client could look like a repeated
+number from the journal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tinsmith_rpc import RELEASE_SEQ_ID
 from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
 
 REMEMBERED_KEYS = 4096
-"""The number of keys that a model remembers, the newest ones.
+"""The number of newest keys that a model remembers.
 
 Rows are kept for longer, so that a start finds these keys again.
 """
@@ -28,7 +29,7 @@ class NumbersMixed(ValueError):
 class AssignedSeqIds:
     """The assigned numbers of a model: the last number and the newest keys.
 
-    The last number is 0 if the client numbers its operations.
+    The last number is 0 if the client numbers the operations.
     """
 
     last: int = 0
@@ -51,9 +52,9 @@ class AssignedSeqIds:
             del self._of_keys[next(iter(self._of_keys))]
 
     def take_back(self, key: str, number: int) -> None:
-        """Take back a number whose operation was not accepted.
+        """Take back the number of an operation that was not accepted.
 
-        A number stays unused if a higher number was accepted.
+        The number stays unused if a higher number was accepted.
         """
         if self._of_keys.pop(key, None) is None:
             return

@@ -34,15 +34,15 @@ KEEP_CLOSED_MODELS = 5000
 """The number of closed models that are kept for each tenant. A client can create and release models at no cost."""
 TIDY_SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""The largest difference by which a clock that a time server corrects may be ahead of the counted time."""
+"""If a time server corrects the machine's clock, the largest difference between the clock and the counted time."""
 
 
 class SteadyClock:
-    """A clock for the age of results. It counts the time in which this process has run.
+    """A clock for the age of results. The clock counts the time in which this process has run.
 
-    The machine's clock may be set forward by a wrong time server or after sleep. All earlier results then stay young
-    enough for their clients to request them. Later results have the new time. Without this rule, a machine that sleeps
-    at night would keep more data each day. If the clock is set back, earlier results seem younger.
+    The machine's clock may be set forward by a wrong time server or after sleep. All earlier results then still count
+    as new, so that clients can request the results. Later results have the new time. Without this rule, a machine that
+    sleeps at night would keep more data each day. If the clock is set back, earlier results seem younger.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class SteadyClock:
         self._offsets = deque([(-math.inf, wall() - monotonic())])
 
     def ago(self, seconds: float) -> float:
-        """Return the time at which operations of this age finished, in Unix seconds."""
+        """Return the time in Unix seconds at which operations of this age finished."""
         self._look()
         moment = self._monotonic() - seconds
         return moment + next(offset for since, offset in reversed(self._offsets) if since <= moment)

@@ -1,4 +1,4 @@
-"""The process: its start, its output, its exit, and its current work.
+"""The process: start, output, exit, and the current work.
 
 The garbage collector is paused during imports. Otherwise the collector would scan all imported objects again and again.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 def gc_pause() -> Iterator[None]:
     """Pause garbage collection. At the end, exclude the objects that exist from later collections.
 
-    They are collected at exit, because some libraries warn about objects that remain.
+    The excluded objects are collected at exit, because some libraries warn about objects that remain.
     """
     gc.disable()
     atexit.register(gc.unfreeze)

@@ -1,4 +1,4 @@
-"""Exits of a process that would fail again if it continued. Its parent starts a new process, which recovers."""
+"""Exits of a process that would fail again if it continued. The parent starts a new process, which recovers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 def register_marker(marker: InFlightMarker) -> None:
     """Register the marker that exits of this process use.
 
-    An exit records in the marker whether the engine's call is the reason.
+    At an exit, the marker records whether the engine's call is the reason.
     """
     _markers.add(marker)
 
@@ -51,8 +51,9 @@ def fatal_on_error(
 ) -> Iterator[None]:
     """End the process after an error inside this context. A new process replays the operations.
 
-    If the process did not end, every operation would wait without end on a worker that reports to be ready.
-    `blames_the_call`: the engine's call counts as the reason. `unless`: the errors that the caller handles itself.
+    If the broken process did not end, every operation would wait without end on a worker that reports to be ready.
+    `blames_the_call`: the engine's call counts as the reason. `unless`: the errors for which the process does not end,
+    because the caller handles them.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Named points at which a test can kill the process, as a power cut would.
 
-`TINSMITH_FAILPOINT=name` or `name:n` kills the process by SIGKILL when it reaches the point for the n-th time (n counts
-from 1). Without the variable a point costs one dictionary look-up.
+`TINSMITH_FAILPOINT=name` or `name:n` kills the process by SIGKILL when the process reaches the point for the n-th time
+(n counts from 1). Without the variable, a point costs one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if os.environ.get("TINSMITH_FAILPOINT"):
 
 
 def reach(name: Failpoint) -> None:
-    """Kill the process if this point is set and its count is reached."""
+    """Kill the process if the variable names this point and the count is reached."""
     if name not in _armed:
         return
     _armed[name] -= 1

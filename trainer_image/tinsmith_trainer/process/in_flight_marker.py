@@ -1,8 +1,8 @@
 """The in-flight marker: a file that records the current work of the engine, for the next process.
 
-A killed process cannot report its work. So each process writes the marker before and after each call of the engine,
-without a sync. The file outlives the process, but not every failure of the machine: after a power cut it may be
-missing. Then no call is blamed.
+A killed process cannot report the work that killed it. So each process writes the marker before and after each call of
+the engine, without a sync. The file outlives the process, but not every failure of the machine: after a power cut the
+file may be missing. Without the file, no call is blamed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_SIGN_CHARACTERS = 500
 OTHERS_KEY = "beside"
 """The key of `Interruption.others` in the file.
 
-The key must not change, because the process before or after this one may be of another version.
+The key must not change, because the previous or the next process may have another version of the code.
 """
 
 
@@ -49,8 +49,8 @@ The key must not change, because the process before or after this one may be of 
 class InFlightWork:
     """A piece of work that may end the process.
 
-    For a restore or a snapshot, `seq_id` is the last included operation. For an import it is 0, and `model_id` is the
-    run into which the adapter is imported.
+    For a restore or a snapshot, `seq_id` is the last included operation. For an import, `seq_id` is 0, and `model_id`
+    is the run into which the adapter is imported.
     """
 
     purpose: Purpose
@@ -62,7 +62,8 @@ class InFlightWork:
 class Interruption:
     """The end of a process during `work`. `life` identifies the process; `last_sign` may be empty.
 
-    `others` is further work in progress at that moment. If there is further work, the cause of the end is unknown.
+    `others` is further work in progress when the process ended. If `others` is not empty, the cause of the end is
+    unknown.
     """
 
     work: InFlightWork
@@ -100,7 +101,7 @@ class InFlightMarker:
 
     @property
     def left_behind(self) -> Interruption | None:
-        """The work during which the previous process ended, or None."""
+        """The work during which the previous process ended, or None if it ended without work."""
         return self._left
 
     def set(self, *works: InFlightWork) -> None:
@@ -128,7 +129,10 @@ class InFlightMarker:
             self._sign(last_sign)
 
     def stop(self, last_sign: str = "") -> None:
-        """Ignore all later marks. The current work stays marked only if `last_sign` shows that it is the cause."""
+        """Ignore all later marks.
+
+        The current work stays marked only if `last_sign` shows that this work is the cause of the stop.
+        """
         with self._lock:
             self._stopped = True
             if last_sign:
@@ -172,7 +176,7 @@ class InFlightMarker:
 
 
 class EngineCall:
-    """The engine's current call. It is marked while it runs.
+    """The engine's current call, which is marked while it runs.
 
     The engine's thread runs one call at a time. Any thread may ask how long the call has run, to tell a hang from
     normal work.
@@ -206,7 +210,7 @@ class EngineCall:
         """Stop marking work. Return whether the stop is orderly.
 
         In an orderly stop the current work is not the cause of the end. Return False if the call has run for
-        `hang_seconds`, or background work for `background_seconds`: the hang must then be the reason for the stop.
+        `hang_seconds`, or background work for `background_seconds`: then the hang is the reason for the stop.
         """
         seconds = max(self.running_seconds(), background_seconds)
         hangs = seconds >= hang_seconds
@@ -232,7 +236,7 @@ def _encoded(interruption: Interruption) -> bytes:
 def _decoded(content: bytes) -> Interruption | None:
     """Decode the marker.
 
-    Return None if the process was idle, or if the content is incomplete, as it may be after a power cut.
+    Return None if the process was idle, or if the content is incomplete, for example after a power cut.
     """
     if len(content) < HEADER.size:
         return None

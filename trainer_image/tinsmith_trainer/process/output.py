@@ -1,8 +1,8 @@
 """The output of the processes: logs and consoles.
 
 A log has one JSON object per line on standard error, or coloured text on a terminal. All lines pass through a handler
-of the standard library, which ignores lines that it cannot write. The threads that run operations and write the journal
-also write to the log, so a full disk or a closed pipe must not raise an error in them.
+of the standard library, which drops lines that cannot be written. The threads that run operations and write the journal
+also write to the log, so a full disk or a closed pipe must not raise an error in these threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOGGERS = ("tinsmith_trainer", "__main__")
 def configure_logs(log_format: str, level: str) -> None:
     """Configure the logs. `log_format` is "json" or "console"; `level` is a name of the logging module.
 
-    Logs of libraries and Python's warnings have the same format. They are shown from level `warning`.
+    Logs of libraries and Python's warnings have the same format. Logs of libraries are shown from level `warning`.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

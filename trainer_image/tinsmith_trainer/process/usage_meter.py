@@ -1,4 +1,4 @@
-"""Counters of used tokens by user and hour. They are kept until the server collects them."""
+"""Counters of used tokens by user and hour, which are kept until the server collects them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR_SECONDS = 3600
 MOST_ROWS = 10_000
 """The limit on rows that the server has not collected yet. A server collects every few seconds.
 
-If no server collects them, further users share one row.
+If no server collects the rows, further users share one row.
 """
 
 

@@ -1,4 +1,4 @@
-"""The interface between the worker and its samplers."""
+"""The interface between a worker and samplers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class SamplingParams:
 class TopkLogprobs:
     """The K most likely tokens of N positions. Both arrays are `[N, K]`.
 
-    Tokens are in descending order of likelihood. Of equally likely tokens, the lower ID comes first. Cells of positions
-    that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
+    Tokens are in descending order of likelihood. Of equally likely tokens, the lower ID comes first. At positions that
+    were not scored, cells are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
     """
 
     token_ids: NDArray[np.int32]
@@ -59,7 +59,7 @@ class TopkLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A token that was drawn for a sequence. `top_logprobs` has one row, if the job requests it."""
+    """A token that was drawn for a sequence. `top_logprobs` has one row, if the job requests the most likely tokens."""
 
     token: int
     logprob: float
@@ -70,20 +70,20 @@ class DrawnToken:
 class SampleJob:
     """The job of one `asample`.
 
-    `adapter_key` is the key of a loaded adapter version; "" is the base model. Tenants share the sampler fairly. The
-    empty name counts as a tenant.
+    `adapter_key` is the key of a loaded adapter version; "" is the base model. Tenants share the sampler fairly. An
+    empty tenant name counts as a tenant.
 
     Logprobs are always the model's logprobs at temperature 1 over the whole vocabulary, before top-k and top-p.
     `topk_*` is the number of most likely tokens for each prompt position or drawn position; 0 requests none.
-    `target_prompt_logprobs` is `[len(prompt) - 1, K]`: row i has the tokens whose logprobs at prompt position i + 1 are
-    requested, or `NO_TARGET`. `prompt_alt_tokens_k` is the number of tokens to draw for each prompt position after the
-    first. These draws are independent, with replacement, at the job's temperature and from all tokens.
-    `prompt_logprobs_last_n` limits `prompt_logprobs` and `topk_prompt_logprobs` to this many positions at the end of
-    the prompt.
+    `target_prompt_logprobs` is `[len(prompt) - 1, K]`: row i requests the logprobs of these tokens at prompt position i
+    + 1; empty cells are `NO_TARGET`. `prompt_alt_tokens_k` is the number of tokens to draw for each prompt position
+    after the first. The draws for prompt positions are independent, with replacement, at the job's temperature and from
+    all tokens. `prompt_logprobs_last_n` limits `prompt_logprobs` and `topk_prompt_logprobs` to this many positions at
+    the end of the prompt.
 
-    The sampler inserts its own tokens for `images` into `prompt`, and prompt positions count these tokens. The sampler
-    calls `drawn` in its thread for each token of each sequence, with the sequence's index. A sampler that receives all
-    tokens at the end does not call `drawn`.
+    The sampler inserts tokens for `images` into `prompt`, and prompt positions count these tokens. For each token of
+    each sequence, the sampler calls `drawn` in the sampler's thread, with the index of the sequence. A sampler that
+    receives all tokens at the end does not call `drawn`.
     """
 
     request_id: str
@@ -115,10 +115,10 @@ class AltTokens:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A drawn sequence. `tokens` includes the stop token, or the tokens that completed a stop string.
+    """A drawn sequence. `tokens` includes the stop token, or the tokens that complete a stop string.
 
-    `logprobs` has one value per token, `topk_logprobs` one row per token if the job requests it. Both contain the
-    model's logprobs at temperature 1, before top-k and top-p.
+    `logprobs` has one value per token, and `topk_logprobs` has one row per token if the job requests the most likely
+    tokens. Both contain the model's logprobs at temperature 1, before top-k and top-p.
     """
 
     tokens: NDArray[np.int32]
@@ -134,7 +134,7 @@ class SampleOutcome:
     `prompt_logprobs` is `[len(prompt)]`, with NaN at position 0 and at unscored positions. `topk_prompt_logprobs` is
     `[len(prompt), K]`, with empty cells at the same positions. `target_prompt_logprobs` has the shape of the request,
     with 0 for `NO_TARGET`. `prompt_tokens` includes the tokens of images. `started_at` is the time at which the sampler
-    began the job, in Unix seconds, or 0 if it never began.
+    began the job, in Unix seconds, or 0 if the job never began.
     """
 
     sequences: tuple[Sequence, ...] = ()
@@ -163,7 +163,7 @@ class Sampler(Protocol):
 
     @property
     def takes_images(self) -> bool:
-        """Return whether prompts may have images. If not, jobs with images fail with a UserError."""
+        """Return whether prompts may have images. Otherwise, jobs with images fail with a UserError."""
         return False
 
     @property
@@ -177,7 +177,7 @@ class Sampler(Protocol):
     def has_adapter(self, adapter_key: str) -> bool: ...
 
     def drop_adapter(self, adapter_key: str) -> None:
-        """Drop a version and its cached prefixes as soon as its running jobs are done."""
+        """Drop a version and all cached prefixes of the version, as soon as no running job uses the version."""
 
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
         """Queue a job for its tenant. The sampler's thread calls `done` once, with the result or an error."""

@@ -1,4 +1,4 @@
-"""Checks of a job before it runs.
+"""Checks of a job before the job runs.
 
 Most limits of the vendor's service are unknown, so this server has its own limits.
 """
@@ -29,8 +29,8 @@ Token servers answer in text, and wider rows would take longer than the model.
 MOST_ECHOED_TEXTS = 1 << 17
 """The limit on the number of texts in an echo: the prompt's tokens and the most likely alternatives, in all sequences.
 
-Each text takes 15 µs to decode and 75 bytes of memory, so this limit is two seconds and ten megabytes. The other limits
-alone would allow minutes and gigabytes.
+Each text takes 15 µs to decode and 75 bytes of memory, so this limit is two seconds and ten megabytes. Without this
+limit, an echo could take minutes and gigabytes.
 """
 
 

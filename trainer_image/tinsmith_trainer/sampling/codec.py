@@ -28,7 +28,7 @@ TARGETS: Final = "target_prompt_logprobs"
 TARGET_BYTES = np.dtype(np.int64).itemsize
 TOKEN_BYTES = np.dtype(np.int32).itemsize
 ASSET_BYTES = 2**20
-"""The estimated size of an image that is not read yet."""
+"""The estimated size of an image before it is read."""
 CELL_BYTES = 8
 """The size of a target token, and of an ID with its logprob, in bytes."""
 TEXT_BYTES = 80
@@ -36,7 +36,7 @@ TEXT_BYTES = 80
 
 
 def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
-    """Return the memory that the job and its answer take, in bytes: prompt, images, targets, logprobs and echo."""
+    """Return the memory for the job and the answer in bytes: prompt, images, targets, logprobs and echo."""
     shape = request.target_prompt_logprobs.shape if request.HasField(TARGETS) else ()
     cells = math.prod(shape) if len(shape) == 2 else 0  # other shapes are refused later
     positions = len(request.prompt_tokens) // TOKEN_BYTES
@@ -50,7 +50,7 @@ def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
 
 
 def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> SampleJob:
-    """Decode a job. The sampler checks whether it can run.
+    """Decode a job. The sampler checks later whether the job can run.
 
     Raises UserError for an invalid tensor, and ServerError if this release does not know a field of the request.
     """

@@ -1,6 +1,6 @@
 """Notices to sampling clients that samples have ended.
 
-A client with thousands of samples sends one request for all of them.
+A client with thousands of samples sends one request for all samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_LOST = 10_000
 ROUNDS_KEPT = 10_000
 """The number of clients whose last round is remembered.
 
-Other clients get the round that their request names, which follows the clock of the server that asks.
+For other clients, the round is the round in the request, which the server that asks takes from its clock.
 """
 
 REPEAT_SECONDS = 60.0
@@ -48,7 +48,7 @@ def client_of(request_id: str) -> SampleClient | None:
 
 @dataclass(slots=True)
 class _Notice:
-    """The round in which a notice was sent, or 0 if it was not sent yet."""
+    """The round in which a notice was sent, or 0 if the notice was not sent yet."""
 
     round: int = 0
     at: float = 0.0
@@ -57,10 +57,10 @@ class _Notice:
 class EndedSamples:
     """The ended samples of all clients. Used on one event loop only.
 
-    A notice is sent in a round. It is repeated until its client has seen that round or has fetched the result. The
-    rounds of a client only increase, whichever server asks. If a later answer arrives before an earlier answer, the
-    client has not seen the round of the earlier answer. Each client has its own rounds because each client has its own
-    cursor.
+    A notice is sent in a round. A notice is repeated until the client has seen the notice's round or has fetched the
+    result. The rounds of a client only increase, even if several servers ask for the client. If a later answer arrives
+    before an earlier answer, the client has not seen the round of the earlier answer. Rounds are counted per client,
+    because each client has a separate cursor.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,7 +87,7 @@ class EndedSamples:
         self.note(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Note that the result was fetched, or that it is no longer kept."""
+        """Note that the result was fetched, or that the result is no longer kept."""
         self._lost.pop(request_id, None)
         client = client_of(request_id)
         if client is not None and client in self._ended:
@@ -96,7 +96,7 @@ class EndedSamples:
                 del self._ended[client]
 
     async def any(self, client: SampleClient, seen: int, timeout_seconds: float) -> bool:
-        """Wait until there is a notice to send. Return whether a notice came before the timeout."""
+        """Wait until the client has a notice to receive. Return whether a notice came before the timeout."""
         if self._unreported(client, seen):
             return True
         ended = asyncio.Event()

@@ -31,7 +31,7 @@ class TextParser(Protocol):
 
 
 class PlainText(TextParser):
-    """The parser for text that is not a message, or for a model whose message format is unknown."""
+    """The parser for text that is not a message, or for a model with an unknown message format."""
 
     @override
     def feed(self, text: str) -> list[Delta]:

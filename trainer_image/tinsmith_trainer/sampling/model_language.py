@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 RESPONSE_PARSER = "transformers.utils.chat_parsing"
 """The module of the parser.
 
-It is missing before transformers 5.13, so images with SGLang, NeMo RL and Miles lack it.
+The module is missing before transformers 5.13, so it is missing in images with SGLang, NeMo RL and Miles.
 """
 
 PREFIX_TOKENS = 4096
@@ -64,8 +64,9 @@ class ModelLanguage:
     def response_template(self) -> Mapping[str, Any] | None:
         """The format of an assistant's message for transformers.
 
-        The format comes from the model's files. If they have none, it comes from transformers' table of model types. It
-        is None if both lack it, or if this version of transformers cannot parse messages.
+        The format comes from the model's files. If the model's files have no format, the format comes from
+        transformers' table of model types. The value is None if both sources lack a format, or if this version of
+        transformers cannot parse messages.
         """
         if find_spec(RESPONSE_PARSER) is None:
             log.warning("transformers has no parser of answers: reasoning and tool calls stay in the content")
@@ -109,8 +110,8 @@ class ModelLanguage:
     def _rendered(self, messages: list[Any], options: dict[str, Any]) -> str:
         """Render the messages.
 
-        Templates differ in the form of a call's arguments: most expect an object, and some, such as DeepSeek's, expect
-        a text.
+        Templates differ in the form of a call's arguments: most templates expect an object, but some, such as
+        DeepSeek's template, expect a text.
         """
         refusals: list[Exception] = []
         for form in (messages, _with_arguments_as_texts(messages)):
@@ -169,10 +170,10 @@ def _read(what: str, text: str, kind: type[Any]) -> Any:
 
 
 def _known_template(model_type: str) -> Mapping[str, Any] | None:
-    """Return the format that transformers knows for its own server.
+    """Return the format from the table of transformers' own server.
 
-    The table has no public name; a test checks that it exists. transformers 5.13 and 5.14 have the parser but no such
-    table.
+    The table has no public name; a test checks that the table exists. transformers 5.13 and 5.14 have the parser but no
+    such table.
     """
     from transformers.cli.serving import utils
 
@@ -222,7 +223,7 @@ class MessageParser(TextParser):
             return self._give_up()
 
     def _give_up(self) -> list[Delta]:
-        """Return the raw text of an invalid call as content, so that the reader sees it."""
+        """Return the raw text of an invalid call as content, so that the reader sees the call."""
         raw, self._raw = self._raw or "", None
         return [Delta(content=raw)]
 
@@ -271,7 +272,7 @@ def _text(field: str, text: str) -> Delta:
 
 
 def _arguments(value: Any) -> Any:
-    """Return the arguments as an object. Some models write it as a JSON string, as OpenAI's API does.
+    """Return the arguments as an object. Some models write the object as a JSON string, as in OpenAI's API.
 
     Other values are returned unchanged.
     """
@@ -283,7 +284,7 @@ def _arguments(value: Any) -> Any:
 
 
 def _calls(value: Any) -> list[Delta]:
-    """Return the calls, or no calls if one of them is invalid.
+    """Return the calls, or no calls if one call is invalid.
 
     Templates do not change a JSON object that the model wrote.
     """

@@ -1,7 +1,7 @@
-"""The text of samples while they are drawn. Each sequence grows in pieces.
+"""The text of samples, while the samples are drawn. Each sequence grows in pieces.
 
-A sampler passes tokens one by one, or all tokens at the end. Only the number of pieces differs. If the prompt is
-echoed, all pieces come at the end, when the prompt's logprobs are known.
+A sampler passes tokens one by one, or all tokens at the end. With all tokens at the end, a sequence only has fewer
+pieces. If the prompt is echoed, all pieces are available at the end, when the prompt's logprobs are known.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Reading:
     async def finish(self, outcome: SampleOutcome) -> None:
         """Add the values that are known only at the end. A failed sample has no more text.
 
-        This runs in a thread, because the 131,072 texts of an echo take two seconds and would block the event loop.
+        The method runs in a thread, because an echo of 131,072 texts takes two seconds and would block the event loop.
         """
         for index, pieces in await asyncio.to_thread(self._unsaid, outcome):
             self._add(index, pieces)
         self.tokens = sum(sequence.tokens for sequence in self._sequences)
 
     def ended(self) -> None:
-        """Wake all readers, which then read the reason for the end."""
+        """Wake all waiting readers, which then read why the sample ended."""
         self._grown.set()
 
     @property
@@ -84,7 +84,7 @@ class Reading:
         return tuple(self._pieces)
 
     async def grown(self, seen: int, timeout_seconds: float) -> None:
-        """Wait until there are more than `seen` pieces, until the text is complete, or until the timeout.
+        """Wait until more than `seen` pieces exist, until the text is complete, or until the timeout.
 
         With an echo, also return after more tokens were drawn.
         """
@@ -133,7 +133,7 @@ class PromptEcho:
     def piece(self, outcome: SampleOutcome) -> worker_pb2.TextPiece:
         """Return the prompt's text.
 
-        An incomplete last character is left out, because the drawn text may complete it.
+        An incomplete last character is left out, because the drawn text may complete this character.
         """
         if not self._logprobs:
             _, rest = last_characters(self._prompt, self._language.tokenizer)
@@ -145,7 +145,7 @@ class PromptEcho:
         return worker_pb2.TextPiece(content="".join(texts), tokens=tokens)
 
     def end(self, piece: worker_pb2.TextPiece) -> None:
-        """Add the part that `piece` leaves out, if no text is drawn."""
+        """If no text is drawn, add the incomplete character that `piece` leaves out."""
         context, rest = last_characters(self._prompt, self._language.tokenizer)
         left = text_of(self._language.tokenizer, context + rest)[len(text_of(self._language.tokenizer, context)) :]
         piece.content += left
@@ -172,10 +172,10 @@ class PromptEcho:
 class SequenceReading:
     """The conversion of a sequence from tokens to text, up to a stop, and through the parser.
 
-    Stop strings are searched in the text that the sampler uses, which includes the texts of special tokens. These texts
-    are then removed for readers of plain text. With `echoed`, the prompt is shown first, and the token that ends the
-    sequence also has a logprob in the answer. Readers of a prompt's logprobs, such as lm-evaluation-harness, expect one
-    token after the prompt.
+    Stop strings are searched in the text that the sampler uses, which includes the texts of special tokens. The texts
+    of special tokens are then removed for readers of plain text. With `echoed`, the prompt is shown first, and the
+    token that ends the sequence also has a logprob in the answer. Programs that read a prompt's logprobs, such as
+    lm-evaluation-harness, expect one token after the prompt.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ def scored_text(texts: TokenTexts, drawn: DrawnToken) -> worker_pb2.TokenText:
 
 
 def drawn_tokens(tokens: Items[int], logprobs: Items[float], top: TopkLogprobs | None) -> list[DrawnToken]:
-    """Return the tokens in the form in which single tokens arrive."""
+    """Return the tokens of a finished sequence as DrawnToken objects, the form of tokens that arrive one by one."""
     rows = [
         None if top is None else TopkLogprobs(top.token_ids[i : i + 1], top.logprobs[i : i + 1])
         for i in range(len(tokens))

@@ -1,4 +1,4 @@
-"""Samples in flight and their results, in memory. After a crash, clients submit their samples again."""
+"""Samples in flight and results of samples, in memory. After a crash, clients submit their samples again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ After this time, its client submits the sample again.
 """
 
 SPANS_KEPT = 10_000
-"""The number of ended samples in the timeline. They take some megabytes."""
+"""The number of ended samples in the timeline. The timeline takes some megabytes."""
 
 UNFETCHED_SECONDS = 60.0
 """The maximum time for which a drain waits until results are fetched. A running client asks every 25 s."""
@@ -49,13 +49,13 @@ UNFETCHED_SECONDS = 60.0
 class TooManySamples(Exception):
     """An error for a sample that is refused because too many samples wait.
 
-    The client should wait for a second and send the same request again.
+    The client should wait for a second, and then send the same request again.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of all tenants together. A single tenant may use half of these limits for its waiting samples.
+    """The limits of all tenants together. A single tenant may use half of each limit for waiting samples.
 
     `waiting_bytes` limits the size of prompts, answers and target tokens. A sparse tensor of a few bytes may contain
     many target tokens.
@@ -76,7 +76,7 @@ State = Literal["running", "ended", "fetched", "forgotten", "dropped"]
 
 @dataclass(slots=True)
 class _Sample:
-    """A sample request, from its submission until its result is forgotten."""
+    """A sample request, from the submission until the result is forgotten."""
 
     request_id: str
     tenant: str
@@ -92,7 +92,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The new text of a sample, as a reader gets it. `result` is None while the sample runs.
+    """The new text of a sample, in the form for a reader. `result` is None while the sample runs.
 
     `tokens` counts the tokens drawn so far.
     """
@@ -103,7 +103,7 @@ class Read:
 
 
 class Samples:
-    """The samples of a sampler. Their results are kept for an hour. Used on one event loop."""
+    """The samples of a sampler. Results of samples are kept for an hour. Used on one event loop."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Samples:
             self.adapters.prepare(adapter)
 
     async def wait(self, request_id: str, timeout_seconds: float) -> bytes | Failure | None:
-        """Return the result, or None if there is no result before the timeout.
+        """Return the result, or None if the sample has no result before the timeout.
 
         Raises KeyError for unknown or lost samples.
         """
@@ -188,7 +188,7 @@ class Samples:
         return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended, round=round)
 
     async def read(self, request_id: str, seen: int, timeout_seconds: float) -> Read:
-        """Return the pieces after the first `seen` pieces, as soon as there are new pieces.
+        """Return the pieces after the first `seen` pieces, as soon as new pieces exist.
 
         Raises KeyError for unknown or lost samples, and for samples without a text.
         """
@@ -212,11 +212,11 @@ class Samples:
             self.sampler.cancel(request_id)
 
     def stop_taking(self) -> None:
-        """Refuse new samples. Accepted samples continue, and clients can fetch them."""
+        """Refuse new samples. Accepted samples continue, and clients can fetch the results."""
         self._draining = True
 
     async def drained(self) -> None:
-        """Wait until all samples are done and fetched, or until the time for fetching ends."""
+        """Wait until all samples are done and all results are fetched, or until the time for fetching ends."""
         await self._drain_tracker.complete()
 
     @property
@@ -235,7 +235,8 @@ class Samples:
     async def _start(self, request: worker_pb2.SampleRequest) -> None:
         """Prepare the sample and submit it.
 
-        An error that is not temporary becomes the result of the sample. Otherwise the sample would never end.
+        Every error that is not temporary becomes the result of the sample, because the sample would otherwise never
+        end.
         """
         request_id = request.request_id
         sample = self._samples[request_id]
@@ -286,7 +287,10 @@ class Samples:
             self._run(self._end_in_words(reading, request, with_token_behind(request, outcome)))
 
     async def _end_in_words(self, reading: Reading, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
-        """Finish the text of the sample. If this fails, the sample fails. In any case its quota is released."""
+        """Finish the text of the sample.
+
+        If this fails, the sample fails. The quota of the sample is released in any case.
+        """
         try:
             await reading.finish(outcome)
         except Exception as error:
@@ -309,7 +313,7 @@ class Samples:
         return [span for span in self._timeline if span.owner.startswith(f"{session_id}:")]
 
     def _note(self, request: worker_pb2.SampleRequest, sample: _Sample, outcome: SampleOutcome) -> None:
-        """Record the sample in the timeline. Record its usage if it did not fail."""
+        """Record the sample in the timeline. Record the usage if the sample did not fail."""
         self._timeline.append(
             worker_pb2.Span(
                 owner=request.sampling_session_id,
@@ -341,14 +345,14 @@ class Samples:
         self._forget_old()
 
     def _note_fetched(self, sample: _Sample) -> None:
-        """Note that no client will fetch the result again. Repeated calls have no effect."""
+        """Note that the client has the result, so that no further fetch is awaited. Repeated calls have no effect."""
         if sample.state == "ended":
             self._enter(sample, "fetched")
 
     def _forget_old(self) -> None:
         """Forget results that are too old or too large.
 
-        A call that waits for such a result keeps its own reference to the record.
+        A call that waits for a forgotten result still has a reference to the sample.
         """
         for request_id in self._kept.forget(time.monotonic()):
             self._enter(self._samples[request_id], "forgotten")
@@ -374,7 +378,7 @@ class Samples:
             self._release(sample)
 
     def _release(self, sample: _Sample) -> None:
-        """Release the quota and the adapter of a running sample. Wake all its waiters."""
+        """Release the quota and the adapter of a running sample. Wake all calls that wait for the sample."""
         self._sample_quota.give_back(sample.tenant, 1)
         self._byte_quota.give_back(sample.tenant, sample.nbytes)
         sample.finished.set()
@@ -392,7 +396,7 @@ class Samples:
 
 
 class DrainTracker:
-    """A tracker of the samples for which a sampler that shuts down must keep running.
+    """A tracker of samples during a shutdown: the sampler must run until these samples are fetched.
 
     Used on one event loop. By default, the clock is the clock of the event loop.
     """
@@ -408,14 +412,14 @@ class DrainTracker:
         self.running += 1
 
     def finished(self) -> None:
-        """Note that a sample has ended. Its result is not fetched yet."""
+        """Note that a sample has ended. The result of the sample is not fetched yet."""
         self.running -= 1
         self._unfetched += 1
         self._last_finish = self._clock()
         self._changed.set()
 
     def settled(self) -> None:
-        """Note that a result was fetched, or that no client will fetch it."""
+        """Note that a result was fetched, or that no client will fetch the result."""
         self._unfetched -= 1
         self._changed.set()
 
@@ -427,7 +431,7 @@ class DrainTracker:
     def remaining_seconds(self) -> float:
         """Return how many seconds the process is still needed.
 
-        The number is 0 if it is not needed, and infinite while a sample runs.
+        The number is 0 if the process is not needed, and infinite while a sample runs.
         """
         if self.running:
             return math.inf

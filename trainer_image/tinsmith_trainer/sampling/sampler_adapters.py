@@ -2,8 +2,8 @@
 
 A version that is not in memory waits for room. The tenants with the fewest versions in use come first, and a tenant's
 versions load in the order of arrival. Unused versions are evicted, the least recently used first. If all versions are
-in use, the oldest of them accept no new samples until their samples are done. So programs that use more versions than
-fit take turns, and each version waits for a limited time.
+in use, the oldest versions accept no new samples until their current samples are done. So if programs use more versions
+than fit, the versions take turns, and the wait of each version is limited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECENT_SAVE_BYTES = 1024**3
 MOST_PREPARING = 2
 """The number of adapters that load before a sample uses them.
 
-More of them would delay adapters for which samples already wait.
+A larger number would delay adapters for which samples already wait.
 """
 
 
@@ -49,7 +49,7 @@ class AdapterLimits:
 class AdapterInUse:
     """A version that is in memory or loading, and has users.
 
-    Each user returns it once by `SamplerAdapters.give_back`.
+    Each user must return the version once, by `SamplerAdapters.give_back`.
     """
 
     key: str
@@ -66,7 +66,7 @@ class _Waiter:
 
 
 class SamplerAdapters:
-    """The adapters of one sampler, by the digests of their manifests. Used on one event loop."""
+    """The adapters of one sampler, by the digests of the checkpoints' manifests. Used on one event loop."""
 
     def __init__(self, sampler: Sampler, sources: WeightSources, limits: AdapterLimits) -> None:
         self._sampler = sampler
@@ -84,13 +84,16 @@ class SamplerAdapters:
         return len(self._resident)
 
     def remember_saved(self, saved: SavedWeights) -> None:
-        """Keep weights that were just saved, so that the sampler does not read them from the root. Thread-safe."""
+        """Keep weights that were just saved, so that the sampler does not read the weights from the root.
+
+        Thread-safe.
+        """
         self._loop.call_soon_threadsafe(self._keep_recent, saved)
 
     async def take(self, reference: worker_pb2.AdapterRef, tenant: str) -> AdapterInUse:
-        """Wait until the version is in memory, and return it.
+        """Wait until the version is in memory, and return the version.
 
-        The version stays in memory until the tenant gives it back. Raises TrainerError.
+        The version stays in memory until the tenant calls `give_back`. Raises TrainerError.
         """
         key = reference.manifest_digest
         admitted: asyncio.Future[AdapterInUse] = self._loop.create_future()
@@ -108,8 +111,8 @@ class SamplerAdapters:
     def prepare(self, reference: worker_pb2.AdapterRef) -> None:
         """Load an adapter before its samples arrive, if there is unused room and no sample waits for this room.
 
-        Until a sample has used this adapter, it is the first to be evicted. So a client that announces many adapters
-        takes only one slot.
+        Until a sample has used the adapter, it is evicted first. So a client that announces many adapters takes only
+        one slot.
         """
         key = reference.manifest_digest
         is_busy = bool(self._waiting) or len(self._preparing) >= MOST_PREPARING
@@ -121,7 +124,7 @@ class SamplerAdapters:
         self._resident[key].loading.add_done_callback(lambda _: self._preparing.discard(key))
 
     async def read_assets(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """Read the images that are files on the checkpoint root, and put their data into the request.
+        """Read images that are files on the checkpoint root, and put the data of the images into the request.
 
         Raises TrainerError.
         """
@@ -146,7 +149,7 @@ class SamplerAdapters:
     def _drop_beyond_limit(self) -> None:
         """Evict unused versions.
 
-        Each RL step creates a version, so unused versions would otherwise fill the device's memory.
+        Each RL step creates a version, so without evictions, unused versions would fill the device's memory.
         """
         if self._limits.max_idle_bytes is None:
             return
@@ -194,7 +197,7 @@ class SamplerAdapters:
                 waiter.admitted.set_result(adapter)
 
     def _has_room(self) -> bool:
-        """Return whether there is room, after evicting an unused version if necessary."""
+        """Return whether the memory has room, after evicting an unused version if necessary."""
         if len(self._resident) < self._limits.max_loaded:
             return True
         return self._drop_longest_unused()

@@ -14,9 +14,10 @@ from tinsmith_trainer.sampling.token_text import IncrementalText, Tokens
 class StopRule:
     """The stops of a job.
 
-    Stop IDs of a request replace the model's end-of-sequence IDs. Stop strings are added to the end-of-sequence IDs.
-    Renderers of base models stop at the next speaker's name, and also accept an end of sequence. A game that stops at a
-    bracket cannot parse an answer that continues after its end. With empty lists, there are no stops.
+    The stop IDs of a request replace the model's end-of-sequence IDs. Stop strings are added to the end-of-sequence
+    IDs. Renderers of base models stop at the next speaker's name, and also accept an end of sequence. A game that stops
+    at a bracket cannot parse an answer that continues after the end-of-sequence token. With empty lists, nothing stops
+    a sequence.
     """
 
     token_ids: frozenset[int]
@@ -33,7 +34,7 @@ class StopRule:
 
 
 class StopWatch:
-    """A check of one sequence: it looks for a stop at each drawn token."""
+    """A check of one sequence, which looks for a stop at each drawn token."""
 
     def __init__(self, rule: StopRule, tokenizer: Any, prompt: Tokens) -> None:
         self._token_ids = rule.token_ids
@@ -54,7 +55,7 @@ class StopWatch:
 
 
 class StopCut:
-    """A text that is cut at its first stop string, without its hidden parts.
+    """A text that is cut at the first stop string, without hidden parts.
 
     The end of the text is held back while it may be the beginning of a stop string.
     """

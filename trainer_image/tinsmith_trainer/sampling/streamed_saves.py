@@ -1,9 +1,9 @@
 """Saves that a worker streams from its memory to a sampler.
 
-The sampler then does not read them from the checkpoint root.
+The sampler then does not read these saves from the checkpoint root.
 
-Streaming only saves time. After any failure, the sampler reads the same weights from the root and counts the failure by
-its reason.
+Streaming only saves time. After any failure, the sampler reads the same weights from the root, and counts the failure
+by reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST_PART_SECONDS = 2.0
 SLOWEST_BYTES_PER_SECOND = 100e6
 """The speed of a checkpoint root on a network volume, in bytes per second. A stream that is slower saves no time."""
 AVOIDED_SECONDS = 30.0
-"""The time for which a sampler does not ask a worker again after it could not reach it.
+"""The time for which a sampler does not ask a worker again, after a failed connection to this worker.
 
 Without this pause, each load would wait for this worker.
 """
@@ -58,7 +58,7 @@ class _Parts(Iterator[worker_pb2.SavePart], Protocol):
 
 
 class StreamFailed(Exception):
-    """A failed stream. The weights are then read from the root.
+    """A failed stream. After this error, the weights are read from the root.
 
     `reason` is for a counter, and `str(error)` is for the log.
     """
@@ -69,7 +69,7 @@ class StreamFailed(Exception):
 
 
 class StreamedSaves:
-    """The streams of a sampler. Calls block, so callers use threads."""
+    """The streams of a sampler. Methods block, so they are called in threads."""
 
     def __init__(self, connect: Connect, base: BaseModelInfo, clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect
@@ -132,7 +132,7 @@ def _announced_bytes(manifest: Manifest) -> int:
 
 
 def _received(size_bytes: int, parts: Iterator[bytes]) -> ReadFile:
-    """Receive `size_bytes` bytes into new memory. A thread hashes them at the same time.
+    """Receive `size_bytes` bytes into new memory. A thread hashes the bytes at the same time.
 
     Raises CheckpointInvalid if more or fewer bytes arrive.
     """

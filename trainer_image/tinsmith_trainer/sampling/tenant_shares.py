@@ -1,8 +1,8 @@
 """Fair shares of tenants in a sampler: the order of turns, and the quota of each tenant. The functions are pure.
 
 The order follows from a deficit: each tenant's use is counted in costs, and the tenant with the lowest count is next.
-The caller chooses the unit of the costs. A tenant that returns has a small credit. A small request of this tenant can
-run at once, but does not delay other tenants noticeably.
+The caller chooses the unit of the costs. A tenant that returns has a small credit, so that a small request can run at
+once without a noticeable delay for other tenants.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 
 class FairQueue:
-    """The tenants in the order of their turns.
+    """The tenants in the order of turns.
 
-    `credit` is the largest amount by which a returning tenant's count may be below the counts of the others. No
-    tenant's count is lower by more than twice the credit. A tenant that could not use its turns does not get all of
-    them later.
+    `credit` is the largest amount by which a returning tenant's count may be below the counts of other tenants. No
+    tenant's count is lower by more than twice the credit. A tenant that could not use its turns does not get all missed
+    turns later.
     """
 
     def __init__(self, credit: float) -> None:
@@ -49,9 +49,9 @@ class FairQueue:
             self._used[other] = max(self._used[other], behind)
 
     def order(self) -> list[str]:
-        """Return all present tenants in the order of their turns.
+        """Return all present tenants in the order of turns.
 
-        Of tenants with equal counts, the tenant that came first is first.
+        If counts are equal, the tenant that came first is first.
         """
         return sorted(self._present, key=self._used.__getitem__)
 
@@ -62,13 +62,14 @@ class FairQueue:
     def _raise_level(self) -> None:
         """Raise the level at which returning tenants begin.
 
-        The level never falls. Otherwise each of several new tenants would get more credit than the previous one.
+        The level never falls. If the level could fall, each of several new tenants would get more credit than the
+        previous tenant.
         """
         lowest = min((self._used[tenant] for tenant in self._present), default=self._level)
         self._level = max(self._level, lowest)
 
     def _forget_absent(self) -> None:
-        """Forget absent tenants whose count is equal to the count of a new tenant."""
+        """Forget absent tenants that have the same count as a new tenant."""
         horizon = self._level - self.credit
         self._used = {name: used for name, used in self._used.items() if name in self._present or used > horizon}
 
@@ -76,8 +77,8 @@ class FairQueue:
 class SharedQuota:
     """A quota in which each tenant may hold as much as is free.
 
-    So a single tenant may hold half, and another tenant always finds room. If n tenants hold their maximum, each of
-    them has one of n + 1 equal parts, and the last part is free.
+    So a single tenant may hold half, and another tenant always finds room. If n tenants hold the maximum, each tenant
+    has one of n + 1 equal parts, and the last part is free.
     """
 
     def __init__(self, size: int) -> None:

@@ -132,7 +132,7 @@ def _layout(parallelism: Parallelism) -> Config:
 
 
 def _no_loss_but_the_callers() -> Config:
-    """Disable the losses of routers and of further prediction heads, because no client requested their gradients."""
+    """Disable the losses of routers and of heads for further tokens, because no client requested these losses."""
     return {
         "freeze_moe_router": True,
         "moe_router_dtype": "fp64",

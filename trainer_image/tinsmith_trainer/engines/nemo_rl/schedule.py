@@ -134,9 +134,9 @@ class _Cut:
 class NemoSchedule:
     """A schedule on a constructed `MegatronPolicyWorkerImpl`.
 
-    The schedule calls the worker's output layer, so the model does not call it any more.
+    Without packing, the schedule calls the worker's output layer, and the model does not call it.
 
-    With packing, the model still calls its output layer: NeMo RL cuts sequences out of the model's output, and tensor
+    With packing, the model calls the output layer itself: NeMo RL cuts sequences out of the model's output, and tensor
     ranks would have only pieces of the hidden states.
     """
 

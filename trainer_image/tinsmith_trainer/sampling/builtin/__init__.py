@@ -1,4 +1,4 @@
-"""The built-in sampler: a decode loop over a transformers model. Each request has its own seed and adapter."""
+"""The built-in sampler: a decode loop over a transformers model. Each request has a separate seed and adapter."""
 
 from tinsmith_trainer.sampling.builtin.sampler import BuiltinSampler
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings

@@ -1,8 +1,8 @@
 """The adapters of a decode batch as one stack: two small products per module serve all adapters.
 
-With eight adapters of four rows each, separate products (sixteen per module) took a third of a step's time, mostly
-because of the overhead of calls. An adapter's weights are copied into the stack once, when its first row enters the
-batch. The rows of each adapter have their own products if the weights are too large, if their shapes differ, or if the
+With eight adapters of four rows each, separate products (sixteen per module) took a third of a step's time, mostly for
+the overhead of calls. An adapter's weights are copied into the stack once, when the adapter's first row enters the
+batch. Each adapter has separate products if the weights are too large, if the shapes of adapters differ, or if the
 numbers of rows per adapter are too unequal.
 """
 
@@ -29,12 +29,15 @@ from tinsmith_trainer.torch_model.products import linear_product
 MOST_PADDING = 2
 """The limit on padding. All groups are padded to the length of the longest group.
 
-Together they have at most this many times the forward's rows.
+Together, the groups have at most this many times the rows of the forward.
 """
 
 
 class AdapterGroups:
-    """The adapters of one batch. An adapter keeps its slot in the stack when other adapters are added or removed."""
+    """The adapters of one batch.
+
+    An adapter keeps the same slot in the stack when other adapters are added or removed.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -43,7 +46,7 @@ class AdapterGroups:
         self._stack: dict[str, GroupWeights] = {}
 
     def route(self, runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
-        """Return the route of a forward with one token for each row. The runs in `runs` have different adapters."""
+        """Return the route of a forward with one token for each row. Two runs in `runs` never have the same adapter."""
         route = dict(route_by_products(runs, modules))
         if self._fits(runs):
             self._make_slots([adapter for adapter, _ in runs])
@@ -61,7 +64,7 @@ class AdapterGroups:
         return len(runs) * longest <= MOST_PADDING * rows and len(runs) * stacked <= self._most_bytes
 
     def _make_slots(self, adapters: Sequence[LoadedAdapter]) -> None:
-        """Give each new adapter a slot. Rebuild the stack if half of the adapters in it have left the batch."""
+        """Give each new adapter a slot. Rebuild the stack if half of the stack's adapters have left the batch."""
         shape, slots = adapters[0].shape, self._slots
         if shape != self._shape or len(adapters) > len(slots) or 2 * len(adapters) <= len(slots):
             self._shape = shape
@@ -81,7 +84,7 @@ class AdapterGroups:
 class GroupWeights:
     """The weights of one module: `down` `[groups, d_in, rank]`, and the scaled `up` `[groups, rank, d_out]`.
 
-    In this layout the products take four fifths of the time of products with A and B.
+    With weights in this layout, products take four fifths of the time of products with A and B.
     """
 
     def __init__(self, like: StackedDelta, groups: int) -> None:

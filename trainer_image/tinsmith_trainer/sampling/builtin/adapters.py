@@ -1,10 +1,11 @@
-"""Loaded adapter versions, and the routes by which each row of a batch gets its adapter.
+"""Loaded adapter versions, and the routes, which assign an adapter to each row of a batch.
 
-There are two kinds of routes. A route by products is fast. The rows of one adapter are adjacent and share one product,
-so no weights are copied, and a batch may have adapters of any rank and size. A stacked route is for rows whose bits
-must not depend on other rows, and for GPUs, where many small products cost more than copies. The adapters of a batch
-have one padded rank and one set of modules, and each row is a group. Adapters of experts are never stacked. They are
-large, and the bits of their products do not depend on other rows anyway (torch_model/expert_products.py).
+A route is a route by products or a stacked route. A route by products is fast. In a route by products, the rows of one
+adapter are adjacent and share one product, so no weights are copied, and a batch may have adapters of any rank and
+size. A stacked route is for rows whose bits must not depend on other rows, and for GPUs, where many small products cost
+more than copies. In a stacked route, the adapters of a batch have one padded rank and one set of modules, and each row
+is a group. Adapters of experts are never stacked. Such adapters are large, and the bits of products of experts do not
+depend on other rows anyway (torch_model/expert_products.py).
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class AdapterShape:
 class LoadedAdapter:
     """An immutable adapter version on the device. The base model is an adapter without deltas.
 
-    A `serial` is never used again. So a value that was computed with a dropped version cannot be mistaken for a value
-    of a later version with the same key. `deltas` have one group each, and contain only linear layers.
+    A `serial` is never used again. So values of a dropped version cannot be mistaken for values of a later version with
+    the same key. Each delta in `deltas` has one group; only linear layers are included.
     """
 
     key: str
@@ -53,7 +54,10 @@ class LoadedAdapter:
     shape: AdapterShape
     deltas: Mapping[str, StackedDelta] = field(repr=False)
     own: Mapping[str, OwnDelta] = field(repr=False, default_factory=dict)
-    """The weights without padding, including the weights of experts. Only products of this single adapter use them."""
+    """The weights without padding, including the weights of experts.
+
+    Only products with a single adapter use the weights without padding.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -112,8 +116,7 @@ AdapterRun = tuple[LoadedAdapter, int]
 def route_by_products(runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
     """Return the route by products.
 
-    Each module has one product for all tokens, and for each run the products of the run's adapter, which may have any
-    rank.
+    In each module, one product covers all tokens, and each run of rows has products with the adapter of the run.
     """
     ends = list(itertools.accumulate(count for _, count in runs))
     spans = [(adapter, end - count, end) for (adapter, count), end in zip(runs, ends, strict=True)]
@@ -127,7 +130,10 @@ def route_by_products(runs: Sequence[AdapterRun], modules: Sequence[str]) -> Map
 
 
 class AdapterProducts:
-    """The products of one module. Each span of tokens has an adapter. A single span covers all tokens."""
+    """The products of one module.
+
+    Each span of tokens has an adapter. With `uniform`, a single span covers all tokens.
+    """
 
     __slots__ = ("_spans", "_uniform")
 
@@ -151,7 +157,7 @@ class AdapterProducts:
 
 
 def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
-    """Add the delta. Adapters are float32, whatever the dtype of the base model, and each sum is rounded once."""
+    """Add the delta. Adapters are float32 for any dtype of the base model, and each sum is rounded once."""
     if out.dtype == own.lora_A.dtype:
         out.addmm_(functional.linear(x, own.lora_A), own.lora_B.T, alpha=own.scale)
     else:
@@ -159,7 +165,7 @@ def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
 
 
 def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Return moves of rows (from, to). After these moves, used rows come first and the rows of each group are adjacent.
+    """Return moves of rows (from, to), after which used rows come first and the rows of each group are adjacent.
 
     None stands for an idle row. If one row was added or removed, at most one row of each group moves.
     """
@@ -174,7 +180,7 @@ def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
 
 
 class RowAdapters:
-    """The stacked route of one batch. Most batches have one adapter. Then no weights are copied.
+    """The stacked route of one batch. Most batches have one adapter, and no weights are copied.
 
     If `fixed` is true, the products have one shape for any number of rows that share an adapter.
     """
@@ -187,7 +193,10 @@ class RowAdapters:
         self._stacked: list[LoadedAdapter | None] = [None] * rows
 
     def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
-        """Return the route of the first `rows` rows. None stands for an idle row, which may use any adapter."""
+        """Return the route of the first `rows` rows.
+
+        In `adapters`, None stands for an idle row, which may use any adapter.
+        """
         used = {adapter.serial: adapter for adapter in adapters if adapter is not None}
         if len(used) <= 1:
             adapter = next(iter(used.values()), BASE_MODEL)
@@ -195,7 +204,7 @@ class RowAdapters:
         return self._stacked_route(adapters, rows)
 
     def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Route:
-        """Return the route of these rows, none of which is idle. `adapters` has an entry for each row of the batch."""
+        """Return the route of these rows, which must not be idle. `adapters` has an entry for each row of the batch."""
         used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
         if len(used) == 1:
             return self._same(next(iter(used.values())), len(rows))

@@ -1,6 +1,6 @@
 """A decode batch: rows that have the same extent.
 
-Their adapters share a shape, and one forward per step serves all rows.
+The adapters of a batch share a shape, and one forward per step serves all rows.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ ROWS_STEP = 8
 class BatchKey:
     """The key of a batch. Samples with equal keys may share a batch.
 
-    In deterministic mode, the shapes of a forward depend only on this key and the settings. So a row's bits do not
-    depend on other rows. The extent follows from the row's own length. If adapters are stacked, all adapters of a batch
-    have one `shape`. `alone` is the serial of an adapter that is too large to be copied for each row, and 0 for other
-    adapters.
+    In deterministic mode, the shapes of a forward depend only on this key and the settings. So the bits of a row do not
+    depend on other rows. The extent depends only on the length of the row. If adapters are stacked, all adapters of a
+    batch have one `shape`. `alone` is the serial of the adapter if the adapter is too large for a copy in each row,
+    otherwise 0.
     """
 
     extent: int
@@ -55,7 +55,7 @@ class BatchKey:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The extents and rows of batches, and their costs."""
+    """The extents, the numbers of rows, and the costs of batches."""
 
     geometry: RowGeometry
     settings: BuiltinSamplerSettings
@@ -73,7 +73,7 @@ class BatchPlan:
         return self.geometry.device.type != "cpu" if setting is None else setting
 
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
-        """Return the key of the batch for a sample whose next token is at this position in its row."""
+        """Return the key of the batch for a sample with the next token at this position of the row."""
         extent = SMALLEST_EXTENT
         while extent <= sample_position:
             extent *= 2
@@ -84,12 +84,15 @@ class BatchPlan:
         return BatchKey(extent, adapter.shape, adapter.serial if large else 0)
 
     def rows(self, extent: int) -> int:
-        """Return the number of rows that fit in a quarter of the memory, at most `max_rows`. It is a power of two."""
+        """Return the number of rows that fit in a quarter of the memory, at most `max_rows`.
+
+        The number of rows is a power of two.
+        """
         affordable = self.settings.kv_cache_bytes // 4 // self.geometry.row_bytes(extent)
         return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
 
     def route_of_rows(self, adapters: Items[LoadedAdapter], tokens: int, modules: Items[str]) -> Route:
-        """Return the route of a forward with this many tokens in each row. Rows of one adapter are adjacent."""
+        """Return the route of a forward with this many tokens in each row; rows of one adapter must be adjacent."""
         if len({adapter.serial for adapter in adapters}) == 1:
             return self.route_of_one(adapters[0], len(adapters) * tokens, modules)
         return route_by_products(adapter_runs(adapters, tokens), modules)
@@ -99,7 +102,7 @@ class BatchPlan:
         return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.route_of_all()
 
     def filled_bytes(self, sample: Sample) -> int:
-        """Return the number of bytes that the sample's own positions take."""
+        """Return the number of bytes that the positions in the sample's own row take."""
         return self.geometry.row_bytes(sample.own_position)
 
     def nbytes(self, extent: int) -> int:
@@ -113,17 +116,17 @@ def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun
 
 
 def computed_rows(used: int) -> int:
-    """Round the number of rows up to one of few numbers.
+    """Round the number of rows up to one of a few numbers.
 
-    A library of products prepares itself for each shape, so there are few shapes; and few of the computed rows are
-    unused.
+    The library that computes products prepares each new shape, so only few shapes occur; still, few of the computed
+    rows are unused.
     """
     return 1 << (used - 1).bit_length() if used <= ROWS_STEP else -(-used // ROWS_STEP) * ROWS_STEP
 
 
 @dataclass(slots=True)
 class StepResult:
-    """The samples that left the batch in one step. The logits of samples in `diverged` were not finite."""
+    """The samples that left the batch in one step. In `diverged` are samples with logits that are not finite."""
 
     ended: list[tuple[Sample, Sequence]] = field(default_factory=list)
     outgrown: list[Sample] = field(default_factory=list)
@@ -131,7 +134,7 @@ class StepResult:
     drawn_tokens: int = 0
 
     def took(self, sample: Sample, drawn: DrawnToken, extent: int) -> bool:
-        """Append the drawn token to the sample. Return whether the sample leaves a batch of this extent."""
+        """Append the drawn token to the sample. Return whether the sample must leave a batch of this extent."""
         if math.isnan(drawn.logprob):
             self.diverged.append(sample)
             return True
@@ -186,7 +189,7 @@ class DecodeBatch:
         return sum(self._plan.filled_bytes(sample) for sample in self.samples)
 
     def put(self, sample: Sample) -> None:
-        """Give a sample a free row, and copy its keys and values into the row."""
+        """Give a sample a free row, and copy the sample's keys and values into the row."""
         row = self._samples.index(None)
         assert isinstance(sample.kv, Tensor)
         with torch.inference_mode():
@@ -204,7 +207,7 @@ class DecodeBatch:
         self._written[row] = end
 
     def _take_out(self, row: int) -> Sample:
-        """Free a row. A token that was not read yet is lost. The next draw gives the same token."""
+        """Free a row. A token that was not read yet is dropped, and the next draw gives the same token."""
         sample = self._vacate(row)
         if self._launched is not None:
             self._launched.forget(sample)
@@ -225,8 +228,8 @@ class DecodeBatch:
     def park(self, sample: Sample) -> None:
         """Take a sample out of its row.
 
-        Its keys and values move to the host's memory, and the sample continues with them later. The sample later
-        continues with them.
+        The sample's keys and values move to the host's memory, and the sample continues with them later. The sample
+        later continues with them.
         """
         row = self._samples.index(sample)
         kept = self._kv[:, :, row : row + 1, :, : sample.own_position]
@@ -242,7 +245,7 @@ class DecodeBatch:
     def step(self, tenants: Collection[str]) -> StepResult:
         """Draw a token for every sample of these tenants.
 
-        If this launches the next step, it reads the tokens of the previous step.
+        If the next step is launched ahead, read the tokens of the previous step.
         """
         if not self._fixed:
             self._arrange()
@@ -253,7 +256,10 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def _arrange(self) -> None:
-        """Move used rows to the front. Rows of one adapter become adjacent, and among them the rows of one prefix."""
+        """Move used rows to the front.
+
+        Rows of one adapter become adjacent, and within one adapter, the rows of one prefix become adjacent.
+        """
         order = {group: place for place, group in enumerate(sorted({_group(sample) for sample in self.samples}))}
         moves = moves_into_runs([None if sample is None else order[_group(sample)] for sample in self._samples])
         if not moves:
@@ -269,7 +275,7 @@ class DecodeBatch:
             self._samples[target] = sample
 
     def _rows_of(self, tenants: Collection[str]) -> Items[int]:
-        """Return the rows to compute. For all tenants, this is a range that begins at row 0."""
+        """Return the rows to compute. If all tenants take part, the rows are a range that begins at row 0."""
         if self._fixed:
             return range(len(self._samples))
         used = len(self.samples)
@@ -327,7 +333,7 @@ class DecodeBatch:
     def _by_products(self, samples: list[Sample | None]) -> Route:
         """Return the route by products.
 
-        Idle rows come last, and are computed with the adapter of the last used row.
+        Idle rows come last, and use the adapter of the last used row.
         """
         used = [sample.run.adapter for sample in samples if sample is not None]
         used += [used[-1]] * (len(samples) - len(used))
@@ -349,26 +355,26 @@ def _group(sample: Sample) -> tuple[int, int]:
 
 
 def _angles(positions: Tensor, samples: Items[Sample | None]) -> Tensor | None:
-    """Return the positions for rotary embeddings, if they differ from `positions` `[rows, 1]`."""
+    """Return the positions for rotary embeddings, or None if they are equal to `positions` `[rows, 1]`."""
     shifts = [0 if sample is None else sample.run.angle_shift for sample in samples]
     return positions + on_device(shifts, torch.long, positions.device)[:, None] if any(shifts) else None
 
 
 def drawn_of(logits: Tensor, samples: Items[Sample]) -> list[DrawnToken]:
-    """Return one token for each row of logits `[rows, vocab]`, drawn with the parameters of its sample."""
+    """Draw one token for each row of logits `[rows, vocab]`, with the parameters of the row's sample."""
     drawn = draw_tokens(logits, [sample.draw() for sample in samples])
     return list(drawn_by(LaunchedStep(samples, *drawn, logits)).values())
 
 
 def drawn_by(launched: LaunchedStep) -> dict[Sample, DrawnToken]:
-    """Wait for a launched step and return its tokens."""
+    """Wait for a launched step, and return the drawn tokens."""
     top = _top_logprobs(launched)
     tokens, logprobs = launched.read()
     return {sample: DrawnToken(tokens[row], logprobs[row], top.get(sample)) for sample, row in launched.samples.items()}
 
 
 def _top_logprobs(launched: LaunchedStep) -> dict[Sample, TopkLogprobs]:
-    """Return the most likely tokens of the samples that request them.
+    """Return the most likely tokens for the samples that request most likely tokens.
 
     The result for a smaller K is the beginning of the result for a larger K.
     """

@@ -26,9 +26,9 @@ class OutOfMemoryForNow(Exception):
 class Batches:
     """The batches of a sampler.
 
-    A batch is opened when a sample needs it. If rows are short, tenants get equal numbers of rows. If another tenant
-    gets a sample's row, the sample keeps its keys and values outside the batch. This sample is the first one of its
-    tenant to get a row again.
+    A batch is opened when a sample needs it. If rows are scarce, tenants get equal numbers of rows. If a sample loses a
+    row to another tenant, the sample's keys and values are kept outside the batch. The parked sample is the first
+    sample of the same tenant to get a row again.
     """
 
     def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: FairQueue, shared: SharedPrefixes) -> None:
@@ -51,10 +51,10 @@ class Batches:
         return [batch for batch in self._open.values() if batch.rows_by_tenant[tenant]]
 
     def may_start(self, key: BatchKey, tenant: str, promised: int = 0) -> bool:
-        """Return whether a new sample of this key would start now, in addition to the rows promised to its tenant.
+        """Return whether a new sample of this key would start now, if `promised` further rows go to the same tenant.
 
-        Raises OutOfMemoryForNow if the new sample, or an earlier sample of the tenant, waits for memory. In that case,
-        no new sample of the tenant starts until running samples end. Otherwise, the waiting sample would never start.
+        Raises OutOfMemoryForNow if the new sample, or an earlier sample of the tenant, waits for memory. While a sample
+        waits for memory, no new sample of the same tenant starts, because the waiting sample would then never start.
         """
         if tenant in self._short:
             raise OutOfMemoryForNow
@@ -68,14 +68,14 @@ class Batches:
         return promised < self.plan.rows(key.extent)
 
     def has_room_for_shared(self, nbytes: int) -> bool:
-        """Return whether there is room for values that are kept while samples run.
+        """Return whether the memory has room for values that are shared while samples run.
 
-        The first such values always have room.
+        The first shared values always have room.
         """
         return self._excess_bytes(nbytes) <= 0 or not self._shared.nbytes
 
     def enqueue(self, sample: Sample) -> None:
-        """Queue a sample whose keys and values are computed."""
+        """Queue a sample after its keys and values were computed."""
         self._queue_of(sample).append(sample)
 
     def fill(self) -> None:
@@ -88,7 +88,7 @@ class Batches:
     def co_batched(self, batch: AnyBatch, tenant: str) -> frozenset[str]:
         """Return the tenants whose samples are computed together with this tenant's samples in its turn.
 
-        Each tenant pays for its own rows.
+        Each tenant pays only for the tenant's own rows.
         """
         rows = batch.rows_by_tenant
         chosen = co_batched_tenants(rows, tenant, batch.cost)
@@ -99,7 +99,7 @@ class Batches:
         return chosen
 
     def discard(self, batch: AnyBatch) -> None:
-        """Close a batch after its step has failed."""
+        """Close a batch after a step of the batch has failed."""
         self._open.pop(batch.key, None)
 
     def remove_finished(self) -> None:
@@ -130,7 +130,10 @@ class Batches:
             self._tidy(key, tenant)
 
     def _next_in(self, key: BatchKey) -> str | None:
-        """Return the tenant whose sample gets a row, and free a row if needed. Return None if no sample gets a row."""
+        """Return the tenant that gets a row for a sample, and free a row if needed.
+
+        Return None if no sample gets a row.
+        """
         waiting = [tenant for tenant in self._fair_queue.order() if tenant in self._queues[key]]
         rows = self._open[key].rows_by_tenant if key in self._open else {}
         for tenant in next_for_a_row(waiting, rows):
@@ -141,7 +144,7 @@ class Batches:
         return None
 
     def _make_row(self, batch: AnyBatch, tenant: str) -> bool:
-        """Free the row of the latest job of the tenant with the most rows, so that its earlier jobs end first."""
+        """Free a row of the tenant with the most rows: the latest job's row, so that earlier jobs end first."""
         giver = self._giver(batch, tenant)
         if giver is None:
             return False
@@ -158,7 +161,10 @@ class Batches:
         return gives_up_a_row(batch.rows_by_tenant, tenant, self._fair_queue.lead, self._fair_queue.credit)
 
     def _park(self, batch: AnyBatch, samples: Collection[Sample]) -> None:
-        """Park the samples. They are the first samples of their tenants to get rows again, and keep their order."""
+        """Park the samples.
+
+        Parked samples keep their order, and are the first samples of their tenants to get rows again.
+        """
         for sample in sorted(samples, key=lambda sample: (sample.run.serial, sample.index), reverse=True):
             batch.park(sample)
             self._parked[sample] = self.plan.filled_bytes(sample)
@@ -167,7 +173,7 @@ class Batches:
     def _room_to_park(self) -> int:
         """Return the room for parked samples in the host's memory.
 
-        It is equal to the memory of batches, but at least the size of one whole context.
+        The room is equal to the memory of batches, but at least the size of one whole context.
         """
         context = self.plan.geometry.row_bytes(self.plan.max_sequence_length)
         return max(self.plan.settings.kv_cache_bytes, 2 * context) - sum(self._parked.values())
@@ -187,7 +193,7 @@ class Batches:
         return self._excess_bytes(needed) <= 0 or not self.active or bool(self._leaving(needed, tenant))
 
     def _excess_bytes(self, needed_bytes: int) -> int:
-        """Return how many bytes are still missing for a batch after all idle batches are closed."""
+        """Return how many bytes a new batch still lacks after all idle batches are closed."""
         held = sum(batch.nbytes for batch in self.active) + self._shared.nbytes
         return held + needed_bytes - self.plan.settings.kv_cache_bytes
 
@@ -197,7 +203,7 @@ class Batches:
     def _leaving(self, needed_bytes: int, tenant: str) -> list[AnyBatch]:
         """Return the batches of other tenants that must close for a new batch.
 
-        The result is empty if there is room, or if they may stay.
+        The result is empty if the new batch has room, or if the other batches may stay.
         """
         excess = self._excess_bytes(needed_bytes)
         if excess <= 0 or self.of(tenant):

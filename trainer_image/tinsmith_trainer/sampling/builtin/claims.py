@@ -1,8 +1,8 @@
-"""The tenants that share a step, and the rows that one tenant gives to another. The functions are pure.
+"""The tenants that share a step, and the rows that a tenant gives to another tenant. The functions are pure.
 
 Rows of several tenants in one forward are cheaper than separate forwards. But the rows of a large tenant slow the
-forward down for a small tenant. So a tenant's rows are added to a step only if no tenant waits longer than it would
-with separate turns. Tenants have equal numbers of rows while any tenant waits for a row.
+forward down for a small tenant. So a tenant's rows are added to a step only if no tenant waits longer than with
+separate turns. Tenants have equal numbers of rows while any tenant waits for a row.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Lead = Callable[[str, str], float]
 class ForwardCost:
     """The cost of a forward in tokens.
 
-    The cost has three parts: a fixed part, a part for each position whose keys the forward reads, and a part for each
-    computed row or position. On CPUs with 3 M to 118 M parameters, a step of 32 short rows takes five to seven times as
-    long as a step of one row. GPUs compute hundreds of rows in the time of one row. The two numbers describe reading
-    weights; a byte of keys costs as much as a byte of weights.
+    The cost has three parts: a fixed part, a part for each position with keys that the forward reads, and a part for
+    each computed row or position. On CPUs with 3 M to 118 M parameters, a step of 32 short rows takes five to seven
+    times as long as a step of one row. GPUs compute hundreds of rows in the time of one row. The fixed part is the cost
+    of reading the weights; reading a byte of keys costs as much as reading a byte of weights.
     """
 
     fixed_tokens: float
@@ -41,11 +41,11 @@ class ForwardCost:
 
 
 def co_batched_tenants(rows: Mapping[str, int], tenant: str, cost: Callable[[int], float]) -> frozenset[str]:
-    """Return the tenants whose rows are computed in this tenant's step, including this tenant.
+    """Return the tenants that share this tenant's step, including this tenant.
 
-    `rows` is the number of rows of each tenant in the batch. `cost` returns the cost of a step from its number of rows.
-    With k tenants the step costs at most k times the cost of a step for this tenant alone. With separate turns, each
-    tenant would wait as long.
+    `rows` is the number of rows of each tenant in the batch. `cost` returns the cost of a step from the number of rows.
+    A step of k tenants costs at most k times as much as a step for this tenant alone, so no tenant waits longer than
+    with separate turns.
     """
     chosen, together = {tenant}, rows[tenant]
     for other in sorted(set(rows) - chosen, key=lambda other: (rows[other], other)):
@@ -57,16 +57,19 @@ def co_batched_tenants(rows: Mapping[str, int], tenant: str, cost: Callable[[int
 
 
 def next_for_a_row(waiting: Iterable[str], rows: Mapping[str, int]) -> list[str]:
-    """Return the waiting tenants. Tenants with the fewest rows come first. `waiting` is in the order of their turns."""
+    """Return the waiting tenants.
+
+    Tenants with the fewest rows come first. `waiting` lists the tenants in the order of turns.
+    """
     return sorted(waiting, key=lambda tenant: rows.get(tenant, 0))
 
 
 def gives_up_a_row(rows: Mapping[str, int], wanting: str, lead: Lead, credit: float) -> str | None:
     """Return the tenant that gives a row of a full batch to a waiting tenant, or None.
 
-    This tenant has at least two rows more than the waiting tenant. If there are more tenants than rows, it must also
-    have used at least `credit` more than the waiting tenant. So a waiting tenant gets a row after a bounded number of
-    steps, and rows do not change tenants in every step.
+    This tenant has at least two rows more than the waiting tenant. If the batch has fewer rows than tenants, this
+    tenant must also have used at least `credit` more than the waiting tenant. So a waiting tenant gets a row after a
+    bounded number of steps, and rows do not change tenants in every step.
     """
     held = rows.get(wanting, 0)
     others = [tenant for tenant in rows if tenant != wanting and rows[tenant]]
@@ -80,7 +83,7 @@ def gives_up_a_row(rows: Mapping[str, int], wanting: str, lead: Lead, credit: fl
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """A batch in use: the memory of its keys and values, the part of it that is filled, and the tenants of its rows."""
+    """A batch in use: the memory for keys and values, the filled part of this memory, and the tenants of the rows."""
 
     nbytes: int
     filled_bytes: int
@@ -92,10 +95,11 @@ def give_up_memory(
 ) -> list[int]:
     """Return the indices in `held` of the batches that must close to free `needed_bytes`.
 
-    If closing cannot free so many bytes, return none.
+    If closing cannot free so many bytes, return no index.
 
-    The waiting tenant has no batch. A batch may be closed if each of its tenants has used at least `credit` more than
-    the waiting tenant. The largest batches are closed first, and their filled parts must fit in `room_to_park`.
+    The waiting tenant has no batch. A batch may be closed if each tenant of the batch has used at least `credit` more
+    than the waiting tenant. The largest batches are closed first, and the filled parts of closed batches must fit in
+    `room_to_park`.
     """
     ahead = [
         index

@@ -15,7 +15,7 @@ from torch import Tensor
 
 _WORD = (1 << 64) - 1
 _BLOCK = 64
-"""The number of IDs in a block. Probabilities are summed by block first; then an ID is searched within one block."""
+"""The number of IDs in a block. Probabilities are first summed by block; then an ID is searched within one block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Draw:
 def uniform(seed: int, sample_index: int, position: int) -> float:
     """Return the number in [0, 1), with 53 bits, at a position of the stream of a seed and a sample.
 
-    The number is a hash of the counter, not the output of a generator with state. There is no state to keep or to
+    The number is a hash of the counter, not the output of a generator with state. A hash has no state to keep or to
     replay, and the streams of neighbouring seeds are unrelated.
     """
     return _number(b"tinsmith-draw", seed, sample_index, position)
@@ -47,7 +47,7 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
 def alternative_uniforms(seed: int, position: int, k: int) -> list[float]:
     """Return the numbers for the k alternative draws at a prompt position.
 
-    These streams are separate from the streams of samples.
+    The streams for alternative draws are separate from the streams of samples.
     """
     return [_number(b"tinsmith-alt", seed, index, position) for index in range(k)]
 
@@ -60,7 +60,7 @@ def on_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, devic
 
 
 def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Draw a token per row of `logits` `[rows, vocab]` float32. Return the tokens and their logprobs.
+    """Draw a token per row of `logits` `[rows, vocab]` float32. Return the tokens and the logprobs of the tokens.
 
     Logprobs are at temperature 1 before any filter. Both results are `[rows]` on the device; the function does not wait
     for the device. Logits that are not finite give a logprob of NaN. In greedy rows the lowest ID wins among equal
@@ -83,7 +83,7 @@ def all_logprobs(logits: Tensor) -> Tensor:
 def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[float]]) -> Tensor:
     """Draw IDs `[rows, k]` from `logits` `[rows, vocab]`, one for each of `uniforms` `[rows, k]`.
 
-    The draws are independent and from all tokens, so an ID may repeat. Temperature 0 is greedy.
+    The k draws of a row are independent and from all tokens, so an ID may repeat. Temperature 0 is greedy.
     """
     numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
     if temperature == 0:
@@ -95,9 +95,9 @@ def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[fl
 def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Set the probabilities of tokens outside top-k or top-p to zero.
 
-    `probabilities` are `[rows, vocab]`, the other arguments `[rows]`. Top-k is applied first (-1 is off). Top-p then
-    keeps the smallest set of most likely tokens with at least the share p of the remaining probability. The most likely
-    token always keeps its probability. Of equal probabilities, the one with the lower ID is kept.
+    `probabilities` are `[rows, vocab]`; `top_k` and `top_p` are `[rows]`. Top-k is applied first (-1 is off). Top-p
+    then keeps the smallest set of most likely tokens with at least the share p of the remaining probability. The most
+    likely token is always kept. If two probabilities are equal, the token with the lower ID is kept first.
     """
     ordered, ids = probabilities.sort(stable=True, dim=-1, descending=True)
     ranks = torch.arange(ordered.shape[-1], device=ordered.device)
@@ -125,9 +125,9 @@ def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _logprobs(logits: Tensor, largest: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the logprobs of some tokens' logits `[rows, n]`.
+    """Return the logprobs of some tokens from their logits `[rows, n]`.
 
-    `largest` and `probabilities` belong to the whole rows.
+    `largest` and `probabilities` are computed from whole rows.
     """
     return (logits - largest) + probabilities.amax(-1, keepdim=True).log()
 
@@ -171,7 +171,7 @@ def _tempered(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
 
 
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the first ID whose cumulative probability exceeds the given part of the total.
+    """Return the first ID with a cumulative probability above the given part of the total.
 
     The result has an ID with a positive probability for each of `uniforms` `[rows, k]`. Blocks of IDs are summed first.
     Single IDs are summed only within the block that contains the result.
@@ -198,7 +198,7 @@ def _whole_blocks(probabilities: Tensor) -> Tensor:
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """Return the values, each at most the number just below its limit."""
+    """Limit each value to the largest number below the value's limit."""
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 
@@ -213,7 +213,7 @@ def _column(draws: Sequence[Draw], name: str, like: Tensor, dtype: torch.dtype =
 
 
 def _undecided(values: Tensor, k: int) -> list[int]:
-    """Return the rows in which another token is as likely as the last of the k tokens."""
+    """Return the rows in which a further token is as likely as the last of the k most likely tokens."""
     if values.shape[-1] == k:
         return []
     rows: list[int] = (values[:, k - 1] == values[:, k]).nonzero()[:, 0].tolist()

@@ -40,8 +40,8 @@ KvView = BlockView | PromptsView | StepView
 class Seen:
     """The result of computing a prompt with images.
 
-    It has the last hidden states `[length, d]`, and the difference between rotary positions and token positions after
-    the prompt.
+    The fields are the last hidden states `[length, d]`, and the difference between rotary positions and token positions
+    after the prompt.
     """
 
     hidden: Tensor
@@ -79,7 +79,7 @@ class ForwardPass:
     def block(self, kv: Tensor, ids: Tensor, start: int, route: Route, *, all_logits: bool) -> Tensor:
         """Compute `ids` `[1, length]` after `start` tokens in `kv`.
 
-        Return logits `[length, vocab]`, or only the last position's `[1, vocab]`, in float32.
+        Return the logits of all positions, `[length, vocab]`, or of the last position, `[1, vocab]`, in float32.
         """
         length = ids.shape[1]
         positions = torch.arange(start, start + length, device=self.device)[None]
@@ -91,9 +91,9 @@ class ForwardPass:
 
     @torch.inference_mode()
     def seen(self, kv: Tensor, ids: Tensor, inputs: Mapping[str, Tensor], route: Route) -> Seen:
-        """Compute a whole prompt `ids` `[1, length]` with the `inputs` of its images, by the model's own forward.
+        """Compute a whole prompt `ids` `[1, length]` with images, from `inputs`, by the model's own forward.
 
-        This forward computes no logits, because there would be a row of logits for each token of the prompt. `project`
+        This forward computes no logits, because logits would have one row for each token of the prompt. `project`
         computes the requested logits.
         """
         cache = DynamicCache()  # without a configuration, so that layers with a window keep all positions, like `kv`
@@ -141,8 +141,8 @@ class ForwardPass:
     ) -> Tensor:
         """Compute one token per row: `ids` and `positions` `[rows, 1]`. Return logits `[rows, vocab]` in float32.
 
-        `rows` are row numbers in `kv`; by default the first rows. Rows in `shared` contain only the tokens after their
-        shared prefix. `angles` are the rotary positions if they differ from `positions`.
+        `rows` are row numbers in `kv`; by default the first rows. The rows in `shared` contain only the tokens after
+        the shared prefix. `angles` are the rotary positions if they differ from `positions`.
         """
         chosen = None if rows is None else on_device(rows, torch.long, self.device)
         own = positions.clone() if shared else positions
@@ -158,7 +158,7 @@ class ForwardPass:
     def shares_prefixes(self) -> bool:
         """Try to replace the model's attention by the attention for shared prefixes. Return whether this works.
 
-        Errors that do not depend on the model, such as OutOfMemory, are raised.
+        Errors with another cause than the model, such as OutOfMemory, are raised.
         """
         if self.device.type != "cpu" or self._layer_types != (FULL,):
             return False
@@ -245,7 +245,7 @@ class ForwardPass:
 
 
 def check_rotations(torch_model: TorchModel) -> None:
-    """Raise ServerError if a sequence's rotary angles depend on its final length, which is unknown when it begins.
+    """Raise ServerError if a sequence's rotary angles depend on the final length, which is unknown at the beginning.
 
     Such a model rotates the whole batch by the angles of the longest row, but cached keys have the angles of a shorter
     sequence. Below the length at which the angles change, all sequences have the same angles.
@@ -295,13 +295,14 @@ def prefix_spans(prefixes: Sequence[SharedPrefix | None]) -> list[PrefixSpan]:
 
 
 class SharedAttention:
-    """The attention of a step whose rows share prefixes.
+    """The attention of a step in which rows share prefixes.
 
-    On a CPU a step's attention takes as long as reading its keys and values. A group that reads its shared prompt only
-    once takes a fraction of this time. Each row's token attends to the whole prompt, and to the positions of its own
-    row that the mask allows. The attention to the prompt and the attention to the row are computed separately. The two
-    results are then weighted by the sums of their exponentials. This is equal to one softmax over both (arXiv
-    2402.05099). The products of a group have one row per sample, so bits depend on the other samples.
+    On a CPU, the time of attention is the time of reading keys and values. A group of rows that reads the shared prompt
+    only once takes a fraction of this time. The token of a row attends to the whole prompt, and to the positions of
+    this row that the mask allows. The attention to the prompt and the attention to the row are computed separately. The
+    two results are then weighted by the sums of exponentials. The weighted sum is equal to one softmax over prompt and
+    row (arXiv 2402.05099). The products of a group have one row per sample, so the bits of a sample depend on the other
+    samples in the group.
     """
 
     def __init__(self, spans: Sequence[PrefixSpan]) -> None:

@@ -12,7 +12,7 @@ from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A submitted job. The submission fixes its adapter version: later loads and drops do not change it.
+    """A submitted job. The submission fixes the adapter version: later loads and drops have no effect on the job.
 
     `adapter` is None if the key was not known.
     """
@@ -36,7 +36,7 @@ class Commands:
 
 
 class Intake:
-    """A mailbox with one reader."""
+    """A mailbox for commands, with one reader."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -70,7 +70,7 @@ class Intake:
             self._changed.notify()
 
     def take(self, *, wait: bool) -> Commands:
-        """Return all commands. With `wait`, block until there is a command."""
+        """Return all commands. With `wait`, block until a command arrives."""
         with self._changed:
             while wait and not self._commands:
                 self._changed.wait()

@@ -1,4 +1,4 @@
-"""A job in the sampler, and the sequences that it draws."""
+"""A job in the sampler, and the sequences of the job."""
 
 from __future__ import annotations
 
@@ -58,13 +58,16 @@ class Run:
 
     @property
     def scores(self) -> PromptScores:
-        """The scores of the prompt. They are created on first use, so that waiting jobs take no memory for them."""
+        """The scores of the prompt.
+
+        The scores are created on first use, so that waiting jobs take no memory for scores.
+        """
         if self._scores is None:
             self._scores = PromptScores(self.job, self.seed)
         return self._scores
 
     def complete(self, index: int, sequence: Sequence) -> bool:
-        """Add a finished sequence to the job. Return whether it was the job's last sequence."""
+        """Add a finished sequence to the job. Return whether the sequence was the last sequence of the job."""
         self.sequences[index] = sequence
         return len(self.sequences) == self.job.num_samples
 
@@ -85,8 +88,9 @@ class Run:
 class Sample:
     """A sequence that is being drawn. The input `next_token` at `position` gives token number `len(tokens)`.
 
-    `kv` holds the keys and values of all earlier positions while the sample is not in a batch. It is None if there are
-    none. `prefix` holds the part that the sample shares with others. `kv` does not include this part.
+    `kv` holds the keys and values of all earlier positions while the sample is not in a batch. Without earlier
+    positions, `kv` is None. `prefix` holds the part that the sample shares with other samples. `kv` does not include
+    the shared part.
     """
 
     run: Run
@@ -106,13 +110,13 @@ class Sample:
         return self.position - (self.prefix.tokens if self.prefix else 0)
 
     def draw(self, ahead: int = 0) -> Draw:
-        """Return the parameters of the draw of the next token, or of the token that comes `ahead` tokens later."""
+        """Return the parameters for the draw of the next token, or of a token that comes `ahead` tokens later."""
         params = self.run.job.params
         number = uniform(self.run.seed, self.index, len(self.tokens) + ahead) if params.temperature > 0 else 0.0
         return Draw(params.temperature, params.top_k, params.top_p, number)
 
     def push(self, drawn: DrawnToken) -> Sequence | None:
-        """Append a drawn token. Return the sequence if it is finished."""
+        """Append a drawn token. Return the sequence if the token finishes it, otherwise None."""
         if self.run.job.drawn is not None:
             self.run.job.drawn(self.index, drawn)
         self.tokens.append(drawn.token)
@@ -128,7 +132,7 @@ class Sample:
 
 
 def start_run(submission: Submission, serial: int, torch_model: TorchModel, longest: int) -> Run:
-    """Check a job, and return its run. Sequences may have at most `longest` tokens.
+    """Check a job, and return a run of the job. Sequences may have at most `longest` tokens.
 
     Raises UserError with the reason.
     """

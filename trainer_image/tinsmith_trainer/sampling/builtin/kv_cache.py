@@ -1,8 +1,8 @@
 """Keys and values of sequences, in the shape that a transformers model's attention writes and reads.
 
 One tensor holds all layers, `[layers, 2, rows, kv_heads, extent, head_dim]`, so one operation copies a row. The views
-below replace a transformers `Cache`. A model calls only the `update` method, because every forward passes positions and
-masks.
+in this module replace a transformers `Cache`. A model calls only the `update` method, because every forward passes
+positions and masks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_MAPPED_BYTES = 1 << 20
 
 
 class RowGeometry(Protocol):
-    """The memory of sequences, and its device."""
+    """The memory that sequences take, and the device of this memory."""
 
     @property
     def device(self) -> torch.device: ...
@@ -54,7 +54,7 @@ class KvGeometry:
     def allocate(self, rows: int, extent: int) -> Tensor:
         """Allocate zeros `[layers, 2, rows, kv_heads, extent, head_dim]`.
 
-        On a CPU, the memory is used only when it is written.
+        On a CPU, the system provides the memory only when it is written.
         """
         shape = (self.layers, 2, rows, self.kv_heads, extent, self.head_dim)
         nbytes = rows * extent * self.bytes_per_token
@@ -80,7 +80,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class SharedPrefix:
-    """Keys and values of a prompt that all its samples share, `[layers, 2, 1, kv_heads, at least tokens, head_dim]`.
+    """Keys and values of a prompt for all samples of the prompt, `[layers, 2, 1, kv_heads, at least tokens, head_dim]`.
 
     `serial` is unique.
     """
@@ -112,7 +112,7 @@ class BlockView:
 
 
 class PromptsView:
-    """A view of the next tokens of several sequences, each of which has its own tensor.
+    """A view of the next tokens of several sequences, which have separate tensors.
 
     Tokens after a part's end are padding.
     """
@@ -125,7 +125,7 @@ class PromptsView:
         self._all_new = not any(part.start for part in parts)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store `[rows, kv_heads, length, head_dim]`. Return all positions up to the longest row's end."""
+        """Store `[rows, kv_heads, length, head_dim]`. Return all positions up to the end of the longest row."""
         for row, part in enumerate(self._parts):
             for side, states in enumerate((keys, values)):
                 part.kv[layer, side, 0, :, part.start : part.end] = states[row, :, : part.length]
@@ -141,7 +141,7 @@ class PromptsView:
 
 
 class StepView:
-    """A view of the next token of each row. Each row has its own position.
+    """A view of the next token of each row. Positions may differ between rows.
 
     `rows` are row numbers in the batch; by default the first rows.
     """
@@ -167,7 +167,7 @@ class StepView:
 
 
 class GeometryProbe:
-    """A cache with which one forward finds the geometry of a model."""
+    """A cache that finds the geometry of a model in one forward."""
 
     is_compileable = False
 

@@ -1,8 +1,7 @@
 """The memory for keys and values: a size that the operator sets, or a share of the device's free memory.
 
 The size is decided once, when the weights are loaded. Many models allow longer sequences than fit in memory. If a
-sequence of full length does not fit, the sampler serves only shorter sequences, and the log states their largest
-length.
+sequence of full length does not fit, the sampler serves only shorter sequences, and the log states the largest length.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ CGROUP = Path("/sys/fs/cgroup")
 class KvMemory:
     """The memory in bytes.
 
-    `longest_row_tokens` is the length of the longest sequence that the sampler serves. The model's context and the
-    memory limit this length.
+    `longest_row_tokens` is the length of the longest sequence that the sampler serves. This length is limited by the
+    model's context and by the memory.
     """
 
     nbytes: int
@@ -68,8 +67,8 @@ def kv_memory(geometry: RowGeometry, context: int, configured: int | None, *, al
 def chosen_bytes(configured: int | None, geometry: RowGeometry, context: int, free: int, share: int) -> int:
     """Return a share of the free memory, or the size of one row of the whole context.
 
-    A row of the whole context is chosen if it is larger than the share and fits in half of the free memory. Raises
-    ServerError if the memory is too small for the shortest row.
+    The size of a row of the whole context is chosen if this size is larger than the share and fits in half of the free
+    memory. Raises ServerError if the memory is too small for the shortest row.
     """
     row_bytes = geometry.row_bytes(context)
     chosen = configured if configured is not None else max(share, row_bytes if row_bytes <= free // 2 else 0)
@@ -103,9 +102,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def cgroup_room_bytes(cgroup: Path) -> int | None:
-    """Return the bytes that remain below the limit of a control group, or None if it has no limit.
+    """Return the bytes that remain below the limit of a control group, or None if the group has no limit.
 
-    Cached file pages count as free, because the kernel can drop them.
+    Cached file pages count as free, because the kernel can drop such pages.
     """
     try:
         limit = (cgroup / "memory.max").read_text().strip()
@@ -117,7 +116,7 @@ def cgroup_room_bytes(cgroup: Path) -> int | None:
 
 
 def _available_bytes(meminfo: Path) -> int:
-    """Return the available bytes, or half of all memory if the kernel does not report them."""
+    """Return the available bytes, or half of all memory if the kernel does not report available memory."""
     if not meminfo.exists():
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     [line] = [line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")]

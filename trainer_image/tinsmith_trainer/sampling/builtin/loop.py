@@ -1,9 +1,9 @@
 """The sampler's thread: continuous batching.
 
-Each round takes new commands and does one piece of work for the tenant whose turn it is. This piece is the computation
-of a prompt block, or the draw of a token for each of the tenant's samples in a batch. Samples of other tenants are
-included if this is not slower than separate turns. A tenant's jobs start in order. A job is passed over only while its
-own batch is full.
+Each round takes new commands and does one piece of work for the tenant whose turn it is. A piece of work is the
+computation of a prompt block, or the draw of a token for each of the tenant's samples in a batch. Samples of other
+tenants are included if a shared step is not slower than separate turns. A tenant's jobs start in order. A job is
+skipped only while the batch of the job is full.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 log = structlog.get_logger(__name__)
 
 SHORT_PROMPT_PART, OPEN_PROMPTS_PART = 64, 4
-"""The additional memory for prompts that are being computed, as a fraction of the memory for keys and values."""
+"""The additional memory for prompts in computation, as a fraction of the memory for keys and values."""
 CREDIT_STEPS = 16
 """A part of the credit of a returning tenant.
 
@@ -50,11 +50,14 @@ The credit is the cost of a prompt block and of this many steps of one row.
 
 
 class JobFailed(Exception):
-    """An error for a failed job whose own error was already reported."""
+    """An error for a failed job, after the job's own error was reported."""
 
 
 class SamplingLoop:
-    """The loop. Its state belongs to the sampler's thread. Other threads use the intake, or read counters."""
+    """The loop.
+
+    The state of the loop belongs to the sampler's thread. Other threads use the intake, or read counters.
+    """
 
     def __init__(
         self, torch_model: TorchModel, forward: SamplerForward, settings: BuiltinSamplerSettings, intake: Intake
@@ -157,7 +160,10 @@ class SamplingLoop:
         raise AssertionError("no sample can continue, and none waits for one that will end")
 
     def _step_tenant(self, lane: Lane) -> bool:
-        """Do one piece of work of the tenant. Return False if all its jobs wait for rows or memory of other tenants."""
+        """Do one piece of work of the tenant.
+
+        Return False if all jobs of the tenant wait for rows or memory of other tenants.
+        """
         open_batches = self._batches.of(lane.tenant)
         # The other batches of this pass may have been closed for a tenant that needed the memory.
         lane.to_step = [batch for batch in lane.to_step if batch in open_batches]
@@ -189,7 +195,7 @@ class SamplingLoop:
         return True
 
     def _open_prompts(self, lane: Lane) -> None:
-        """Open one prompt, or several prompts if one forward can compute them together."""
+        """Open one prompt, or several prompts that one forward can compute together."""
         if not lane.prefills and (prefill := self._next_prefill(lane)) is not None:
             lane.prefills.append(prefill)
         if self._settings.deterministic or isinstance(self._forward, CacheForward):
@@ -244,13 +250,13 @@ class SamplingLoop:
         return self._shares_prompts and self._shared.shares(run)
 
     def _known(self, run: Run) -> SharedPrefix | None:
-        """Return the part of the prompt that is shared, if it is known and the prompt needs no scores."""
+        """Return the shared part of the prompt, if this part is known and the prompt needs no scores."""
         return self._shared.known(run) if run.first_scored is None else None
 
     def _lacks_room_to_share(self, run: Run) -> bool:
-        """Return whether a job that waits for a shared prompt needs a row for all its tokens instead.
+        """Return whether a job that waits for a shared prompt must take a row for all tokens instead.
 
-        A shared prompt is never evicted. So the job would wait until the samples of other jobs end.
+        Shared prompts are not evicted. Without a row, the job would wait until the samples of other jobs end.
         """
         if self._first_keys[run.serial] == self._first_key(run, shared=False) or self._known(run) is not None:
             return False
@@ -259,8 +265,8 @@ class SamplingLoop:
     def _has_room_for_prompt(self, run: Run) -> bool:
         """Return whether the prompt may open.
 
-        Each tenant may have one open prompt. Turns of other tenants may come between its blocks. Short prompts always
-        open.
+        Each tenant may have one open prompt. Turns of other tenants may come between two blocks of a prompt. Short
+        prompts always open.
         """
         if self._known(run) is not None:
             return True
@@ -309,7 +315,7 @@ class SamplingLoop:
             self._start_samples(prefill)
 
     def _begun(self, prefill: AnyPrefill) -> tuple[Tensor | SequenceStates | None, SharedPrefix | None]:
-        """Return the state with which each sample of a prompt begins, and the prefix that the samples share."""
+        """Return the keys and values with which each sample of a prompt begins, and the samples' shared prefix."""
         if isinstance(prefill, CachePrefill):
             return prefill.kv, None
         shared = prefill.shared
@@ -405,7 +411,7 @@ def _as_trainer_error(error: Exception) -> TrainerError:
 
 
 class WaitingJobs:
-    """The waiting jobs, in one queue for each batch key. A full batch delays only the jobs that need it."""
+    """The waiting jobs, in one queue for each batch key. A full batch delays only the jobs that need this batch."""
 
     def __init__(self) -> None:
         self._queues: dict[BatchKey, deque[Run]] = {}
@@ -415,7 +421,7 @@ class WaitingJobs:
         return self._length
 
     def add(self, key: BatchKey, run: Run) -> None:
-        """Add a job after the older jobs of its key.
+        """Add a job after the older jobs of the same key.
 
         A job that waited under another key before may be older than jobs of this key.
         """
@@ -423,7 +429,7 @@ class WaitingJobs:
         self._length += 1
 
     def first(self, may_start: Callable[[BatchKey], bool]) -> Run | None:
-        """Return the oldest job that can get a row in its batch."""
+        """Return the oldest job that can get a row in a batch."""
         for key in sorted(self._queues, key=lambda key: self._queues[key][0].serial):
             if may_start(key):
                 return self._queues[key][0]
@@ -437,7 +443,7 @@ class WaitingJobs:
             del self._queues[key]
 
     def remove_finished(self) -> None:
-        """Remove jobs that ended before they started."""
+        """Remove jobs that ended while they were waiting."""
         left = {key: deque(run for run in queue if not run.finished) for key, queue in self._queues.items()}
         self._queues = {key: queue for key, queue in left.items() if queue}
         self._length = sum(len(queue) for queue in self._queues.values())

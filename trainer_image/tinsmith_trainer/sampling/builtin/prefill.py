@@ -22,10 +22,10 @@ from tinsmith_trainer.torch_model.vision import Vision
 
 
 class Prefill:
-    """A prompt without its last token, which decoding computes.
+    """A prompt without the last token, because decoding computes the last token.
 
-    Every forward has one row and one block length; the last block is padded at its end. So a block's bits depend only
-    on the tokens up to its end, and not on other jobs or on cached blocks.
+    Every forward has one row and one block length; the last block is padded at the end. So the bits of a block depend
+    only on the tokens up to the end of the block, and not on other jobs or on cached blocks.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Prefill:
 
     @property
     def goes_alone(self) -> bool:
-        """Return whether this prompt shares no forward with other prompts, because it needs logits or has images."""
+        """Return whether this prompt must have a separate forward, because it needs logits or has images."""
         return self.run.first_scored is not None
 
     @property
@@ -88,7 +88,7 @@ class Prefill:
         return torch.from_numpy(self._tokens[part.start : part.end].astype(np.int64))
 
     def took(self, part: PromptPart) -> None:
-        """Record that the part is computed. Its blocks are kept for later prompts."""
+        """Record that the part is computed. The blocks of the part are kept for later prompts."""
         while not self.finished and self._blocks[self._next_block][1] <= part.end:
             key, end = self._blocks[self._next_block]
             self._prefixes.put(key, self.kv[:, :, 0, :, self.start : end])
@@ -100,7 +100,7 @@ class Prefill:
 
     @torch.inference_mode()
     def run_block(self) -> int:
-        """Compute and cache the next block, and return its number of tokens.
+        """Compute and cache the next block, and return the number of computed tokens.
 
         Raises UserError if scores are not finite.
         """
@@ -140,7 +140,7 @@ class Prefill:
 class SeenPrefill(Prefill):
     """A prompt with images.
 
-    One forward of the whole model computes the prompt from its first token, without the cache.
+    One forward of the whole model computes the prompt from the first token, without the cache.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class SeenPrefill(Prefill):
         return len(self._tokens)
 
     def _score_by_blocks(self, hidden: Tensor, first: int) -> None:
-        """Score in blocks, so that only one block's logits are in memory."""
+        """Score the prompt in blocks, so that only the logits of one block are in memory."""
         for start in range(first - 1, len(self._tokens), self._block_tokens):
             end = min(start + self._block_tokens, len(self._tokens))
             route = self._plan.route_of_one(self.run.adapter, end - start, self._forward.modules)
@@ -186,12 +186,13 @@ class SeenPrefill(Prefill):
 
 
 class PromptGroup:
-    """The next parts of several prompts of one tenant, as rows of one forward. Rows of one adapter are adjacent."""
+    """Rows of one forward: the next parts of several prompts of one tenant. Rows of one adapter are adjacent."""
 
     def __init__(self, prefills: Sequence[Prefill], tokens: int) -> None:
-        """Add as much of the first prompt as fits in `tokens`, and parts of other prompts that need little padding.
+        """Add the part of the first prompt that fits in `tokens`, and parts of other prompts that need little padding.
 
-        A prompt that begins like a prompt of the group waits. It later finds the common prefix in the cache.
+        If a prompt begins with the same tokens as a prompt of the group, it waits. Later, the waiting prompt finds the
+        common prefix in the cache.
         """
         first = prefills[0]
         self.length = first.part(tokens).length

@@ -1,9 +1,12 @@
-"""Keys and values of prompt prefixes. They are cached for later jobs within a byte limit, or shared by running samples.
+"""Keys and values of prompt prefixes.
 
-The key of a prefix is its adapter version, and a digest of its tenant and all its tokens. Tenants share no prefixes.
-Answers report the number of cached tokens, so a tenant could otherwise confirm a guess of another tenant's prompt.
-Prompts with a common beginning share its whole blocks. Equal prompts also share the tokens after the last whole block.
-A cached entry has the same bits as a new computation, because both have the same shapes.
+Prefixes are cached for later jobs within a byte limit, or shared by running samples.
+
+The key of a prefix is the adapter version, and a digest of the tenant and of all tokens of the prefix. Tenants share no
+prefixes. Answers report the number of cached tokens, so with shared prefixes, a tenant could confirm a guess of another
+tenant's prompt. Prompts with a common beginning share the whole blocks of this beginning. Equal prompts also share the
+tokens after the last whole block. A cached entry has the same bits as a new computation, because the shapes of forwards
+are the same.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class PrefixCache(Generic[KeptT]):
         return found
 
     def find_last(self, keys: list[PrefixKey]) -> tuple[int, KeptT] | None:
-        """Return the index of the last known key, and its value."""
+        """Return the index and the value of the last known key."""
         for place in reversed(range(len(keys))):
             if (found := self._blocks.get(keys[place])) is not None:
                 self._blocks.move_to_end(keys[place])
@@ -84,7 +87,7 @@ class PrefixCache(Generic[KeptT]):
         return None
 
     def put(self, key: PrefixKey, block: KeptT) -> None:
-        """Keep a copy of a block. Evict other blocks if they need to make room."""
+        """Keep a copy of a block. Evict other blocks if the limit would be exceeded."""
         if key in self._blocks or block.nbytes > self._capacity_bytes:
             return
         while self._used_bytes + block.nbytes > self._capacity_bytes:
@@ -110,8 +113,8 @@ PromptKey = tuple[int, bytes]
 class SharedPrefixes:
     """The prompts that running samples share. The object is used by one thread only.
 
-    RL programs draw many samples of each prompt, in one request or in several requests. The tokens that a sample has
-    drawn are in its own row. Tenants share no prompts.
+    RL programs draw many samples of each prompt, in one request or in several requests. Each sample has a separate row
+    for drawn tokens. Tenants share no prompts.
     """
 
     def __init__(self) -> None:
@@ -144,7 +147,7 @@ class SharedPrefixes:
         return key is not None and self._samples[key] >= LEAST_SAMPLES
 
     def known(self, run: Run) -> SharedPrefix | None:
-        """Return the values of the same prompt that another job has computed and still uses."""
+        """Return the keys and values of the same prompt, if a running job has computed and still uses them."""
         return self._kept.get(self._keys[run.serial]) if run.serial in self._keys else None
 
     def keep(self, run: Run, kv: Tensor) -> SharedPrefix:

@@ -12,7 +12,7 @@ from tinsmith_trainer.sampling.builtin.draws import alternative_uniforms, draw_a
 
 
 def first_scored(job: SampleJob) -> int | None:
-    """Return the first prompt position with a score that needs the logits before it, or None.
+    """Return the first prompt position whose score needs the previous position's logits, or None.
 
     All positions from this position on must be computed, even if the prompt's keys and values are cached.
     """
@@ -22,7 +22,7 @@ def first_scored(job: SampleJob) -> int | None:
 
 
 class PromptScores:
-    """The scores of a prompt. A score that was not requested is None."""
+    """The scores of a prompt. Each score that was not requested is None."""
 
     def __init__(self, job: SampleJob, seed: int) -> None:
         self._job = job
@@ -91,7 +91,7 @@ def _first_of_suffix(job: SampleJob) -> int:
 
 
 def _first_target(job: SampleJob) -> int:
-    """Return the position of the first row that has a token, which must exist. Row i is for position i + 1."""
+    """Return the position of the first row that has a token; such a row must exist. Row i is for position i + 1."""
     if job.target_prompt_logprobs is None:
         return len(job.prompt)
     return 1 + int(np.argmax((job.target_prompt_logprobs != NO_TARGET).any(axis=1)))

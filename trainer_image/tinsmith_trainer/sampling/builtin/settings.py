@@ -9,14 +9,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuiltinSamplerSettings:
-    """Sizes of the sampler, which do not change while it runs. In deterministic mode, results depend on these sizes.
+    """Sizes of the sampler, which are fixed while the sampler runs. In deterministic mode, results depend on the sizes.
 
     With `deterministic`, a job's result depends only on the job, the weights and the seed. On one type of CPU, the
     result has equal bits each time, because every forward has one of a few fixed shapes. Without `deterministic`, a
-    forward is only as large as the used rows, and the logprobs of equal jobs agree to 1e-4. If the probabilities of two
-    tokens are that close, the same seed may then give another sample. The setting is off by default, because a single
+    forward is only as large as the used rows, and the logprobs of equal jobs agree to 1e-4. If two probabilities differ
+    by less than 1e-4, the same seed may then give another sample. `deterministic` is off by default, because a single
     request would take as long as a full batch, and RL programs do not set seeds. On a CPU with a model of 118 million
-    parameters, a full batch takes five to seven times as long as one request. Turn it on for tests and for debugging.
+    parameters, a full batch takes five to seven times as long as one request. Turn `deterministic` on for tests and for
+    debugging.
     """
 
     deterministic: bool = False
@@ -26,7 +27,7 @@ class BuiltinSamplerSettings:
     Batches of long rows have fewer rows, see `kv_cache_bytes`.
     """
     prefill_block_tokens: int = 64
-    """The number of tokens of a block. Prompts are computed block by block, and so are cached prefixes."""
+    """The number of tokens of a block. Prompts are computed and cached block by block."""
     prefill_forward_tokens: int = 256
     """The number of tokens in one forward for prompts. Several short prompts share a forward.
 
@@ -40,7 +41,7 @@ class BuiltinSamplerSettings:
     kv_cache_bytes: int = 2048 * MIB
     """The size of the keys and values of running rows in all batches, in bytes.
 
-    One batch takes at most a quarter of it, but has at least one row.
+    One batch takes at most a quarter of this size, but has at least one row.
 
     A worker's value depends on its device (see kv_memory.py).
     """
@@ -49,13 +50,13 @@ class BuiltinSamplerSettings:
     prefix_cache_bytes: int = 256 * MIB
     """The size of the prompt prefixes' keys and values that are kept for later jobs, in bytes.
 
-    The least recently used prefixes are evicted first. With 0, none are kept.
+    The least recently used prefixes are evicted first. With 0, no prefixes are kept.
     """
     stacked_adapter_bytes: int = 256 * MIB
     """The size of the adapter copies in one batch, in bytes.
 
-    If each row has a copy (in deterministic mode, and on GPUs), larger adapters have their own batches. If rows have no
-    copies, each adapter has its own products.
+    If each row has a copy (in deterministic mode, and on GPUs), larger adapters have separate batches. If rows have no
+    copies, each adapter has separate products.
     """
 
     reads_behind: bool | None = None

@@ -1,8 +1,9 @@
 """Steps that a device computes while the host reads the previous step.
 
-Without this overlap, a GPU is idle after each token. It waits until the host has read the token, searched for stops and
-chosen the next inputs. So the host launches the next step first. For rows that may continue, this step takes its input
-tokens from the previous step, on the device. If the host then finds a stop, it drops the row's next token.
+Without this overlap, a GPU is idle after each token. The GPU would wait until the host has read the token, searched for
+stops and chosen the next inputs. So the host launches the next step before it reads the previous step. For rows that
+may continue, the input tokens of the next step are the tokens of the previous step, on the device. If the host then
+finds a stop, the row's next token is dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Feed:
     `own_position` is the position within the row.
 
     `source` is the row in the previous step that draws the token, or None if the host knows the token. `sample` is None
-    if the row is idle, or if its next token may not be computed yet.
+    if the row is idle, or if the next token of the row must not be computed yet.
     """
 
     token: int = 0
@@ -74,7 +75,7 @@ class LaunchedStep:
 
     @property
     def samples(self) -> dict[Sample, int]:
-        """The samples that take the drawn tokens, with their rows in this step."""
+        """The samples that take the drawn tokens, each with the sample's row in this step."""
         return dict(self._rows)
 
     def row_of(self, sample: Sample) -> int | None:
@@ -85,13 +86,13 @@ class LaunchedStep:
         self._rows.pop(sample, None)
 
     def read(self) -> tuple[list[int], list[float]]:
-        """Wait for this step, but not for later ones, and return its tokens and logprobs."""
+        """Wait for this step, but not for later steps, and return the step's tokens and logprobs."""
         tokens, logprobs = self._fetched.read()
         return tokens.tolist(), logprobs.tolist()
 
 
 class Fetched:
-    """Tensors on their way to the host."""
+    """Tensors that are being copied to the host."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._on_host = [tensor.to("cpu", non_blocking=True) for tensor in tensors]

@@ -1,1 +1,1 @@
-"""The memory of sequences in transformers' own caches, for models whose states are not only keys and values."""
+"""The memory of sequences in transformers' own caches, for models with other states than keys and values."""

@@ -1,8 +1,8 @@
-"""Sequences that are drawn with a model's own cache. Each sequence has its own states.
+"""Sequences that are drawn with a model's own cache. Each sequence has separate states.
 
-A step computes several sequences of one adapter together if they are equally long and their states can be combined, for
-example samples of one prompt. Other sequences are computed one by one. In deterministic mode all sequences are computed
-one by one, so that a row's bits do not depend on other rows.
+A step computes several sequences of one adapter together if the sequences are equally long and the states can be
+combined, for example for samples of one prompt. Other sequences are computed one by one. In deterministic mode, all
+sequences are computed one by one, so that the bits of a row do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CacheBatch:
         return Counter(sample.run.job.tenant for sample in self._states)
 
     def cost(self, rows: int) -> float:
-        """Return the cost of a step of this many rows, each of which has its own forward."""
+        """Return the cost of a step of this many rows, with one forward for each row."""
         longest = max((sample.position for sample in self._states), default=0) + 1
         return rows * self._forward.cost.of(1, longest)
 
@@ -55,7 +55,7 @@ class CacheBatch:
     def put(self, sample: Sample) -> None:
         """Give a sample a row with a copy of its states.
 
-        The samples of a prompt share the original states, so these must not change.
+        The samples of a prompt share the original states, so the original states must not change.
         """
         assert not isinstance(sample.kv, torch.Tensor)
         with torch.inference_mode():
@@ -65,7 +65,7 @@ class CacheBatch:
     def park(self, sample: Sample) -> None:
         """Take a sample out of its row.
 
-        Its states move to the host's memory, and the sample continues with them later.
+        The sample's states move to the host's memory, and the sample continues with these states later.
         """
         states = self._states.pop(sample)
         # The states are copied, because rows of one forward share a block of memory.
@@ -87,10 +87,10 @@ class CacheBatch:
         return result
 
     def _groups(self, samples: list[Sample]) -> Iterator[list[Sample]]:
-        """Yield groups of one length and adapter, or single samples if they must be computed alone.
+        """Yield groups of samples with one length and adapter, and samples that must be computed alone.
 
-        A group has one adapter: some layers, for example latent attention, compute all tokens of a row again in each
-        step.
+        A group has only one adapter, because some layers, such as latent attention, compute all tokens of a row again
+        in each step.
         """
         if not self._in_rows:
             yield from ([sample] for sample in samples)

@@ -1,7 +1,7 @@
-"""The choice of the memory of sequences for a model, and of its forwards and batches.
+"""For each model, the choice of the memory of sequences, the forward and the batches.
 
-If all layers keep keys and values in one shape, the sampler stores them in its own tensors, whose rows may have any
-length. Otherwise, it uses the model's own cache. A trial when the model is loaded decides this.
+If all layers keep keys and values in one shape, the sampler stores keys and values in its own tensors, in rows of any
+length. Otherwise, it uses the model's own cache. A trial at the load of the model decides which cache is used.
 """
 
 from __future__ import annotations

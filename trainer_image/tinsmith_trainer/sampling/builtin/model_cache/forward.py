@@ -1,11 +1,12 @@
 """Forwards of the shared model with its own cache: one sequence at a time, or rows of equal length.
 
-The model makes its cache and its masks itself, so sequences cannot be padded. A forward takes the next tokens of one
-sequence, or one token from each of several sequences whose states can be combined.
+The model creates the cache and the masks itself, so sequences cannot be padded. A forward takes the next tokens of one
+sequence, or one token from each of several sequences with states that can be combined.
 
-When a model is loaded, a trial checks that its cache gives the same logits as one forward over all tokens.
-Architectures have many kinds of layers, and their cache code can fail silently. The tolerance is a fraction of the
-error that the model makes when it forgets all earlier tokens. So the tolerance does not depend on the model's scale.
+When a model is loaded, a trial checks that steps with the cache give the same logits as one forward over all tokens.
+Architectures have many kinds of layers, and the code for caches can fail silently. The tolerance of the trial is a
+fraction of the error that the model makes when it forgets all earlier tokens. So the tolerance does not depend on the
+model's scale.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ CURE = "Train it with --no-sampling, or sample it by another server."
 
 
 def refusal_of(model: Any) -> str:
-    """Return the beginning of the message that refuses the model."""
+    """Return the beginning of the message for a refused model."""
     return f"The built-in sampler cannot run {type(model).__name__}:"
 
 
 class CacheForward:
     """Forwards of the model.
 
-    The constructor raises ServerError if the logits with the cache differ from those without it. `in_blocks`: prompts
-    may be computed block by block. Otherwise, a prompt takes one forward. `in_rows`: several sequences may share a
-    step. Otherwise, each sequence has its own forward.
+    The constructor raises ServerError if the logits with the cache differ from the logits without a cache. `in_blocks`:
+    prompts may be computed block by block. Otherwise, a prompt takes one forward. `in_rows`: several sequences may
+    share a step. Otherwise, each sequence has a separate forward.
     """
 
     def __init__(self, torch_model: TorchModel, trial: Trial | None = None) -> None:
@@ -76,8 +77,8 @@ class CacheForward:
     ) -> tuple[Tensor, SequenceStates]:
         """Compute `ids` `[rows, length]` after `states`. If `states` is None, new sequences begin.
 
-        Do not use `states` after the call, because the call may change it. Return logits `[rows, length, vocab]`, or
-        only the last position's `[rows, 1, vocab]`, in float32.
+        Do not use `states` after the call, because the call may change the object. Return the logits of all positions,
+        `[rows, length, vocab]`, or of the last position, `[rows, 1, vocab]`, in float32.
         """
         rows, length = ids.shape
         before = 0 if states is None else states.tokens
@@ -105,7 +106,10 @@ class CacheForward:
         return logits[:, 0], [after] if len(states) == 1 else after.split()
 
     def _find_parts(self) -> bool:
-        """Return whether prompts can be computed in blocks. Raises ServerError if the logits with the cache differ."""
+        """Return whether prompts can be computed in blocks.
+
+        Raises ServerError if the logits with the cache differ from the logits without a cache.
+        """
         apart = []
         for parts in (PARTS, AT_ONCE):
             found = self._in_parts(self._trial.ids, parts)
@@ -162,7 +166,7 @@ Rounding in float32 and bfloat16 stays below these limits, and a layer that forg
 
 
 class Trial:
-    """A test sequence, and its logits by the model's own forward."""
+    """A test sequence, and the logits of the model's own forward."""
 
     def __init__(self, torch_model: TorchModel) -> None:
         self._torch_model = torch_model

@@ -1,8 +1,8 @@
 """Prefill for a model's own cache: a prompt is computed block by block, or in one forward.
 
-It takes one forward if the model's layers cannot continue from states. Prompts are not padded. A state always includes
-all earlier tokens of the prompt. So states are kept at only two positions: at the end, for equal prompts, and after the
-last whole block, for longer prompts.
+A prompt takes one forward if the model's layers cannot continue from states. Prompts are not padded. A state always
+includes all earlier tokens of the prompt. So states are kept at only two positions: at the end of the prompt, for equal
+prompts, and after the last whole block, for longer prompts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_k
 
 
 class CachePrefill:
-    """A prompt without its last token, which decoding computes. A block's bits depend only on the prompt's tokens."""
+    """A prompt without the last token, because decoding computes the last token.
+
+    A block's bits depend only on the prompt's tokens.
+    """
 
     def __init__(self, run: Run, forward: CacheForward, prefixes: PrefixCache[SequenceStates], plan: BatchPlan) -> None:
         self.run = run
@@ -56,7 +59,10 @@ class CachePrefill:
         return self._forward.cost.of(tokens, self.start + tokens)
 
     def run_block(self) -> int:
-        """Compute the next block and return its number of tokens. Raises UserError if scores are not finite."""
+        """Compute the next block, and return the number of computed tokens.
+
+        Raises UserError if scores are not finite.
+        """
         start, end = self.start, min(self.start + self._block_tokens, len(self._tokens))
         first_scored = self.run.first_scored
         scores = first_scored is not None and end >= first_scored

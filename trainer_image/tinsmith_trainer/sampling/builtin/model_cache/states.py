@@ -1,10 +1,10 @@
 """The contents of a transformers cache for sequences.
 
-They can be copied, moved, split, and combined as rows of one forward.
+The contents can be copied, moved, split, and combined as rows of one forward.
 
-Caches have many kinds of states: keys and values, windows of them, convolutions, recurrent states, compressed or
-indexed keys. In each kind, the first dimension of every tensor is the row. So a cache is treated as a tree of tensors.
-The trial of a loaded model checks that this works.
+Caches have many kinds of states: keys and values of all tokens or of a window, convolutions, recurrent states,
+compressed or indexed keys. In each kind, the first dimension of every tensor is the row. So a cache is treated as a
+tree of tensors. For each loaded model, a trial checks that this treatment works.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StateGeometry:
 class SequenceStates:
     """A cache of `rows` sequences with `tokens` each.
 
-    Later forwards change the cache, and may also change its tensors.
+    Later forwards change the cache, and may also change the tensors in the cache.
     """
 
     cache: Any
@@ -60,7 +60,7 @@ class SequenceStates:
         return sum(tensor.nbytes for tensor in _tensors(self.cache))
 
     def clone(self) -> SequenceStates:
-        """Return a copy that shares no memory with this one."""
+        """Return a copy that shares no memory with the original."""
         return SequenceStates(_mapped(self.cache, Tensor.clone), self.tokens, self.rows)
 
     def to(self, device: torch.device | str) -> SequenceStates:
@@ -75,7 +75,7 @@ class SequenceStates:
 
 
 def together(states: Sequence[SequenceStates]) -> SequenceStates:
-    """Copy single rows into one cache. Raises UnlikeStates if their lengths or kinds differ."""
+    """Copy single rows into one cache. Raises UnlikeStates if the rows differ in length or kind."""
     return SequenceStates(_joined([one.cache for one in states]), states[0].tokens, len(states))
 
 
