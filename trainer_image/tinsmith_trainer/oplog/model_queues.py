@@ -283,7 +283,7 @@ class ModelQueues:
     def _seconds_to_next_hold(self) -> float:
         """Return the seconds until the next held queue may run.
 
-        The number is infinite if no queue is held for a limited time.
+        If no queue is held, the number is infinite.
         """
         held = (queue.held_until for queue in self._models.open.values() if queue.held_until)
         return max(min(held, default=math.inf) - time.monotonic(), 0.0)

@@ -80,7 +80,7 @@ def check_echo(job: SampleJob) -> None:
 
 
 def with_token_behind(request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> SampleOutcome:
-    """Return an error if an echo with logprobs lacks the requested drawn token.
+    """Return an error if no token can be drawn after an echo with logprobs, although one was requested.
 
     lm-evaluation-harness requests one token, and ignores the last token of the answer.
     """

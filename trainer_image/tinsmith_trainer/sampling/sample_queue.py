@@ -345,7 +345,7 @@ class Samples:
         self._forget_old()
 
     def _note_fetched(self, sample: _Sample) -> None:
-        """Note that the client has the result, so that no further fetch is awaited. Repeated calls have no effect."""
+        """Note that the result was fetched, or that no client needs the result. Repeated calls have no effect."""
         if sample.state == "ended":
             self._enter(sample, "fetched")
 

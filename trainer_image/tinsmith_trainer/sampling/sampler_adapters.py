@@ -109,7 +109,7 @@ class SamplerAdapters:
         return adapter
 
     def prepare(self, reference: worker_pb2.AdapterRef) -> None:
-        """Load an adapter before its samples arrive, if there is unused room and no sample waits for this room.
+        """Load an adapter before the first sample arrives, if unused room exists and no sample waits for this room.
 
         Until a sample has used the adapter, it is evicted first. So a client that announces many adapters takes only
         one slot.

@@ -1,7 +1,8 @@
 """The text of tokens that follow other tokens: the text of a growing sequence, and the text of a single token.
 
-Some decoders, such as SentencePiece in Llama 2 and WordPiece, remove a space from their first token. So drawn tokens
-are decoded after the last tokens of their prompt. Samplers search stop strings in this text, and readers see this text.
+Some decoders, such as SentencePiece in Llama 2 and WordPiece, remove a space from the first token. So drawn tokens are
+decoded together with the last tokens of the prompt. Samplers search stop strings in the text of this module, and
+readers see the same text.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ INCOMPLETE = "\ufffd"
 LONGEST_WAIT_TOKENS = 64  # limits repeated decoding of tokens that never make a whole character
 LONGEST_CHARACTER_TOKENS = 8  # a character has at most four bytes
 ANCHOR = "a"
-"""A text whose token is put before a single token that is decoded."""
+"""A text whose token is decoded together with a single token."""
 
 
 class IncrementalText:
     """The text of a growing sequence after a prompt, in pieces.
 
-    A token may hold only a part of a character, and its text depends on the token before it. So a piece is the
-    difference between two decodings of the last few tokens. No piece is returned while the text ends within a
+    A token may hold only a part of a character, and the text of a token depends on the previous token. So a piece is
+    the difference between two decodings of the last few tokens. No piece is returned while the text ends within a
     character.
 
-    If the prompt begins a character and the sequence ends it, the pieces include this character. With `echoed`, the
+    If a character begins in the prompt and ends in the sequence, the pieces include this character. With `echoed`, the
     pieces also include the bytes of an incomplete character, because the echo of the prompt is shown without them.
     """
 
@@ -42,7 +43,7 @@ class IncrementalText:
         self._shown: list[int] = []  # the pending tokens whose text belongs to the prompt
 
     def push(self, token: int) -> str:
-        """Return the text that this token completes. It may be empty."""
+        """Return the text that this token completes. The text may be empty."""
         if self._prompt is not None:  # not earlier, because samplers check a prompt before they draw
             self._context, self._pending = last_characters(self._prompt, self._tokenizer)
             self._shown = [] if self._echoed else list(self._pending)
@@ -74,7 +75,7 @@ class IncrementalText:
 
 
 class TokenTexts:
-    """The text of each token of a vocabulary when it follows another token."""
+    """The text of each token of a vocabulary after another token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -94,12 +95,12 @@ class TokenTexts:
         return anchor, text_of(self._tokenizer, anchor)
 
     def first(self, token: int) -> str:
-        """Return the text of a token at the beginning of a text."""
+        """Return the text that a token has at the beginning of a text."""
         return text_of(self._tokenizer, [token])
 
 
 def last_characters(prompt: Tokens, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the last tokens that form whole characters, and the tokens of an incomplete character after them."""
+    """Return the last tokens that form whole characters, and the tokens of an incomplete character at the end."""
     tokens = [int(token) for token in prompt[-2 * LONGEST_CHARACTER_TOKENS :]]
     for open_tokens in range(min(len(tokens), LONGEST_CHARACTER_TOKENS)):
         end = len(tokens) - open_tokens

@@ -1,4 +1,4 @@
-"""The sources of an adapter's weights for a sampler. The sampler uses the nearest source that has them."""
+"""The sources of an adapter's weights for a sampler. The sampler uses the nearest source that has the weights."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 log = structlog.get_logger(__name__)
 
 Way = Literal["own", "shared", "stream", "root"]
-"""`own`: this process saved them. `shared`: they are mapped from a worker on this machine.
+"""`own`: this process saved the weights. `shared`: the weights are mapped from a worker on this machine.
 
-`stream`: they come from the memory of a worker on another machine. `root`: they are read from the checkpoint root.
+`stream`: the weights come from the memory of a worker on another machine. `root`: the weights are read from the
+checkpoint root.
 """
 
 
 class WeightSources:
-    """The sources from which a sampler reads weights and images. Calls block, so callers use threads."""
+    """The sources from which a sampler reads weights and images. Methods block, so they are called in threads."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The transformers class of a configuration, a model of this class without weights, and the transform of its logits.
 
-For some models with several modalities, such as Qwen3.5 and Llama 4, transformers loads only the text model, with its
-own configuration.
+For some models with several modalities, such as Qwen3.5 and Llama 4, transformers loads only the text model, with a
+separate configuration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 def auto_class(config: Any) -> Any:
     """Return transformers' class for a model.
 
-    A class with a vision tower is returned only if there is no text class.
+    A class with a vision tower is returned only if the model has no text class.
     """
     is_text = type(config) in AutoModelForCausalLM._model_mapping
     sees = type(config) in AutoModelForImageTextToText._model_mapping
@@ -37,8 +37,8 @@ def loads_text_alone(config: Any) -> bool:
 def loaded_config(config: Any) -> Any:
     """Return the configuration with which AutoModel loads the architecture.
 
-    AutoModel itself needs a directory with weights. In transformers 5.6, it makes no text model from the configuration
-    of the whole model.
+    AutoModel itself needs a directory with weights. In transformers 5.6, AutoModel makes no text model from the
+    configuration of the whole model.
     """
     if not loads_text_alone(config):
         return config
@@ -49,13 +49,13 @@ def loaded_config(config: Any) -> Any:
 
 
 def skeleton(config: Any, **options: Any) -> Any:
-    """Return a model without weights. It takes no memory."""
+    """Return a model without weights. The tensors of the model take no memory."""
     with torch.device("meta"):
         return architecture_of(config)._from_config(loaded_config(config), **options)
 
 
 def outside_of_text(config: Any) -> set[str]:
-    """Return the names of the towers and projectors of a whole model, which are not part of the text model."""
+    """Return the names of the towers and projectors that a whole model has and the text model lacks."""
     with torch.device("meta"):
         whole = AutoModelForImageTextToText.from_config(config)
     text = config.sub_configs["text_config"]

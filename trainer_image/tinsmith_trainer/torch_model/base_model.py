@@ -1,4 +1,4 @@
-"""The base model as every layer knows it, without a framework: its properties, its images and its files."""
+"""The base model for code without a framework: properties, images and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Image:
     """An encoded image of a datum or prompt, in front of text token `before_token`.
 
     `format` is "png" or "jpeg" if the image can be read. `expected_tokens` is the number of tokens that the sender
-    expects for it, or None.
+    expects for the image, or None.
     """
 
     before_token: int
@@ -27,13 +27,13 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class BaseModelInfo:
-    """The base weights that an engine has loaded, and their properties.
+    """The properties of the base weights that an engine has loaded.
 
     `revision` is a digest of the files that determine the weights.
 
     `quantization` is `8bit` or `4bit`; empty means full width. `stored_as` is the quantized format of the files, such
-    as `mxfp4`, which is unpacked when it is read; empty means dense files. `directory` holds the files. If it is empty,
-    `path` is the directory. Otherwise, `path` may be the name of a hub repository.
+    as `mxfp4`, which is unpacked at the read; empty means dense files. `directory` holds the files. If `directory` is
+    empty, `path` is the directory. Otherwise, `path` may be the name of a hub repository.
     """
 
     path: str
@@ -47,13 +47,13 @@ class BaseModelInfo:
 
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
-"""Copies of the weights for other frameworks. They can double the size of a download."""
+"""Copies of the weights for other frameworks. Such copies can double the size of a download."""
 
 TOKEN_CURE = "Set HF_TOKEN (in a TrainingSession: hub.tokenSecretRef) to the token of an account that may read it"
 
 
 def model_directory(source: str, revision: str | None = None) -> Path:
-    """Return an existing directory, or the snapshot of a hub repository, which is downloaded if it is not cached.
+    """Return an existing directory, or the snapshot of a hub repository, after a download if necessary.
 
     Raises ModelNotFound, which says whether the name, the revision, the token or the network is the cause.
     """

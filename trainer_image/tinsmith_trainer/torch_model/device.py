@@ -1,4 +1,4 @@
-"""The compute device of a process: its choice, lock, memory between forwards, and faults that make it unusable."""
+"""The compute device of a process: choice, lock, memory between forwards, and faults that make the device unusable."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ log = structlog.get_logger(__name__)
 
 
 def end_if_device_is_lost(error: Exception) -> None:
-    """End the process after a device fault in the sampler. Call this while the error is handled.
+    """End the process after a device fault in the sampler. Call this inside the `except` block of the error.
 
     The engine's current call is not counted as the cause. A process that fails every sample immediately looks idle, so
-    all samples of clients would be routed to it. A new process takes over, and the pending work is submitted again.
+    all samples of clients would be routed to this process. A new process takes over, and the pending work is submitted
+    again.
     """
     if is_device_fault(error):
         log.exception("the device is lost to this process")
@@ -33,9 +34,9 @@ def end_if_device_is_lost(error: Exception) -> None:
 def needs_device() -> Iterator[None]:
     """End the process if an engine's call fails with a device fault.
 
-    Without its device, the process would fail all acknowledged operations, one after another. The next process runs
-    these operations. The call counts as the cause. So if a call breaks the device each time, it is given up after some
-    attempts.
+    Without a device, the process would fail all acknowledged operations, one by one. The next process runs these
+    operations. The engine's call counts as the cause. So a call that breaks the device each time is not retried after
+    some attempts.
     """
     try:
         yield
@@ -65,9 +66,9 @@ FLOAT32_BYTES = 4
 class WarmMemory:
     """Float32 memory on the CPU that one forward passes to the next forward.
 
-    The first access to new memory can cost more than the computation that uses it. Measured on virtual machines: 0.5 to
-    2 GB/s at the first access, 15 GB/s later. Only the largest amount that was ever taken at once is accessed, not the
-    whole budget of bytes.
+    The first access to new memory can cost more than the computation in this memory. Measured on virtual machines: 0.5
+    to 2 GB/s at the first access, 15 GB/s later. Only the largest amount that was ever taken at once is accessed, not
+    the whole budget of bytes.
     """
 
     def __init__(self) -> None:
@@ -89,10 +90,11 @@ class WarmMemory:
 
 
 class DeviceLock:
-    """A fair lock. `with lock.held(): …` waits for all threads that asked before.
+    """A fair lock. `with lock.held(): …` waits for all threads that requested the lock before.
 
-    The engine and the sampler share the device. Each of them holds the lock for one microbatch or decode step, so that
-    the other does not wait too long. With an ordinary lock, the thread that released it would usually get it again.
+    The engine and the sampler share the device. Each holder has the lock for one microbatch or decode step, so that
+    other threads do not wait too long. With an ordinary lock, the thread that has released the lock would usually get
+    the lock again.
     """
 
     def __init__(self) -> None:
@@ -137,8 +139,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def choose_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
     """Return the device and dtype for `--device` and `--dtype` on this machine.
 
-    By default, a GPU uses bfloat16, for which it has its fastest units. The CPU uses float32, in which engines are
-    bit-exact. Raises ServerError if a GPU is required and the machine has none.
+    By default, the dtype is bfloat16 on a GPU, because its bfloat16 units are the fastest. On a CPU, the dtype is
+    float32, in which engines are bit-exact. Raises ServerError if a GPU is required and the machine has none.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ServerError(

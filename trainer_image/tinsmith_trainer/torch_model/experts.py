@@ -1,13 +1,14 @@
 """Adapters for the experts of a mixture. In transformers, a projection of all experts is one parameter.
 
-Each expert has its own adapter, except for one factor that all experts of a layer share. It is the factor at the
-model's hidden size: A of the projections that read the hidden state, and B of the projection that writes it. Tinker
-trains these adapters, and its archives contain them as `experts.w1` (gate, or the only up projection), `experts.w3`
-(up) and `experts.w2` (down); see `get_lora_param_count` and `weights` of tinker_cookbook. A router is never trained.
+Each expert has a separate adapter, except for one factor that all experts of a layer share. The shared factor is the
+factor at the model's hidden size: A of the projections that read the hidden state, and B of the projection that writes
+the hidden state. Tinker trains these adapters, and Tinker's archives contain the adapters as `experts.w1` (gate, or the
+only up projection), `experts.w3` (up) and `experts.w2` (down); see `get_lora_param_count` and `weights` of
+tinker_cookbook. A router is never trained.
 
-Transformers' models find the function for experts in a table of functions. This module adds the entry `tinsmith`. On
-the CPU each product takes a fixed number of one expert's tokens, so that a token's bits do not depend on the routing of
-other tokens.
+Transformers' models find the function for experts in a table of functions. This module adds the entry `tinsmith` to the
+table. On the CPU each product takes a fixed number of one expert's tokens, so that a token's bits do not depend on the
+routing of other tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def expert_projections(model: nn.Module) -> dict[str, ExpertProjection]:
 
 
 def adapt_experts(model: nn.Module) -> dict[str, ExpertProjection]:
-    """Install Tinsmith's function for the experts of every layer, and return their projections."""
+    """Install Tinsmith's function for the experts of every layer, and return the projections of the experts."""
     for name, module in model.named_modules():
         if is_adaptable(module):
             module.config._experts_implementation = IMPLEMENTATION
@@ -71,7 +72,7 @@ def is_adaptable(module: nn.Module) -> bool:
 
 
 def unadaptable_experts(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of modules that hold experts in another form with parameters of three dimensions."""
+    """Return the names of modules that hold experts in parameters of three dimensions, but in an unsupported form."""
     return tuple(
         name
         for name, module in model.named_modules()
@@ -136,9 +137,10 @@ def _weight(module: Any, name: str) -> Tensor | FrozenWeight:
 
 
 def _activated(module: Any, up: Tensor) -> Tensor:
-    """Apply the activation in parts. One thread computes each part.
+    """Apply the activation in parts.
 
-    Otherwise, the elements at the end of each thread's share would have other bits (see rows.py).
+    One thread computes each part, because the elements at the end of a thread's share would have other bits (see
+    rows.py).
     """
     activation = module._apply_gate if module.has_gate else module.act_fn
     if up.device.type != "cpu" or torch.get_num_threads() <= THREADS_WITHOUT_TAILS:
@@ -163,7 +165,7 @@ def _added(rows: Tensor, deltas: list[Delta]) -> Tensor:
 
 
 def _up_deltas(module: Any, hidden_states: Tensor, sent: Assignment) -> list[Delta]:
-    """Return the deltas for the input of the activation, in the layout of the base model's own product."""
+    """Return the deltas for the input of the activation, in the layout of the base model's product."""
     deltas = []
     for start, end, owns in _spans(module, (GATE, UP) if module.has_gate else (GATE,), len(hidden_states)):
         own, places = sent.part(start, end)
@@ -173,7 +175,7 @@ def _up_deltas(module: Any, hidden_states: Tensor, sent: Assignment) -> list[Del
 
 
 def _up_delta(x: Tensor, adapter: OwnDelta, sent: Assignment) -> Tensor:
-    """Compute one adapter's delta. All experts share A, so each token is multiplied with it once."""
+    """Compute one adapter's delta. All experts share A, so each token is multiplied with A only once."""
     down = by_all(x, adapter.lora_A) * adapter.scale
     return by_expert(sent.to_experts(down), adapter.lora_B, sent.counts)
 
@@ -197,7 +199,7 @@ def _down_deltas(module: Any, inner: Tensor, sent: Assignment) -> list[Delta]:
 def _spans(module: Any, parts: Sequence[str], tokens: int) -> Iterator[tuple[int, int, tuple[OwnDelta, ...]]]:
     """Yield the token range and the deltas of each routed adapter.
 
-    An adapter has deltas for all parts or for no part.
+    An adapter has deltas for all projections of a layer's experts, or for no projection.
     """
     for spans in zip(*(spans_of(f"{module.tinsmith_key}.{part}", tokens) for part in parts), strict=True):
         yield spans[0].start, spans[0].end, tuple(span.own for span in spans)

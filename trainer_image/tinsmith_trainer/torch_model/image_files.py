@@ -1,7 +1,7 @@
 """Decoding of images: accepted formats, size limits, and errors for all other images.
 
-A header of a few bytes may claim gigabytes of pixels. So the size is read first, and pixels are decoded only within the
-limits.
+A header of a few bytes may claim gigabytes of pixels. So the size is read first, and pixels are decoded only if the
+size is within the limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from tinsmith_trainer.torch_model.base_model import Image
 FORMATS = ("png", "jpeg")
 MAX_IMAGE_BYTES = 16 * 2**20
 MAX_IMAGE_PIXELS = 16 * 2**20
-"""The limit on width times height. Decoded, this is 48 MiB. A processor uses about ten times as much."""
+"""The limit on width times height.
+
+A decoded image of this size takes 48 MiB. A processor uses about ten times as much.
+"""
 MAX_IMAGE_SIDE = 16_384
 MAX_IMAGES = 64
 MAX_PIXELS_TOGETHER = 64 * 2**20
@@ -38,7 +41,7 @@ class ImageSize:
 
 
 def read_sizes(what: str, images: Sequence[Image]) -> list[ImageSize]:
-    """Read the image sizes of `what`, a datum or prompt, from their headers.
+    """Read the sizes of the images of `what`, a datum or prompt, from the image headers.
 
     Raises UserError for sizes beyond the limits.
     """
@@ -84,5 +87,5 @@ def _read_size(what: str, image: Image) -> ImageSize:
 
 
 def _opened(image: Image) -> PillowImage.Image:
-    """Open an image and read its header, but no pixels."""
+    """Open an image and read the header, but no pixels."""
     return PillowImage.open(io.BytesIO(image.content), formats=[image.format.upper()])

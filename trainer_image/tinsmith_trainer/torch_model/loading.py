@@ -42,7 +42,7 @@ LoraLayer = StackedLoraLinear | ExpertProjection
 class TorchModel:
     """Frozen base weights with LoRA layers, the tokenizer, and the lock of the device.
 
-    `layers` are the layers that an adapter may change; `frozen_layers` are the names of the other layers. By default,
+    `layers` are the layers that an adapter may change; `frozen_layers` are the names of all other layers. By default,
     generation ends at any of `eos_token_ids`.
     """
 
@@ -59,10 +59,10 @@ class TorchModel:
     logit_transform: LogitTransform = LogitTransform()
     """The transform of the output projection's logits."""
     vision: Vision | None = None
-    """The image inputs, or None for a model that takes only text."""
+    """The image inputs of the model, or None for a model that takes only text."""
     device_lock: DeviceLock = field(default_factory=DeviceLock)
     memory: WarmMemory = field(default_factory=WarmMemory)
-    """Memory for the holder of the device lock, until its backward ends."""
+    """Memory for the holder of the device lock, until the holder's backward ends."""
 
     @property
     def decoder(self) -> Any:
@@ -73,14 +73,14 @@ class TorchModel:
 
     @property
     def unembed(self) -> StackedLoraLinear:
-        """The output projection. Raises KeyError if the model has none."""
+        """The output projection. Raises KeyError if the model has no output projection."""
         layer = self.layers[UNEMBED_NAME]
         assert isinstance(layer, StackedLoraLinear)
         return layer
 
 
 def explain_non_finite(torch_model: TorchModel) -> str:
-    """Explain why a model computes numbers that are not finite, and what the user can do."""
+    """Explain why a model computes infinite numbers or NaN, and what the user can do."""
     weights = torch_model.model.named_parameters()
     named = next((name for name, weight in weights if not weight.isfinite().all()), None)
     path, dtype = torch_model.info.path, str(torch_model.model.dtype).removeprefix("torch.")
@@ -105,8 +105,8 @@ def load_torch_model(
 ) -> TorchModel:
     """Load a model from a directory, or from a revision of a hub repository that is cached or reachable.
 
-    Weights that are stored quantized in the checkpoint are unpacked first, and quantized again if `quantization`
-    requests it.
+    Weights that are stored quantized in the checkpoint are unpacked first, and quantized again if `quantization` is
+    set.
 
     Raises ModelNotFound, or ModelDirectoryInvalid with the file or the tensors that are invalid.
     """
@@ -170,8 +170,8 @@ def is_of_text(model: PreTrainedModel, name: str) -> bool:
 def attention_for(config: Any) -> str:
     """Return the attention implementation of an architecture.
 
-    It is PyTorch's kernel. For an architecture that the kernel does not support (with sinks or capped scores), it is
-    plain products.
+    The implementation is PyTorch's kernel. If the kernel does not support the architecture (with sinks or capped
+    scores), the implementation is plain products.
     """
     architecture = auto_class(config)._model_mapping.get(type(config), None)
     if architecture is None or architecture._supports_sdpa:
@@ -195,7 +195,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def describe_model(source: str, directory: Path, config: Any) -> BaseModelInfo:
-    """Return the facts about a model that need no weights in memory."""
+    """Return the properties of a model that can be read without loading weights."""
     text_config = config.get_text_config()
     return BaseModelInfo(
         path=source,

@@ -1,13 +1,13 @@
 """LoRA over a shared base model. Each linear layer adds the deltas of the adapters that a route names.
 
-Rows of a batch are sorted by adapter into `g` equal groups. A route maps each module to the deltas that it adds to
-these groups:
+Rows of a batch are sorted by adapter into `g` equal groups. A route maps each module to the deltas that the module adds
+to these groups:
 
     y = x W^T + scale_g * (x A_g^T) B_g^T
 
-x is `[rows, length, d_in]`, and g divides the number of rows. There are two kinds of products. Stacked: one product
-covers all groups. This is faster for many small groups. Apart: each group has its own products, including the products
-of the base. So its bits are the same as if the group were alone.
+x is `[rows, length, d_in]`, and g divides the number of rows. A delta is computed by one of two kinds of products.
+Stacked: one product covers all groups. One product is faster for many small groups. Apart: each group has separate
+products, including the products of the base. So the bits of a group are the same as in a forward of this group alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from tinsmith_trainer.torch_model.products import (
 ATTENTION_PARENTS = ("self_attn", "attention", "attn", "linear_attn", "mamba")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
 MIXER_PARENT = "mixer"
-"""The name of a layer that is attention, a state space or an MLP. The names of its projections show which."""
+"""The name of a layer that is attention, a state space or an MLP.
+
+The names of the projections in the layer show the kind of the layer.
+"""
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
 """The names of layers that compute the experts of a token, its weight, or the decay of a state.
@@ -50,7 +53,8 @@ UNEMBED_NAME = "lm_head"
 class StackedDelta:
     """A stack of one module's adapters: A `[g, rank, d_in]`, B `[g, d_out, rank]`, scale `[g, 1, 1]`.
 
-    Adapters of a lower rank may be padded with zeros. The zeros add nothing, and their gradient is exactly zero.
+    Adapters of a lower rank may be padded with zeros. The zeros add nothing, and the gradient of the zeros is exactly
+    zero.
     """
 
     lora_A: Tensor  # noqa: N815
@@ -77,7 +81,7 @@ class OwnDelta:
 
 @dataclass(frozen=True, slots=True)
 class OwnSpan:
-    """Tokens `start` to `end` of a forward, and the delta for them."""
+    """Tokens `start` to `end` of a forward, and the delta for these tokens."""
 
     start: int
     end: int
@@ -93,11 +97,13 @@ class OwnSpan:
 
 @dataclass(frozen=True, slots=True)
 class DeltasApart:
-    """The adapters of a module, of any rank. Each has its own products. A group of None leaves the module unchanged.
+    """The adapters of a module, of any rank.
 
-    `tokens` are the lengths of the consecutive groups of the input. `product_tokens` is the size of one product. All
-    products then have one shape, and a token's bits do not depend on the other tokens. If it is None, one product
-    covers all tokens.
+    Each adapter has separate products. A group of None leaves the module unchanged.
+
+    `tokens` are the lengths of the consecutive groups of the input. `product_tokens` is the size of one product. With
+    `product_tokens`, all products have one shape, and a token's bits do not depend on other tokens. If `product_tokens`
+    is None, one product covers all tokens.
     """
 
     groups: tuple[OwnDelta | None, ...]
@@ -122,7 +128,7 @@ class DeltasApart:
         ]
 
     def _is_short(self, span: OwnSpan, x: Tensor) -> bool:
-        """Return whether a batched product has the same bits as the library's separate products of a longer group."""
+        """Return whether the group is so short that a batched product has the same bits as separate products."""
         part, own = self.product_tokens or 0, span.own
         if own.lora_A.dtype != x.dtype or span.tokens > part:
             return False
@@ -141,7 +147,7 @@ class OwnProduct(Protocol):
     """A product for a module on a route that needs no gradient."""
 
     def __call__(self, x: Tensor, base: nn.Linear) -> Tensor:
-        """Return the module's output `[rows, ..., d_out]` from its input and the frozen layer."""
+        """Return the module's output `[rows, ..., d_out]` from the module's input and the frozen layer."""
         ...
 
     def spans(self, tokens: int) -> Iterable[OwnSpan]:
@@ -167,13 +173,13 @@ def routed(route: Route) -> Iterator[None]:
 
 
 def is_routed_apart() -> bool:
-    """Return whether this thread's forward computes rows whose bits do not depend on other rows."""
+    """Return whether in this thread's forward, the bits of a row do not depend on other rows."""
     route: Route = getattr(_current, "route", None) or {}
     return isinstance(next(iter(route.values()), None), DeltasApart)
 
 
 def spans_of(key: str, tokens: int) -> Sequence[OwnSpan]:
-    """Return the spans of a layer's experts. The experts compute all tokens of a forward together."""
+    """Return the spans of a layer's experts. Experts compute all tokens of a forward together."""
     route: Route = getattr(_current, "route", None) or {}
     delta = route.get(key)
     if delta is None:
@@ -225,7 +231,7 @@ class StackedLoraLinear(nn.Module):
 
 
 def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta | DeltasApart | OwnProduct) -> Tensor:
-    """Return the output of the frozen layer plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
+    """Return the frozen layer's output plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
     if isinstance(delta, DeltasApart):
         return _apart(x, base, delta)
     if not isinstance(delta, StackedDelta):
@@ -258,7 +264,7 @@ class _LongGroup:
     part: int | None
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        """Add to the group's rows of `out`, and return the product of its rows with A."""
+        """Add to the group's rows of `out`, and return the product of the group's rows of x with A."""
         own = self.span.own
         down = product_by_parts(self.span.of(x).to(own.lora_A.dtype), own.lora_A, None, self.part) * own.scale
         add_product_by_parts(self.span.of(out), down, own.lora_B.T, self.part)
@@ -276,7 +282,8 @@ class _LongGroup:
     def own_gradients(self, grad: Tensor, x: Tensor, down: Tensor, grad_down: Tensor) -> Iterator[Sequence[Tensor]]:
         """Yield the gradients of A and B.
 
-        The dimension with few rows comes first. In the other order, MKL takes five times as long for a rank of 8.
+        The dimension with few rows comes first. With the longer dimension first, MKL takes five times as long for a
+        rank of 8.
         """
         dtype = self.span.own.lora_A.dtype
         grad_A = linear_product(grad_down.T, self.span.of(x).to(dtype).T)
@@ -287,8 +294,9 @@ class _LongGroup:
 class _ShortGroups:
     """Batched products of groups of one rank. Each group has at most `part` tokens, and is padded to this number.
 
-    Each product of a batch is computed separately, so its bits do not depend on the other groups. Eight adapters of 16
-    tokens in a batch take as long as two of them in sequence, because the calls cost more than the arithmetic.
+    Each product of a batch is computed separately, so the bits of a product do not depend on other groups. Eight
+    adapters of 16 tokens in a batch take as long as two adapters in sequence, because the calls cost more than the
+    arithmetic.
     """
 
     places: Sequence[int]
@@ -332,11 +340,11 @@ class _ShortGroups:
 
 
 class _LoraLinearApart(torch.autograd.Function):
-    """A layer and its frozen base in one function, so that each product adds to the previous result in place.
+    """A LoRA layer and the frozen base in one function, so that each product adds to the previous result in place.
 
     One product over all rows would have another shape in another batch, and BLAS may then sum in another order. So each
-    product takes a part of one size. The gradients of A and B are sums over a group, with one product each. The rows of
-    a group belong to one call, whatever else the forward contains.
+    product takes a part with a fixed number of rows. The gradients of A and B are sums over a group, with one product
+    each. The rows of a group belong to one call, whatever other groups are in the forward.
     """
 
     @staticmethod
@@ -384,9 +392,9 @@ def module_family(name: str) -> str | None:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Return whether a linear layer computes its output as an ordinary linear layer does.
+    """Return whether a linear layer computes the output like an ordinary linear layer.
 
-    Some subclasses split their weight into groups.
+    Some subclasses split the weight into groups.
     """
     return type(module).forward is nn.Linear.forward
 
@@ -394,7 +402,8 @@ def is_plain_linear(module: nn.Module) -> bool:
 def wrap_linears(model: nn.Module) -> dict[str, StackedLoraLinear]:
     """Replace every linear layer by a wrapper, and return the wrappers by name, in model order.
 
-    Layers that LoRA does not cover (`module_family` is None) are wrapped, too, because they need separate products.
+    Layers that LoRA does not cover (`module_family` is None) are wrapped, too, because these layers need separate
+    products.
     """
     found = {
         name: module

@@ -2,7 +2,7 @@
 
 The transformers library writes an RMS norm as eight operations, which read and write the hidden states in float32: a
 fifth of a training step's time on an H100 by the cost model (`dev/benchmarks/gpu_model.py`). PyTorch has one kernel for
-the forward and two for the backward. They round once, after the product with the weight, and not before it.
+the forward and two for the backward. The kernels round only once, after the product with the weight.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ EPSILONS = ("variance_epsilon", "eps", "epsilon")
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Let PyTorch's kernel compute each norm of the model whose formula it has. Return the number of these norms.
+    """Let PyTorch's kernel compute each norm of the model that has the kernel's formula.
 
-    A trial decides for each norm, because classes with the same attributes differ: Gemma's adds 1 to the weight.
+    Return the number of replaced norms.
+
+    A trial decides for each norm, because classes with the same attributes differ: Gemma's norm adds 1 to the weight.
     """
     norms = [(module, epsilon) for module in model.modules() if (epsilon := _epsilon(module)) is not None]
     fused = [(norm, epsilon) for norm, epsilon in norms if _agrees(norm, epsilon)]
@@ -34,7 +36,7 @@ def fuse_norms(model: nn.Module) -> int:
 
 
 def rms_norm(norm: nn.Module, epsilon: float, x: Tensor) -> Tensor:
-    """Return the norm of x `[..., d]`. The module is read at each call, so its weight may move to another device."""
+    """Return the norm of x `[..., d]`. The weight is read at each call, so it may move to another device."""
     weight = norm.weight
     assert isinstance(weight, Tensor)
     return functional.rms_norm(x, weight.shape, weight, epsilon)

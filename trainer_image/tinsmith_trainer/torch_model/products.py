@@ -1,9 +1,10 @@
-"""Matrix products with frozen weights. For each machine and shape, the faster library of PyTorch computes them.
+"""Matrix products with frozen weights. For each machine and shape, the faster library of PyTorch computes the product.
 
 On CPUs the choice is between MKL and oneDNN. On processors of other makers, MKL uses half the width of AVX-512. On an
 AMD EPYC of family 26 and one thread, MKL reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a oneDNN call
 costs about 10 us more, which is too much for small products. With AVX2 only, MKL is faster for all shapes: on an EPYC
-of family 25, 88 GFLOP/s against 77. The choice, and so the bits, depend only on the machine and the shapes.
+of family 25, 88 GFLOP/s against 77. The choice of the library, and so the bits of a product, depend only on the machine
+and the shapes.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def uses_onednn(x: Tensor, weight: Tensor, rows: int) -> bool:
 def product_by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, part: int | None) -> Tensor:
     """Return `linear_product`, computed for `part` rows at a time. If `part` is None, compute all rows at once.
 
-    The last part is padded, so that every product has the same shape, whatever the number of rows. A row's position in
-    its part does not change its bits: all rows of a product are summed in the same order (a test checks this).
+    The last part is padded, so that every product has the same shape for any number of rows. The position of a row in a
+    part does not change the row's bits: all rows of a product are summed in the same order (a test checks this).
     """
     if part is None:
         return linear_product(x, weight, bias)
@@ -71,7 +72,7 @@ def _onednn_by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, part: int) 
 def add_product_by_parts(out: Tensor, left: Tensor, right: Tensor, part: int | None) -> None:
     """Compute `out += left @ right` in parts, like `product_by_parts`.
 
-    Adapters are float32, whatever the dtype of `out`, and the result is rounded once at the end.
+    Adapters are float32 for any dtype of `out`, and the result is rounded once at the end.
     """
     if out.dtype != left.dtype:
         out += product_by_parts(left, right.T, None, part)

@@ -1,17 +1,17 @@
 """Frozen base weights in 8 or 4 bits, and checkpoints that hold quantized weights.
 
-Weights in few bits are unpacked where they are used.
+Quantized weights are unpacked for each use.
 
 Only the linear layers and experts that adapters cover are quantized, and not the output projection. Adapters and all
-computation keep their full width. Weights are unpacked for each product, and again for its gradient, and are not kept
-in between. So they take the memory of the codes and of one unpacked layer. A product has the same bits as in a model
-with the unpacked weights, so quantization changes nothing about batching and replay.
+computation keep the full width. Weights are unpacked for each product, and again for the product's gradient, and are
+not kept in between. So the weights take the memory of the codes and of one unpacked layer. A product has the same bits
+as in a model with the unpacked weights, so quantization changes nothing about batching and replay.
 
 `4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) in blocks of 64 along a weight's elements, and `8bit` is
 symmetric by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
 
-gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both are unpacked when they are read, to the dtype of
-the computation. So engine and sampler use ordinary weights. Other formats are refused.
+gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both formats are unpacked to the dtype of the
+computation when the files are read. So engine and sampler use ordinary weights. Other formats are refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class QuantizedWeight(nn.Module):
-    """A weight `[..., d_out, d_in]`, stored as codes and scales. It has no parameters, because it is not trained."""
+    """A weight `[..., d_out, d_in]`, stored as codes and scales.
+
+    A quantized weight has no torch parameters, because it is not trained.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -78,9 +81,9 @@ def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes and scales `[blocks, 1]`. A byte holds two codes, the first in its upper half.
+    """Return codes and scales `[blocks, 1]`. A byte holds two codes, the first code in the upper half.
 
-    A scale is the largest magnitude of its block.
+    A scale is the largest magnitude of a block.
     """
     flat = weight.detach().float().reshape(-1)
     blocks = functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
@@ -94,7 +97,7 @@ def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer whose weight is unpacked only while it is used."""
+    """A frozen linear layer that unpacks the weight only for each use."""
 
     def __init__(self, linear: nn.Linear, bits: Quantization) -> None:
         nn.Module.__init__(self)
@@ -114,7 +117,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """A product that keeps no unpacked weight for its backward."""
+    """A product that keeps no unpacked weight for the backward."""
 
     @staticmethod
     @override
@@ -146,7 +149,7 @@ def quantize(decoder: nn.Module, bits: Quantization) -> None:
 def _quantize_experts(module: nn.Module, bits: Quantization) -> None:
     """Replace the weights of experts by properties.
 
-    Properties belong to a class, so the module gets a class of its own.
+    Properties belong to a class, so the module gets a separate class.
     """
     names = [name for name in EXPERT_WEIGHTS if name in module._parameters]
     held = nn.ModuleDict({name: QuantizedWeight(getattr(module, name), bits) for name in names})
@@ -168,7 +171,9 @@ def stored_format(config: Any) -> str:
 
 
 def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
-    """Return additional arguments for loading with transformers. There are none if the checkpoint is not quantized.
+    """Return additional arguments for loading with transformers.
+
+    A checkpoint that is not quantized needs no additional arguments.
 
     Raises ModelDirectoryInvalid for an unsupported format.
     """
@@ -201,7 +206,7 @@ def _options(config: Any) -> dict[str, Any]:
 
 
 def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.dtype) -> Any:
-    """Return a model that `save_pretrained` writes with dense weights, without traces of its quantized format.
+    """Return a model that `save_pretrained` writes with dense weights, without traces of the quantized format.
 
     `architecture` is the transformers class that loads the model.
     """
@@ -221,7 +226,7 @@ def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.d
 
 
 def _take_what_no_state_has(dense: Any, model: Any) -> None:
-    """Copy the parts that no checkpoint holds: other buffers such as frequencies, generation config and mode."""
+    """Copy the parts that are not in a checkpoint: buffers such as frequencies, the generation config and the mode."""
     persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if name not in persistent:

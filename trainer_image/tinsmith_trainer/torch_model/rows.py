@@ -1,11 +1,11 @@
-"""Checks and wrappers that make the bits of each row of a forward independent of the other rows.
+"""Checks and wrappers for forwards in which the bits of a row do not depend on other rows.
 
-Products (products.py) and experts (expert_products.py) are already independent. Other layers with parameters, such as a
-convolution over time, are not independent: models with such layers share no forwards. Three kinds of modules are
-wrapped: routers, which then take tokens in parts of one size; activations; and rotary embeddings. With more than two
-threads PyTorch divides the elements of all rows among the threads. If a thread's share does not end on a whole vector,
-scalar code computes its end. Sigmoid, exp, tanh and cosine of scalar code differ in the last bit (measured with 3, 4
-and 8 threads).
+In products (products.py) and experts (expert_products.py), rows are independent already. For other layers with
+parameters, such as a convolution over time, rows are not independent: models with such layers share no forwards. Three
+kinds of modules are wrapped: routers, which then take tokens in parts of one size; activations; and rotary embeddings.
+With more than two threads PyTorch divides the elements of all rows among the threads. If a thread's share does not end
+on a whole vector, scalar code computes the end of the share. Sigmoid, exp, tanh and cosine of scalar code differ in the
+last bit (measured with 3, 4 and 8 threads).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ANGLES_TOKENS = 64
 
 
 def whole_vector_pieces(elements: int) -> list[int]:
-    """Return sizes of pieces. PyTorch divides such a piece into whole vectors for any number of threads."""
+    """Return sizes of pieces that PyTorch divides into whole vectors, for any number of threads."""
     threads = torch.get_num_threads()
     if threads <= THREADS_WITHOUT_TAILS:
         return [elements]
@@ -47,7 +47,7 @@ def whole_vector_pieces(elements: int) -> list[int]:
 
 
 def _evenly_cut(elements: int, threads: int) -> int:
-    """Return the largest number of elements whose shares are all whole vectors."""
+    """Return the largest number of elements that is divided into whole vectors only."""
     for parts in range(min(threads, -(-elements // LEAST_PART_FLOATS)), 1, -1):
         even = elements - elements % (parts * VECTOR_FLOATS)
         if -(-even // LEAST_PART_FLOATS) >= parts:
@@ -105,7 +105,7 @@ def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tenso
 def is_router(module: nn.Module) -> bool:
     """Return whether a module chooses experts by hidden states.
 
-    A router that chooses by token IDs is a layer of another kind.
+    A router that chooses by token IDs does not count.
     """
     name = type(module).__name__
     return name.endswith(ROUTER_NAMES) and not name.endswith(BY_TOKEN_ID)

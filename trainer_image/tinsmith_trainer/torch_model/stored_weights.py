@@ -1,8 +1,10 @@
-"""The check of a model directory. Its files must belong to one model, and have exactly the weights of its architecture.
+"""The check of a model directory.
 
-If a checkpoint lacks tensors, transformers gives them random values, and only logs this. So the headers are first
-loaded as tensors without memory, and this module evaluates transformers' report. After the check, the loaders read the
-same files.
+The files must belong to one model, and have exactly the weights of the model's architecture.
+
+If a checkpoint lacks tensors, transformers fills these tensors with random values and only logs a warning. So the
+headers are first loaded as tensors without memory, and this module evaluates transformers' report. After the check, the
+loaders read the same files.
 """
 
 from __future__ import annotations
@@ -44,16 +46,16 @@ log = structlog.get_logger(__name__)
 
 Stored = Mapping[str, StoredTensor]
 Lost = Mapping[str, tuple[str, str]]
-"""The shard and the index of each tensor that the index lists but the shard lacks."""
+"""For each tensor that an index lists but a shard lacks, the names of the shard and of the index."""
 
 EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
 PREDICTION = re.compile(r"(^|\.)mtp(\.|_)")
 """The names of layers that predict further tokens.
 
-No engine here runs them. transformers ignores them in most model families.
+No engine of Tinsmith runs these layers. transformers ignores them in most model families.
 """
 UNUSED = re.compile(r"(^|\.)((cos|sin)_cached|inv_freq|[kv]_scale|input_scale)$")
-"""Tensors that no model here uses: tables of rotary positions, scales of a KV cache, and scales of FP8 activations."""
+"""Tensors that no model uses: tables of rotary positions, scales of a KV cache, and scales of FP8 activations."""
 LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 
@@ -100,7 +102,7 @@ def check_stored_weights(directory: Path, config: Any) -> None:
 
 
 def _refuse(directory: Path, architecture: Any, found: Differences, lost: Lost) -> None:
-    """Raise ModelDirectoryInvalid if there are any differences."""
+    """Raise ModelDirectoryInvalid if files and architecture differ."""
     if differences := list(found.sentences()):
         explained = _losses(lost, found.missing) if found.missing or found.shapes else ""
         removable = " A tensor that the model was trained without can be removed from its file."
@@ -112,7 +114,7 @@ def _refuse(directory: Path, architecture: Any, found: Differences, lost: Lost) 
 
 
 def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
-    """Describe which shards lack which tensors: only missing tensors, or all if the architecture uses other names."""
+    """Describe which shards lack which tensors: only `missing` tensors, or all if none of them is `missing`."""
     by_shard: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in lost.keys() & missing or lost:
         by_shard[lost[name]].append(name)
@@ -123,7 +125,7 @@ def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
 
 
 def _of_experts(stored: Stored, *, alike: bool) -> Differences:
-    """Find gaps in the numbers of experts, and experts whose shape differs from the shape of the others.
+    """Find gaps in the numbers of experts, and experts with another shape than the other experts.
 
     Experts are stacked in the order of their numbers, so a gap would shift every later expert. With `alike`, every part
     must have the same number of experts. LongCat's experts without computation have only some parts.
@@ -157,7 +159,7 @@ def _missing_counterparts(stored: Stored, stored_as: str) -> set[str]:
 
 
 def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, lost: Lost) -> Differences:
-    """Return what transformers reports. It renames, fuses and dequantizes tensors without memory."""
+    """Return what transformers reports. transformers renames, fuses and dequantizes tensors without memory."""
     disable_progress_bar()
     options = dequantizing(directory, config)
     logged: list[str] = []
@@ -193,7 +195,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
 
 @contextmanager
 def _captured_log(messages: list[str]) -> Iterator[None]:
-    """Collect transformers' table of differences instead of logging it, because the error names the tensors."""
+    """Capture transformers' table of differences, and do not log it, because the error already names the tensors."""
 
     def kept(record: logging.LogRecord) -> bool:
         messages.append(record.getMessage())
@@ -208,7 +210,7 @@ def _captured_log(messages: list[str]) -> Iterator[None]:
 
 
 def _only_predicts(name: str, config: Any) -> bool:
-    """Return whether a tensor's name or layer number belongs to a layer that only predicts further tokens."""
+    """Return whether a tensor belongs to a layer that only predicts further tokens, by name or layer number."""
     text = config.get_text_config()
     declared = getattr(text, "num_nextn_predict_layers", None) or 0
     match = LAYER.search(name)
@@ -217,10 +219,10 @@ def _only_predicts(name: str, config: Any) -> bool:
 
 
 def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
-    """Return the names of stored tensors that repeat a tensor to which they are tied.
+    """Return the names of stored tensors that are copies of a tied tensor.
 
-    Raises ModelDirectoryInvalid if config.json ties two tensors whose stored values differ. transformers would use
-    both, while Megatron and vLLM would use one of them twice.
+    Raises ModelDirectoryInvalid if config.json ties two tensors whose stored values differ. transformers would use both
+    values, while Megatron and vLLM would use one value twice.
     """
     copies: set[str] = set()
     with _blaming(directory):
@@ -254,7 +256,7 @@ def _blaming(directory: Path) -> Iterator[None]:
 
 
 def _name_in(stored: Stored, parameter: str) -> str | None:
-    """Find a parameter by the last name of its module, if transformers and the files use different prefixes."""
+    """Find a parameter by the last part of the module's name, if transformers and the files use different prefixes."""
     if parameter in stored:
         return parameter
     ending = ".".join(parameter.split(".")[-2:])
@@ -266,7 +268,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def checked_config(directory: Path) -> Any:
-    """Return a directory's configuration, after checking that its files hold exactly the weights that it describes.
+    """Return a directory's configuration, after checking that the files hold exactly the weights of the configuration.
 
     Raises ModelDirectoryInvalid with the name of the file or of the tensors.
     """
@@ -280,7 +282,7 @@ def checked_config(directory: Path) -> Any:
 
 
 def check_files(directory: Path) -> None:
-    """Refuse a directory whose files do not belong to one model. Raises ModelDirectoryInvalid."""
+    """Refuse a directory with files that do not belong to one model. Raises ModelDirectoryInvalid."""
     _check_no_adapter(directory)
     config = directory / "config.json"
     if not config.is_file():
@@ -296,7 +298,7 @@ def check_files(directory: Path) -> None:
 
 
 def _check_no_adapter(directory: Path) -> None:
-    """Refuse a directory with an adapter, because transformers would add it to every model from this directory."""
+    """Refuse a directory with an adapter, because transformers would add the adapter to every loaded model."""
     if (directory / ADAPTER_CONFIG).is_file():
         raise ModelDirectoryInvalid(
             f"{directory} holds a PEFT adapter ({ADAPTER_CONFIG}), which transformers would silently add to the "

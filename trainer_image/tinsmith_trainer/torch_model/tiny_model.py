@@ -52,7 +52,7 @@ CHATML = """\
     {{- '<|im_start|>assistant\n' }}
     {{- '<think>\n\n</think>\n\n' if enable_thinking is false }}
 {%- endif %}"""
-"""Tool calls and thoughts in Qwen3's format. So parsers for Qwen3 can read a tiny model's answers."""
+"""Tool calls and thoughts in Qwen3's format, so that parsers for Qwen3 can read a tiny model's answers."""
 LLAMA3_CHAT = """\
 {{- bos_token }}
 {%- for message in messages %}

@@ -1,8 +1,8 @@
 """The image inputs of a vision model: the number of tokens of each image, and the inputs of a forward with images.
 
-The processor of the model's directory creates the pixels, always with its Pillow and numpy variant, so that a GPU and a
-CPU worker get the same bits. Each image is replaced by placeholder tokens of the model, one for each feature that the
-vision tower makes. Tokens that a chat format writes around an image are text, and part of the request.
+The image processor in the model's directory creates the pixels, always in the variant with Pillow and numpy, so that a
+GPU worker and a CPU worker get the same bits. Each image is replaced by placeholder tokens of the model, one for each
+feature that the vision tower makes. Tokens that a chat format writes around an image are text, and part of the request.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ IMAGE_TOKEN_TYPE = 1
 
 
 class VisionUnsupported(Exception):
-    """An error for a model that takes no images, or takes them in a way that is not supported.
+    """An error for a model that takes no images, or takes images in an unsupported way.
 
     The message gives the reason.
     """
 
 
 class Vision:
-    """A model's image processor and its placeholder token. Raises VisionUnsupported."""
+    """A model's image processor and the placeholder token for images. Raises VisionUnsupported."""
 
     def __init__(self, model: PreTrainedModel, directory: Path) -> None:
         self._sees: Any = model.base_model
@@ -55,7 +55,7 @@ class Vision:
         self._try()
 
     def placed(self, what: str, tokens: NDArray[np.int32], images: Sequence[Image]) -> NDArray[np.int32]:
-        """Return text tokens with the placeholders of the images at their positions. No pixels are decoded.
+        """Return text tokens with placeholder tokens at the positions of the images. No pixels are decoded.
 
         Raises UserError, which begins with `what`, for images that are refused or that do not have the expected number
         of tokens.
@@ -139,7 +139,10 @@ class Vision:
 
 
 def vision_of(model: PreTrainedModel, directory: Path) -> Vision | None:
-    """Return the model's vision. Return None for a text model, and for unsupported images (this is logged)."""
+    """Return the model's vision.
+
+    Return None for a text model, and, with a log line, for a model with unsupported images.
+    """
     if getattr(model.config, "vision_config", None) is None:
         return None
     try:

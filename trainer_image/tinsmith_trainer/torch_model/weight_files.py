@@ -1,4 +1,4 @@
-"""The files from which transformers reads weights, and the names, shapes and types of their tensors.
+"""The files from which transformers reads weights, and the names, shapes and types of the tensors in the files.
 
 Only the headers of safetensors files are read, unless two tensors must be compared.
 """
@@ -25,7 +25,7 @@ CANDIDATES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""The files that transformers looks for, in its order."""
+"""The files that transformers looks for, in the same order."""
 INDEX = ".index.json"
 NAMED_WEIGHTS = "transformers_weights"
 """The key of config.json that names a file other than the candidates."""
@@ -63,7 +63,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def shard_of_each(index: Path) -> Mapping[str, str]:
-    """Return the file name of the shard of each tensor that an index lists. Raises ModelDirectoryInvalid."""
+    """For each tensor that an index lists, return the file name of the shard. Raises ModelDirectoryInvalid."""
     try:
         found: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError) as error:
@@ -92,7 +92,7 @@ def _is_copy(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def lost_tensors(directory: Path, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[str, str]]:
-    """Return the tensors that an index lists but its shard lacks, each with the names of the shard and the index."""
+    """Return the tensors that an index lists but the shard lacks, each with the names of the shard and the index."""
     shards = {tensor.file for tensor in stored.values()}
     return {
         name: (shard, index.name)
@@ -149,7 +149,10 @@ def _pickled_headers(file: Path) -> dict[str, Tensor]:
 
 
 def pickled(file: Path, device: str = "cpu") -> dict[str, Any]:
-    """Return the content of a file that torch saved. If the format allows it, only the parts that are used are read."""
+    """Return the content of a file that torch saved.
+
+    If the format allows partial reads, only the used parts are read.
+    """
     found: dict[str, Any] = torch.load(file, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(file))
     return found
 

@@ -1,1 +1,1 @@
-"""Training: it runs accepted operations on the engine, and makes their results durable."""
+"""Training: runs of accepted operations on the engine, with durable results."""

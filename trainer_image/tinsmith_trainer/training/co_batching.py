@@ -1,8 +1,8 @@
 """Co-batching: during the turn of one model, one forward computes microbatches of several models.
 
 One forward of many short rows takes less time than one forward for each model. The engine decides which microbatches
-can share a forward, and how many tokens fit. Each model pays for its own tokens, as it does in its own turn.
-Co-batching changes no bits.
+can share a forward, and how many tokens fit. Each model pays only for the model's own tokens, as in a turn of the
+model. Co-batching changes no bits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BEGUN_EARLY_BYTES = 1024**2
 FREE_READING_SECONDS = 0.02
 """The time in which an ordinary body is read.
 
-If a body takes longer, its sender pays for the additional seconds of processor time. The wall clock is not used,
-because on a busy machine it would also count other programs.
+If a body takes longer, the model pays for the additional seconds of processor time. The wall clock is not used, because
+on a busy machine it would also count other programs.
 """
 
 MEASURED_FORWARDS = 5
@@ -39,17 +39,19 @@ TRIED_AGAIN_AFTER_FORWARDS = 64
 
 @dataclass(slots=True)
 class ForwardTimes:
-    """The latest times of forwards of one size, in seconds per token, for one call alone and for shared forwards."""
+    """The latest times of forwards of one size, in seconds per token, for a single call and for shared forwards."""
 
     alone: list[float] = field(default_factory=list)
     shared: list[float] = field(default_factory=list)
     forwards: int = 0
 
     def sharing_pays(self) -> bool:
-        """Return whether sharing the next forward is worth it. Call this once for each forward that could be shared.
+        """Return whether the next forward should be shared.
 
-        Until both times are known, shared and separate forwards alternate. Later the slower way is tried again from
-        time to time.
+        Call this once for each forward that could be shared.
+
+        Until both times are known, shared and separate forwards alternate. Later, the slower alternative is tried again
+        from time to time.
         """
         self.forwards += 1
         if min(len(self.alone), len(self.shared)) < MEASURED_FORWARDS:
@@ -84,19 +86,19 @@ class CoBatcher:
         self._candidates: Sequence[Ready] = ()
         self._times: dict[tuple[int, bool], ForwardTimes] = {}
         self.computed: dict[str, int] = {}
-        """The number of tokens computed in this turn, by model."""
+        """For each model, the number of tokens computed in this turn."""
         self.read: dict[str, int] = {}
-        """The cost of reading the bodies of this turn, in tokens, by model."""
+        """For each model, the cost in tokens of reading bodies in this turn."""
 
     def set_candidates(self, candidates: Sequence[Ready]) -> None:
-        """Begin a turn in which these models may share the forward. Earlier candidates have precedence.
+        """Begin a turn in which the candidates may share the forward. Earlier candidates have precedence.
 
         The adapters of the candidates are in memory.
         """
         self._candidates, self.computed, self.read = candidates, {}, {}
 
     def begin(self, queue: ModelQueue, entry: Entry) -> TrainingCall:
-        """Read the body of a training operation, and plan its microbatches. Raises TrainerError."""
+        """Read the body of a training operation, and plan the microbatches. Raises TrainerError."""
         payload = self._take_payload(entry)
         entry.started_at = entry.started_at or time.time()
         started, cpu_started = time.perf_counter(), time.thread_time()
@@ -109,7 +111,7 @@ class CoBatcher:
         return call
 
     def compute(self, first: TrainingCall) -> None:
-        """Compute the next microbatch of `first`, and of the candidates that share its forward."""
+        """Compute the next microbatch of `first`, and of the candidates that share the forward."""
         size, candidates = _size(first), self._sharing_candidates(first)
         if candidates and self._times.setdefault(size, ForwardTimes()).sharing_pays():
             self._compute([first, *self._co_batched(first, candidates)], size)
@@ -133,9 +135,9 @@ class CoBatcher:
 
     @contextmanager
     def _dropping(self, others: Sequence[TrainingCall]) -> Iterator[None]:
-        """Drop the other calls after an error that the engine cannot assign to one call.
+        """Drop the co-batched calls after an error that the engine cannot assign to one call.
 
-        The dropped calls start again.
+        The dropped calls start again later.
         """
         try:
             yield
@@ -157,15 +159,15 @@ class CoBatcher:
     def _may_share(self, entry: Entry) -> bool:
         """Return whether the operation may share a forward.
 
-        A replay, and an operation during which a process has ended, run alone. If the process ends again, the cause is
-        then known.
+        A replay, and an operation during which a process has ended, run alone. If the process ends again, this
+        operation is known to be the cause.
         """
         operation = entry.operation
         is_call = operation.is_forward_backward and operation.rejection is None
         return is_call and not entry.is_finished and not self._attempts.is_suspect(entry.work)
 
     def _co_batched(self, first: TrainingCall, candidates: Sequence[Ready]) -> list[TrainingCall]:
-        """Return the calls that the engine computes together with `first`, as many as fit."""
+        """Return the calls that the engine computes together with `first`: as many calls as fit."""
         found: list[TrainingCall] = []
         room = self._engine.cobatch_room(first.on_engine)
         for queue, _, entry in candidates:
@@ -203,5 +205,8 @@ def _unpacked_bytes(entry: Entry) -> int:
 
 
 def _size(call: TrainingCall) -> tuple[int, bool]:
-    """Return the class of forwards whose times are compared: a power of two of tokens, with or without backward."""
+    """Return the size class of a forward: a power of two of tokens, and whether backward runs.
+
+    Times are compared in a class.
+    """
     return call.on_engine.next_tokens.bit_length(), call.request.forward_only

@@ -50,7 +50,7 @@ SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 @dataclass(frozen=True, slots=True)
 class CopiedSave:
-    """The data from which a checkpoint is written. It does not depend on the engine any more."""
+    """The data for writing a checkpoint. The data does not depend on the engine any more."""
 
     operation: Operation
     request: worker_pb2.SaveWeights
@@ -89,7 +89,7 @@ class Executor:
     def copy(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int, latest_save: int) -> CopiedSave:
         """Copy the adapter for a save, or for a release that saves first.
 
-        `latest_save` is the event of this model's latest save with the requested name, or 0 if there is none.
+        `latest_save` is the event of this model's latest save with the requested name, or 0 if no save has this name.
         """
         if operation.kind == worker_pb2.SAVE_WEIGHTS:
             _check_name_is_free(operation.model_id, request, latest_save)
@@ -139,7 +139,7 @@ class Executor:
     def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
         """Make a checkpoint from uploaded files, which are not trusted. Thread-safe; no adapter changes.
 
-        The name of the directory is a digest of the files, so different files make different checkpoints.
+        The directory is named after a digest of the files, so different files make different checkpoints.
         """
         lora = request.lora
         check_rank("The upload", lora.rank, self._engine.capabilities().max_rank)
@@ -200,7 +200,7 @@ class Executor:
 
 
 def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights | None:
-    """Return the save that the operation requests, or None if it requests none."""
+    """Return the save that the operation requests, or None if the operation requests no save."""
     if operation.kind == worker_pb2.SAVE_WEIGHTS:
         return worker_pb2.SaveWeights.FromString(payload)
     if operation.kind != worker_pb2.RELEASE_MODEL:
@@ -210,9 +210,9 @@ def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights
 
 
 def release_reason(operation: Operation, payload: bytes) -> str | None:
-    """Return the message for operations after a release. It is empty if a session ended.
+    """Return the message for operations after a release. The message is empty if a session ended.
 
-    Return None for other operations.
+    Return None for an operation that is not a release.
     """
     is_release = operation.kind == worker_pb2.RELEASE_MODEL
     return worker_pb2.ReleaseModel.FromString(payload).reason if is_release else None

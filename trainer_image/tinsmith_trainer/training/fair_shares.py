@@ -3,9 +3,9 @@
 The functions are pure.
 
 Shares are counted in tokens. The method is deficit round robin with turns of one microbatch: the next turn goes to the
-waiting tenant with the fewest tokens. So a waiting tenant falls behind another tenant by at most the other tenant's
-latest turn, and a new tenant waits only for the current turn. If no other tenant waits, a tenant's tokens are not
-counted against it. An idle tenant saves up only a small head start.
+waiting tenant with the fewest tokens. So a waiting tenant never falls further behind another tenant than one turn of
+this tenant, and a new tenant waits only for the current turn. Tokens that a tenant uses while no other tenant waits are
+not charged later. An idle tenant saves up only a small head start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Key = TypeVar("Key")
 HEAD_START_TOKENS = 1280
 """The head start of a new tenant: a full microbatch and the step after it.
 
-Without it, another tenant's turn could come between a gradient and the step that uses it.
+Without the head start, another tenant's turn could come between a gradient and the step with this gradient.
 """
 
 LEAST_TOKENS = 16
@@ -28,7 +28,7 @@ LEAST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A model with an operation to run. A model whose tenant is unknown (empty) has its own share."""
+    """A model with an operation to run. A model with an unknown tenant (empty) has a separate share."""
 
     tenant: str
     model_id: str
@@ -52,7 +52,7 @@ class Shares(Generic[Key]):
     def next(self, waiting: Iterable[Key]) -> Key:
         """Return the key that has the next turn. At least one key must wait.
 
-        Of keys with equal tokens, the key that has waited longest is next.
+        If tokens are equal, the key that has waited longest is next.
         """
         in_order = list(dict.fromkeys(waiting))
         self.admit(frozenset(in_order))
@@ -69,7 +69,7 @@ class Shares(Generic[Key]):
         return key in self._had
 
     def had(self, key: Key) -> int:
-        """Return the tokens that a key has used so far, for a comparison with other waiting keys."""
+        """Return the tokens of a key so far, for a comparison with other waiting keys."""
         return self._had[key]
 
     def admit(self, now: frozenset[Key]) -> None:
@@ -91,7 +91,7 @@ class Shares(Generic[Key]):
 class FairShares:
     """Turns of tenants, and of models within each tenant.
 
-    The forward in one model's turn may also compute other models. Each model is charged for its own tokens.
+    The forward in one model's turn may also compute other models. Each model is charged for the model's own tokens.
     """
 
     def __init__(self) -> None:
@@ -110,12 +110,13 @@ class FairShares:
         return waiting[chosen][self._models[chosen].next(waiting[chosen])]
 
     def cobatch_candidates(self, chosen: Contender, contenders: Iterable[Contender]) -> list[Contender]:
-        """Return the other contenders that may share the turn's forward.
+        """Return the contenders that may share the turn's forward with the chosen contender.
 
         The contenders with the fewest tokens come first.
 
-        A contender that is far ahead of the chosen contender is left out. Otherwise, the small turns of the chosen
-        model would become as long as the large turns of the other. Call this after `next` with the same contenders.
+        A contender that is far ahead of the chosen contender is left out. With such a contender, the small turns of the
+        chosen model would become as long as the large turns of this contender. Call this after `next` with the same
+        contenders.
         """
         others = [one for one in contenders if one != chosen and self._ahead(one, chosen) <= HEAD_START_TOKENS]
         return sorted(others, key=lambda one: self._ahead(one, chosen))
@@ -128,7 +129,7 @@ class FairShares:
         return self._tenants.had(one.share) - self._tenants.had(other.share)
 
     def charge(self, contender: Contender, tokens: int) -> None:
-        """Charge the model for its tokens in this turn."""
+        """Charge the model for the model's tokens in this turn."""
         cost = max(tokens, LEAST_TOKENS)
         self._tenants.charge(contender.share, cost)
         self._models[contender.share].charge(contender.model_id, cost)
@@ -136,10 +137,10 @@ class FairShares:
 
 @dataclass(slots=True)
 class Pace:
-    """The speed of all microbatches so far, which converts seconds to tokens.
+    """The average speed of microbatches, which converts seconds to tokens.
 
-    A step, a save or a load costs as many tokens as microbatches could compute in the same time. This time depends on
-    ranks, disks and object stores, so a fixed price would be wrong for most systems.
+    A step, a save or a load costs as many tokens as microbatches could compute in the same time. The time of a step, a
+    save or a load depends on ranks, disks and object stores, so a fixed price would be wrong for most systems.
     """
 
     tokens: int = 0
@@ -150,5 +151,8 @@ class Pace:
         self.seconds += seconds
 
     def worth(self, seconds: float) -> int:
-        """Return how many tokens these seconds are worth. Before the first microbatch, return 0."""
+        """Return the number of tokens that microbatches compute in this many seconds.
+
+        Before the first microbatch, return 0.
+        """
         return round(max(seconds, 0.0) * self.tokens / self.seconds) if self.seconds else 0

@@ -1,7 +1,7 @@
-"""Imports of adapters. Each import begins between two turns of the engine, and a separate thread reads it.
+"""Imports of adapters. Each import begins between two turns of the engine, and a separate thread reads the files.
 
-The files are not trusted, so reading them may end the process. Each import is in-flight work with its own mark. So
-after the end of the process, no operation is blamed for an import, and no import is blamed for an operation.
+Imported files are not trusted, so the read may end the process. The in-flight marker has a separate entry for an
+import. So after the end of the process, no operation is blamed for an import, and no import is blamed for an operation.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ class Imports:
         return latest.reply
 
     def running_seconds(self) -> float:
-        """Return how long the current import has been read, or 0 if there is no import. Thread-safe."""
+        """Return how long the read of the current import has run, or 0 if no import is in progress. Thread-safe."""
         latest = self._latest
         is_read = latest is not None and latest.begun_at > 0 and not latest.read.is_set()
         return time.monotonic() - latest.begun_at if latest is not None and is_read else 0.0
 
     def wait(self) -> None:
-        """Wait until no import is being read. If the process ends after that, there is only one possible cause."""
+        """Wait until no import is being read. If the process ends after this wait, only one cause is possible."""
         if self._latest is not None and self._latest.begun_at:
             self._latest.read.wait()
 
     def end_all(self) -> None:
         """Finish the current import during a stop. Refuse an import that has not begun.
 
-        After a stop, there are no more turns.
+        After a stop, no more turns begin.
         """
         self.wait()
         latest = self._latest
@@ -82,8 +82,8 @@ class Imports:
     def _begin(self, latest: _Import) -> None:
         """Begin the import.
 
-        If a process has ended during this import before, this thread reads it while nothing else runs. If the process
-        ends again, the import is known to be the cause.
+        If a process has ended during this import before, this thread reads the files while no other work runs. If the
+        process ends again, the import is known to be the cause.
         """
         if not latest.reply.set_running_or_notify_cancel():
             return
@@ -117,7 +117,7 @@ class Imports:
             latest.reply.set_result(answer)
 
     def _answer(self, latest: _Import) -> worker_pb2.ImportAdapterReply | Exception:
-        """Return the reply, or an error without its frames and causes. The frames would keep the files in memory."""
+        """Return the reply, or an error without frames and causes, because frames would keep the files in memory."""
         try:
             return self._executor.import_adapter(latest.request)
         except Exception as error:

@@ -1,7 +1,7 @@
 """Loads of checkpoints. Threads read and check a checkpoint before the engine uses it.
 
-If a checkpoint root is slow or does not answer, only the models that load from it are delayed. A model needs no slot
-while its checkpoint is read.
+If a checkpoint root is slow or does not answer, only models with a load are delayed. A model needs no slot while the
+checkpoint is read.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ MOST_LOADS = 2
 A tenant has at most one load.
 """
 READ_SECONDS = 300.0
-"""The maximum time of a read. A thread that waits for a storage cannot be ended. After this time it is abandoned."""
+"""The maximum time of a read.
+
+A thread that waits for a storage cannot be ended. After this time, the thread is abandoned.
+"""
 MOST_LEFT_BEHIND = 8
 KEPT_SECONDS = 30.0
 """The time for which a loaded checkpoint waits for its model's turn while other loads wait.
 
-After this time it is dropped, and later read again.
+After this time, the checkpoint is dropped, and later read again.
 """
 SUSPECT_WAIT_SECONDS = 30.0
 """The maximum time for which a suspected operation waits for reads, counted from the beginning of the reads.
 
-So the operation does not wait as long again before each microbatch.
+Counted in this way, the operation does not wait again before each microbatch.
 """
 
 Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
@@ -79,9 +82,9 @@ class Loads:
         self._waiting: dict[str, ModelQueue] = {}
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Return whether the operation is a load whose checkpoint must be read first.
+        """Return whether the operation is a load, and the checkpoint must be read first.
 
-        In that case the model is held during the read. If a process has ended during this load before, the checkpoint
+        In this case, the model is held during the read. If a process has ended during this load before, the checkpoint
         is read while the engine waits. If the process ends again, the load is known to be the cause.
         """
         operation = entry.operation
@@ -99,7 +102,9 @@ class Loads:
         return True
 
     def outcome(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint] | None:
-        """Return the checkpoint for this model's load, only once. Return None if the operation is not a load.
+        """Return the checkpoint for this model's load.
+
+        A checkpoint is returned only once. Return None if the operation is not a load.
 
         Raises the error of the read.
         """
@@ -122,9 +127,9 @@ class Loads:
     def wait(self) -> None:
         """Wait until no checkpoint is being read.
 
-        If the process ends after that, only the suspected operation can be the cause.
+        If the process ends after this wait, only the suspected operation can be the cause.
 
-        The wait for a storage that does not answer is short, because such a storage does not end a process.
+        The wait for a storage that does not answer is short, because a blocked read does not end a process.
         """
         for load in self._loads.values():
             load.ended.wait(max(SUSPECT_WAIT_SECONDS - load.seconds(), 0.0))
@@ -147,7 +152,10 @@ class Loads:
         return len(self._loads) < MOST_LOADS and queue.owner not in owners
 
     def _is_unused(self, load: _Load) -> bool:
-        """Return whether the load's model had no turn for a long time. It waits for a slot, or it is quarantined."""
+        """Return whether the load's model had no turn for a long time.
+
+        A model without turns waits for a slot, or is quarantined.
+        """
         return time.monotonic() - load.waits_since >= KEPT_SECONDS
 
     def _is_stuck(self) -> bool:
@@ -197,7 +205,7 @@ class Loads:
             load.read = Future()  # the checkpoint came too late, and must not stay in memory
 
     def _read_alone(self, queue: ModelQueue, entry: Entry) -> tuple[worker_pb2.LoadWeights, LoadedCheckpoint]:
-        """Read the checkpoint in this turn. The engine waits until the read ends."""
+        """Read the checkpoint in this turn, while the engine waits."""
         if self._is_stuck():
             raise ServerError(
                 f"The checkpoint root does not answer: {MOST_LEFT_BEHIND} reads have hung for more than "

@@ -1,8 +1,8 @@
-"""The run of one operation, from its turn to its published result.
+"""The run of one operation, from the first turn to the published result.
 
-When an operation has ended, one transaction writes its result, snapshot and events to the journal. The next turn runs
-while this transaction is synced. Clients see the result when it is on disk. After a crash, the same operations run
-again from the newest snapshot. Only their effect is used.
+When an operation has ended, one transaction writes the result, the snapshot and the events to the journal. The next
+turn runs while this transaction is synced. Clients see the result when the result is on disk. After a crash, operations
+run again from the newest snapshot, only for the effect on the model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 class Done:
     """The end of an operation. `result` is for the journal.
 
-    It is None after a replay, because the journal has the result already.
+    After a replay, `result` is None, because the journal has the result already.
     """
 
     result: OperationResult | None
@@ -53,7 +53,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """An operation that has not ended: it continues in a later turn of its model, or when its save is written."""
+    """An operation that has not ended, and that continues in a later turn, or when a save is written."""
 
 
 Outcome = Done | Yielded | Retry
@@ -72,7 +72,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The objects that operations use."""
+    """The objects that runs of operations use."""
 
     engine: Engine
     executor: Executor
@@ -128,7 +128,7 @@ class OperationRunner:
                 raise
 
     def end_save(self, queue: ModelQueue) -> None:
-        """Finish the model's save if the save is written. Call this between two turns."""
+        """Finish the model's save if the checkpoint is written. Call this between two turns."""
         if self._tools.saves.is_written(queue):
             self._queues.hold(queue, 0.0)
             turn = queue.order.next_turn()
@@ -144,7 +144,7 @@ class OperationRunner:
         return Retry(None, refusal.message)
 
     def _give_up(self, queue: ModelQueue, entry: Entry, message: str) -> OperationResult:
-        """Fail an operation without reading its body, because the body may be the cause of the earlier ends.
+        """Fail an operation without reading the body, because the body may have caused the earlier ends of processes.
 
         The operation counts as a lost gradient.
         """
@@ -153,7 +153,7 @@ class OperationRunner:
         return replace(self._failed(queue, entry, Failure("server", message)), given_up=True)
 
     def _replay(self, queue: ModelQueue, entry: Entry) -> Outcome:
-        """Run an operation that ran before the crash again, only for its effect."""
+        """Run an operation again that ran before the crash, only for the effect on the model."""
         operation = entry.operation
         if entry.failure is not None:
             self._note_failure(queue, entry, entry.failure)
@@ -188,9 +188,9 @@ class OperationRunner:
         return Done(replace(outcome, snapshot=snapshot, started_at=entry.started_at, replaced=None))
 
     def _execute_or_fail(self, queue: ModelQueue, entry: Entry) -> OperationResult | Yielded | Retry:
-        """Run the operation. If it fails, return the failure as a result.
+        """Run the operation. If the operation fails, return the failure as a result.
 
-        An error object is not kept, because it would keep its frames and their data.
+        The error object is not kept, because an error keeps stack frames and all data in these frames.
         """
         try:
             return self._execute(queue, entry)
@@ -278,7 +278,7 @@ class OperationRunner:
             self._tools.parking.free(queue)
 
     def _note_failure(self, queue: ModelQueue, entry: Entry, failure: Failure) -> None:
-        """Apply the effect of a failed operation, both at its first run and at a replay."""
+        """Apply the effect of a failed operation, both in the first run and in a replay."""
         operation = entry.operation
         if queue.window_failure is None and entry.may_bear_a_gradient:
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"

@@ -1,7 +1,8 @@
 """Parking of adapters. A worker has more models than slots, and only the adapters in use are in the engine.
 
-A parked adapter is a snapshot. It returns to memory when an operation of its model has its turn. Another adapter must
-then leave. It is saved if it has changed, the journal records the snapshot, and only then the adapter is dropped.
+A parked adapter is a snapshot. A parked adapter returns to memory when the model has a turn. Another adapter must then
+leave. If the leaving adapter has changed, it is saved, the journal records the snapshot, and only then the adapter is
+dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = structlog.get_logger(__name__)
 SAVED_AGAIN_AFTER_SECONDS = 5.0
 """The minimum time for which an adapter stays in memory after its save failed.
 
-In this time, another adapter may leave.
+During this time, another adapter may leave.
 """
 
 
@@ -42,7 +43,7 @@ class ParkingFigures:
     restore_seconds: float = 0.0
 
     def exchange_seconds(self) -> float:
-        """Return the average time of an exchange, in which one adapter leaves and another one returns."""
+        """Return the average time of an exchange, in which one adapter leaves and another adapter returns."""
         out = self.eviction_seconds / self.evicted if self.evicted else 0.0
         back = self.restore_seconds / self.restored if self.restored else 0.0
         return out + back
@@ -59,7 +60,7 @@ class _Slot:
 
 
 class Parking:
-    """The slots of the engine. Only the engine's thread changes them; other threads may read them."""
+    """The slots of the engine. Only the engine's thread changes slots; other threads may read them."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Parking:
         return queue.holds_a_place and not self.holds(queue)
 
     def problem_of(self, queue: ModelQueue) -> str | None:
-        """Return why the model does not continue, if an administrator must act. Otherwise return None."""
+        """Return why the model does not continue, if an administrator must act, otherwise None."""
         return queue.quarantined or queue.held_because or (None if self.holds(queue) else self._problem)
 
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
@@ -139,9 +140,9 @@ class Parking:
     def at_start(self, queues: Sequence[ModelQueue]) -> None:
         """Restore models from the journal: first models with work, then the most recently used models.
 
-        The other models stay parked.
+        All other models stay parked.
 
-        A model without a snapshot is replayed from its creation.
+        A model without a snapshot is replayed from the first operation.
         """
         parked = [queue for queue in queues if queue.is_open and queue.snapshot and self._restorer.is_sound(queue)]
         parked.sort(key=lambda queue: (queue.order.waiting_count > 0, queue.last_accepted_at), reverse=True)
@@ -150,9 +151,9 @@ class Parking:
                 self._restore(queue)
 
     def _may_exceed(self, entry: Entry) -> bool:
-        """Return whether the operation may exceed the number of slots. Only a release may.
+        """Return whether the operation may exceed the number of slots. Only a release may exceed it.
 
-        If a full volume prevents that an adapter is saved, a release frees space.
+        If a full volume prevents the save of adapters, a release frees space.
         """
         return (
             self._problem is not None
@@ -161,9 +162,9 @@ class Parking:
         )
 
     def make_resident(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Bring the model's adapter into memory before its turn, or reserve a slot for a new adapter.
+        """Bring the model's adapter into memory before a turn, or reserve a slot for a new adapter.
 
-        Return False if this is not possible now.
+        Return False if no slot can be freed now.
         """
         if self.holds(queue):
             return True
@@ -221,7 +222,7 @@ class Parking:
         log.debug("adapter parked", model_id=model_id)
 
     def _why_none_leaves(self, error: Exception) -> str:
-        """Return the reason why no adapter leaves, for clients of another tenant. The reason names no model."""
+        """Return the reason why no adapter leaves. Clients of other tenants see the reason, so it names no model."""
         what = "has no room for" if isinstance(error, JournalFull) else "could not take"
         return (
             f"all {self._slots} adapter slots of this worker are in use, and its volume {what} the snapshot that would "

@@ -1,9 +1,9 @@
-"""The choice of the adapter that leaves memory when another adapter needs its slot. The functions are pure.
+"""The choice of the adapter that leaves memory when another adapter needs a slot. The functions are pure.
 
 An idle adapter leaves first, starting with the least recently used adapter. The milliseconds between two calls of a
-training program do not count as idle. If all adapters have work, each of them stays for a period that is long compared
-with the time of an exchange. The period is shorter if a new model waits, or if a model waits whose tenant has fewer
-slots. An adapter never leaves while an operation on it has begun and not ended.
+training program do not count as idle time. If all adapters have work, each adapter stays for a period that is long
+compared with the time of an exchange. The period is shorter if a new model waits, or if the tenant of a waiting model
+has fewer slots. An adapter never leaves while an operation of its model is in progress.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from functools import cached_property
 class ResidencyRules:
     """The times for which adapters stay in memory.
 
-    `idle_seconds` is the time for which an adapter without work stays. This time is extended if an exchange of two
-    adapters takes longer. `turn_seconds` is the minimum time for which an adapter with work stays. This time is
-    extended if exchanges would take more than their share of the engine's time. The share is 1 / `exchange_share`.
+    `idle_seconds` is the time for which an adapter without work stays. `idle_seconds` is extended if an exchange of two
+    adapters takes longer. `turn_seconds` is the minimum time for which an adapter with work stays. `turn_seconds` is
+    extended if exchanges would take more than 1 / `exchange_share` of the engine's time.
     """
 
     idle_seconds: float = 0.25
@@ -31,10 +31,10 @@ class ResidencyRules:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An adapter in memory, and its times. Times are in seconds of one clock.
+    """An adapter in memory, and the times of its use. Times are in seconds of one clock.
 
-    `busy`: its model has an operation that can run now. `pinned`: its model has an operation that has begun.
-    `not_before` is the earliest time of the next attempt to save the adapter, or 0 if no attempt has failed.
+    `busy`: the adapter's model has an operation that can run now. `pinned`: the adapter's model has an operation in
+    progress. `not_before` is the earliest time of the next attempt to save the adapter, or 0 if no attempt has failed.
     """
 
     model_id: str
@@ -48,9 +48,9 @@ class Stay:
 
 @dataclass(frozen=True)
 class Residency:
-    """The adapters in memory at one moment, the time of an exchange, and the tenant whose model needs a slot.
+    """The adapters in memory at one moment, the time of an exchange, and the tenant of the model that needs a slot.
 
-    This model may be new.
+    The model that needs a slot may be new.
     """
 
     stays: Collection[Stay]
@@ -70,7 +70,10 @@ class Residency:
         return min(leaving, key=lambda stay: (-held[stay.tenant], stay.since, stay.model_id), default=None)
 
     def seconds_until_one_leaves(self) -> float:
-        """Return the seconds until an adapter may leave. The number is infinite if this needs another change."""
+        """Return the seconds until an adapter may leave.
+
+        The number is infinite if no adapter will leave without another change.
+        """
         return max(min(map(self._may_leave_at, self.stays), default=math.inf) - self.now, 0.0)
 
     def _may_leave_at(self, stay: Stay) -> float:
@@ -81,7 +84,7 @@ class Residency:
     def _turn_seconds(self, stay: Stay) -> float:
         """Return how long an adapter with work stays.
 
-        In this time each slot has one exchange, and the engine makes all of them.
+        During this time each slot has one exchange, and the engine's thread makes all exchanges.
         """
         if self.is_new or self._held[stay.tenant] > self._held[self.tenant] + 1:
             return self.rules.turn_seconds

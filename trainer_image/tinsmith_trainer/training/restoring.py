@@ -1,6 +1,6 @@
-"""Restoring models from their snapshots.
+"""The restoration of models from snapshots.
 
-A model is restored, or it waits, or it is given up if the volume has lost its snapshot.
+A model is restored, or waits, or is marked as lost if the volume has lost the snapshot.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tinsmith_trainer.process.in_flight_marker import EngineCall, InFlightWork
 MEMORY_RETRY_SECONDS = 30.0
 DAMAGE_RETRY_SECONDS = 60.0
 RECOVERED_NAME = "recovered"
-"""The name of the checkpoint of a model that was given up and saved later."""
+"""The name of the checkpoint of a recovered model."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +55,7 @@ class Restorer:
         self._stamp = stamp
 
     def is_sound(self, queue: ModelQueue) -> bool:
-        """Check a snapshot that may stay parked at the start. Read its rank and step.
+        """Check a snapshot that may stay parked at the start, and read the rank and the step.
 
         The tensors are read when the adapter returns to memory.
         """
@@ -69,7 +69,7 @@ class Restorer:
         return True
 
     def restore(self, queue: ModelQueue) -> bool:
-        """Restore the model in the engine. Return whether it succeeded."""
+        """Restore the model in the engine. Return whether the restoration succeeded."""
         work = InFlightWork("restore", queue.model_id, queue.snapshot_applied)
         if (refusal := self._attempts.refusal(work)) is not None:
             self._queues.quarantine(queue, refusal.message)
@@ -107,11 +107,11 @@ class Restorer:
             self._queues.quarantine(queue, reason_to_wait(work, None, error))
 
     def _damaged(self, queue: ModelQueue, error: SnapshotDamaged) -> None:
-        """Give the model up if two processes find its snapshot damaged.
+        """Mark the model as lost if two processes find the snapshot damaged.
 
-        Until the second process has checked, hold the model.
+        Until the second process has checked the snapshot, hold the model.
 
-        A single process may be wrong about a file, because of its memory, its node, or a volume that is not mounted.
+        A single process may be wrong about a file, because of bad memory, a bad node, or a volume that is not mounted.
         """
         if queue.damage_seen_by not in (None, self._process):
             self._corrupt(queue, str(error))
@@ -127,7 +127,7 @@ class Restorer:
             self._journal.write(write, must_succeed=True, model_id=queue.model_id)
 
     def _corrupt(self, queue: ModelQueue, reason: str) -> None:
-        """Mark the model as lost, because the volume has lost its snapshot. Other models continue."""
+        """Mark the model as lost, because the volume has lost the snapshot. Other models continue."""
         log.error("model corrupted", model_id=queue.model_id, reason=reason)
         event = worker_pb2.Event(model_corrupted=worker_pb2.ModelCorrupted(model_id=queue.model_id, reason=reason))
 
@@ -141,7 +141,7 @@ class Restorer:
 
 
 def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
-    """Return the reason for a model's wait if only this process has found its snapshot damaged."""
+    """Return the reason for a model's wait if only this process has found the snapshot damaged."""
     return (
         f"{model_id} waits: {error} It is read again every {DAMAGE_RETRY_SECONDS:.0f} s. Put the file back, or restart "
         "the worker: if the next process finds the same, the model is given up. Other models continue."
@@ -149,10 +149,10 @@ def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
 
 
 def recover_corrupted(journal: Journal, folder: SnapshotFolder, now: float) -> None:
-    """Save each corrupted model whose snapshot is readable again, for example after its file was restored.
+    """Save each corrupted model that has a readable snapshot again, for example after a repair of the file.
 
-    Clients have already received the error that the model has ended. So the model is saved and released, and clients
-    can resume from the checkpoint. Raises JournalFull.
+    Clients have already received the error that the model has ended. So a recovered model is saved and released, and
+    clients can resume from the checkpoint. Raises JournalFull.
     """
     for model in journal.read(journal_tables.read_models).result():
         if model.phase == "corrupted" and _is_sound(folder, model):

@@ -1,9 +1,9 @@
-"""Operations that run again later instead of failing. Until then, their model is held, and other models continue.
+"""Operations that run again later instead of failing. The model is held until the retry, and other models continue.
 
 Clients treat a failed save or load as final, although an outage of the checkpoint root may end within a minute. A full
 volume fails no operation that was accepted. The result of a create or a load becomes visible only together with a
-snapshot. If there is no space for the snapshot, the operation is undone. Otherwise the model in memory would be ahead
-of the journal.
+snapshot. If the volume has no space for the snapshot, the operation is undone. Otherwise the model in memory would be
+ahead of the journal.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The decision to run an operation again that had no effect.
+    """The decision to run an operation without effect again.
 
-    `seconds` is the time for which its model is held. None holds the model until the worker restarts. `reason` is shown
-    to clients, and may be empty.
+    `seconds` is the time for which the model is held. If `seconds` is None, the model is held until the worker
+    restarts. `reason` is shown to clients, and may be empty.
     """
 
     seconds: float | None
@@ -56,7 +56,10 @@ class Retries:
         self._snapshots = snapshots
 
     def after(self, queue: ModelQueue, operation: Operation, error: Exception) -> Retry | Failure:
-        """Decide whether the operation that raised this error is tried again, or fails. Log an unexpected error."""
+        """Decide whether the operation that raised this error is tried again, or fails.
+
+        Unexpected errors are logged.
+        """
         now = time.monotonic()
         since = now if queue.retried_since is None else queue.retried_since
         seconds = retry_seconds(operation.kind, error, now - since)
@@ -68,9 +71,9 @@ class Retries:
         return Retry(seconds, _reason(queue, error) if _is_for_room(error) else "")
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Hold the model if there was no space for its operation's snapshot before and there is still none.
+        """Hold the model if the volume had no space for its operation's snapshot before, and still has no space.
 
-        So no adapter leaves its slot for this model.
+        A held model causes no other adapter to leave its slot.
         """
         if entry.operation.kind not in NEED_SNAPSHOTS or entry.is_finished or not queue.failed_snapshot_bytes:
             return False
@@ -80,7 +83,7 @@ class Retries:
         return True
 
     def undo(self, queue: ModelQueue, operation: Operation, result: OperationResult, error: JournalFull) -> Retry:
-        """Undo a create or a load if there is no space for its snapshot."""
+        """Undo a create or a load if the volume has no space for the snapshot."""
         if operation.kind in CREATES:
             self._parking.free(queue)
         else:
@@ -110,7 +113,7 @@ def _reason(queue: ModelQueue, error: Exception) -> str:
 
 
 def retry_seconds(kind: worker_pb2.OperationKind.ValueType, error: Exception, waited_seconds: float) -> float | None:
-    """Return the seconds until the operation is tried again, or None if the error is its result."""
+    """Return the seconds until the operation is tried again, or None if the error becomes the result."""
     # without its last checkpoint the model's work would be lost, so it keeps its slot
     if kind == worker_pb2.RELEASE_MODEL:
         return RELEASE_RETRY_SECONDS

@@ -1,6 +1,6 @@
 """Saves in progress. The engine's thread copies an adapter, and another thread writes the copy.
 
-The next operations of the model wait until its save is written. Other models continue, because only the copy needs the
+The next operations of the model wait until the save is written. Other models continue, because only the copy needs the
 engine's thread. The engine's thread also finishes the save.
 """
 
@@ -29,7 +29,8 @@ from tinsmith_trainer.training.executor import CopiedSave, Executor
 MOST_SAVES = 2
 """The maximum number of concurrent saves. Each save has a thread and a copy of an adapter.
 
-For a training checkpoint, the copy includes moments. A further save waits, and its adapter is copied only then.
+For a training checkpoint, the copy includes moments. A further save waits for a slot, and the adapter is copied when
+the save begins.
 """
 
 
@@ -67,12 +68,12 @@ class Saves:
         return model_id in self._saves
 
     def running_seconds(self) -> float:
-        """Return how long the oldest save has been written, or 0 if there is no save. Thread-safe."""
+        """Return how long the write of the oldest save has run, or 0 if no save is in progress. Thread-safe."""
         started = [save.started_at for save in list(self._saves.values()) if not save.written.done()]
         return time.monotonic() - min(started) if started else 0.0
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Hold the model if its next operation is a save and no slot is free.
+        """Hold the model if the next operation is a save and no slot for saves is free.
 
         So no adapter is restored for a save that cannot begin.
 
@@ -87,8 +88,8 @@ class Saves:
     def _is_full_for(self, queue: ModelQueue) -> bool:
         """Return whether the model's save must wait for a slot.
 
-        A tenant has only one slot while another tenant waits. Copies cost few tokens, so fair shares would let one
-        tenant use all slots.
+        A tenant has only one slot while another tenant waits. A copy costs few tokens, so with fair shares alone, one
+        tenant could use all slots.
         """
         owners = {save.queue.owner for save in self._saves.values()}
         return len(self._saves) >= MOST_SAVES or (queue.owner in owners and self._others_wait(queue))
@@ -108,7 +109,7 @@ class Saves:
     ) -> Future[OperationResult] | None:
         """Copy the adapter, and start to write the copy. The model is held until `outcome` has a result.
 
-        Return None if no slot is free. The model then waits for a slot.
+        If no slot is free, return None, and the model waits for a slot.
         """
         if self._is_full_for(queue):
             self._wait_for_slot(queue)
@@ -129,7 +130,7 @@ class Saves:
     def write_alone(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int, releases: str | None
     ) -> OperationResult:
-        """Write the save of a suspected operation in this thread, while nothing else runs.
+        """Write the save of a suspected operation in this thread, while no other work runs.
 
         If the process ends again, the save is known to be the cause.
         """
@@ -143,7 +144,7 @@ class Saves:
         return replace(copied, releases=releases)
 
     def _latest(self, model_id: str, request: worker_pb2.SaveWeights) -> int:
-        """Return the event of this model's latest save with the requested name, or 0 if there is none."""
+        """Return the event of this model's latest save with the requested name, or 0 if no save has this name."""
         if not request.name or request.overwrite:
             return 0
         self._journal.settle(model_id)  # the previous save may not be on disk yet
@@ -152,7 +153,9 @@ class Saves:
         ).result()
 
     def outcome(self, queue: ModelQueue) -> OperationResult | None:
-        """Return the result of the model's save, only once. Return None if the save is not written yet.
+        """Return the result of the model's save.
+
+        A result is returned only once. Return None if the save is not written yet.
 
         Raises the error of the thread that writes.
         """
@@ -184,13 +187,13 @@ class Saves:
         return save is not None and save.written.done()
 
     def wait(self) -> None:
-        """Wait until no save is being written. If the process ends after that, there is only one possible cause."""
+        """Wait until no save is being written. If the process ends after this wait, only one cause is possible."""
         for save in self._saves.values():
             save.written.exception()
         self._mark()
 
     def wait_at_stop(self) -> Iterator[ModelQueue]:
-        """Wait for each save during a stop, and yield its model. After a stop, there are no more turns.
+        """Wait for each save during a stop, and yield the model of the save. After a stop, no more turns begin.
 
         Each model is yielded before the wait for the next save, because a storage that blocks must not delay the result
         of a written save.

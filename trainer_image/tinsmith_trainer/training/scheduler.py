@@ -1,7 +1,7 @@
 """The choice of turns on the engine's thread. Operations of a model run in order; models and tenants have fair shares.
 
 A turn is a microbatch, or an operation without microbatches. The forward of a microbatch may also compute microbatches
-of other models. The turn of a save is only the copy. `OperationRunner` runs the turn.
+of other models. A turn of a save consists only of the copy. `OperationRunner` runs the turn.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ class Scheduler:
     # ---- from other threads
 
     def start(self) -> None:
-        """Read the journal's operations and begin to run them. After JournalFull, `start` may be called again."""
+        """Read the operations in the journal, and begin to run operations.
+
+        After JournalFull, `start` may be called again.
+        """
         with fatal_on_error("the journal could not be taken over", unless=(JournalFull,)):
             self._attempts.recover()
             recover_corrupted(self._journal, self._snapshots, self._clock())
@@ -122,7 +125,7 @@ class Scheduler:
 
     @property
     def last_snapshot_time(self) -> float:
-        """The time of the latest snapshot in Unix seconds, or 0 if there is none."""
+        """The time of the latest snapshot in Unix seconds, or 0 if the worker has no snapshot."""
         return self._model_snapshots.last_time
 
     def snapshot_soon(self) -> Future[float]:
@@ -134,7 +137,7 @@ class Scheduler:
         return max(at.running_seconds() for at in (self.engine_call, self._saves, self.imports))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of later checkpoints and events. It never decreases."""
+        """Set the epoch of later checkpoints and events. A lower epoch has no effect."""
         self._epoch = max(self._epoch, epoch)
 
     def prepare_stop(self) -> None:
@@ -195,7 +198,10 @@ class Scheduler:
                 self._end_if_computed(*by_model[model_id])
 
     def _charge(self, chosen: Contender, seconds: float, contenders: Mapping[str, Contender]) -> None:
-        """Charge each model for its tokens. Charge the chosen model also for the time of work without tokens."""
+        """Charge each model for the model's own tokens.
+
+        Charge the chosen model also for the time of work without tokens.
+        """
         computed, read = self._co_batcher.computed, self._co_batcher.read
         self._shares.charge(chosen, computed.get(chosen.model_id, 0) + self._pace.worth(seconds))
         for model_id, tokens in computed.items():
@@ -209,7 +215,7 @@ class Scheduler:
         self.parking.used(queue)
 
     def _end_if_computed(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
-        """End the call of a co-batched model if it is computed, so that its client does not wait for another turn."""
+        """End a co-batched model's call if the call is computed, so that the client does not wait for another turn."""
         self.parking.used(queue)
         call = self.training_calls.find(queue.model_id)
         if call is not None and not call.on_engine.next_tokens:

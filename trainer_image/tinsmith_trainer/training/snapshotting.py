@@ -1,6 +1,6 @@
-"""Snapshots: when a model gets one, what it costs, and how the journal records it.
+"""Snapshots: the times at which a model gets a snapshot, the costs, and the records in the journal.
 
-The engine's thread takes snapshots, because it owns the state. Any thread may request a snapshot.
+The engine's thread takes snapshots, because this thread owns the state. Any thread may request a snapshot.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = structlog.get_logger(__name__)
 MOST_UNSAVED_OPERATIONS = 5000
 """The maximum number of operations in a replay.
 
-At a start, each of these operations is read, and kept in memory until it has run. Without this limit there could be
-very many, because some operations, such as failed ones, cost almost no time.
+At a start, each operation of the replay is read, and kept in memory until it has run. Without this limit, a replay
+could have a very large number of operations, because some operations, such as failed operations, cost almost no time.
 """
 
 
@@ -39,8 +39,8 @@ very many, because some operations, such as failed ones, cost almost no time.
 class SnapshotPolicy:
     """The limits on the length of a replay.
 
-    A snapshot is due if a replay would take `replay_seconds`, if it would take `times_snapshot_cost` times as long as
-    the snapshot, or if it would have too many operations.
+    A snapshot is due if a replay would take `replay_seconds`, or `times_snapshot_cost` times as long as the snapshot,
+    or if the replay would have too many operations.
     """
 
     replay_seconds: float = 10.0
@@ -69,7 +69,7 @@ class Snapshotter:
         self._cost_seconds = 0.0
 
     def if_due(self, queue: ModelQueue, applied: int) -> SnapshotFile | None:
-        """Take a snapshot if it is due. A failure is only logged, because the journal still has the inputs."""
+        """Take a snapshot if a snapshot is due. A failure is only logged, because the journal still has the inputs."""
         limit = max(self._policy.replay_seconds, self._policy.times_snapshot_cost * self._cost_seconds)
         if queue.replay_seconds <= limit and queue.unsaved_operations < MOST_UNSAVED_OPERATIONS:
             return None
@@ -143,9 +143,11 @@ def _is_saved(queue: ModelQueue) -> bool:
 
 
 class RequestedSnapshot:
-    """A snapshot that was requested and has not begun. All threads that request a snapshot share it. Thread-safe.
+    """A snapshot that was requested and has not begun.
 
-    Its future returns the time of the snapshot in Unix seconds.
+    All threads that request a snapshot share this object. Thread-safe.
+
+    The future returns the time of the snapshot in Unix seconds.
     """
 
     def __init__(self) -> None:
@@ -163,14 +165,17 @@ class RequestedSnapshot:
             return self._future
 
     def begin(self) -> Future[float] | None:
-        """Begin the snapshot. Later requests start another snapshot. Return None if there is no request."""
+        """Begin the snapshot.
+
+        Later requests start another snapshot. Return None if no thread has requested a snapshot.
+        """
         with self._lock:
             future, self._future = self._future, None
             return future
 
 
 class ModelSnapshots:
-    """The snapshots of models, and the saves that make them.
+    """The snapshots of models, and the saves that make snapshots.
 
     The journal records a new snapshot before the old one is removed.
     """
@@ -202,9 +207,9 @@ class ModelSnapshots:
     def soon(self) -> Future[float]:
         """Save every model that has changed since its last snapshot, between two turns. Thread-safe.
 
-        When the snapshots are on disk, the future returns their time. Requests that arrive before the snapshots begin
-        share this future. The future fails with JournalFull or SnapshotRefused, or with Draining if the worker stops
-        first. The stop takes snapshots of the models, too.
+        When the snapshots are on disk, the future returns the time of the snapshots. Requests that arrive before the
+        snapshots begin share this future. The future fails with JournalFull or SnapshotRefused, or with Draining if the
+        worker stops first. The stop takes snapshots of the models, too.
         """
         return self._requested.ask(lambda: self._queues.between_turns(self._take_requested))
 
@@ -235,8 +240,8 @@ class ModelSnapshots:
     def at_stop(self) -> None:
         """Save all models during a stop. These saves only make the replay at the next start shorter.
 
-        Models during whose snapshot a process has ended come last. Then wait for the saves in progress, which a slow
-        checkpoint root may delay.
+        If a process has ended during a model's snapshot, this model comes last. Then wait for the saves in progress,
+        which a slow checkpoint root may delay.
         """
         for queue in sorted(self._queues.open(), key=self._snapshotter.is_suspect):
             try:
@@ -261,17 +266,17 @@ class ModelSnapshots:
         return self._snapshotter.if_due(queue, work.seq_id)
 
     def save_if_changed(self, queue: ModelQueue, before_journal: Callable[[], None]) -> None:
-        """Save the model if it has changed. The snapshot is durable on return.
+        """Save the model if the model has changed. The snapshot is durable on return.
 
         Raises the errors of `Snapshotter.now`.
         """
         self._if_changed(queue, before_journal)
 
     def _if_changed(self, queue: ModelQueue, before_journal: Callable[[], None] = lambda: None) -> None:
-        """Save the model if it has changed. The snapshot is durable on return.
+        """Save the model if the model has changed. The snapshot is durable on return.
 
         Raises the errors of `Snapshotter.now`. Raises JournalFull while a result of the model waits for space. The next
-        process would run that operation again, so a snapshot must not already contain its effect.
+        process would run the operation of this result again, so a snapshot must not already contain the effect.
         """
         if _is_saved(queue):
             return

@@ -1,7 +1,7 @@
 """Training calls in progress on the engine: forward_backward, or only forward.
 
-A call is computed one microbatch at a time, and other models have their turns between two microbatches. So several
-calls are in progress at the same time. Each call holds its datums, and a copy of its adapter's gradients.
+A call is computed one microbatch at a time, and other models have turns between two microbatches. So several calls are
+in progress at the same time. Each call holds datums, and a copy of the adapter's gradients.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tinsmith_trainer.wire.codec import ForwardBackward, decode_forward_backward
 MOST_CALLS = 8
 """The limit on calls in progress, for all tenants together.
 
-A tenant without a call may exceed the limit, so that no tenant waits for the end of another tenant's operation. The
-same number of calls can share a forward.
+A tenant without a call may exceed the limit, so that no tenant waits for the end of another tenant's operation. At most
+this number of calls can share a forward.
 """
 MAX_RESULT_BYTES = 256 * 1024**2
 LOGPROB_BYTES = 4
@@ -34,7 +34,7 @@ LOGPROB_BYTES = 4
 class TrainingCall:
     """A training operation that has begun on the engine and has not ended.
 
-    `seconds` is the time of its microbatches so far.
+    `seconds` is the time of the call's microbatches so far.
     """
 
     contender: Contender
@@ -82,7 +82,7 @@ class TrainingCalls:
     # ---- one call
 
     def begin(self, queue: ModelQueue, entry: Entry, payload: bytes) -> TrainingCall:
-        """Decode the body and plan its microbatches. Raises TrainerError."""
+        """Decode the body, and plan the microbatches. Raises TrainerError."""
         body = open_body(payload, zstd=entry.operation.zstd)
         entry.forward_only = body.forward_only
         request = decode_forward_backward(body)
@@ -92,7 +92,7 @@ class TrainingCalls:
         return TrainingCall(Contender(queue.tenant, queue.model_id), entry, request, self._engine.start(work))
 
     def finish(self, call: TrainingCall) -> OperationResult:
-        """Add the gradients of a call after all its microbatches are computed. Raises TrainerError."""
+        """Add the gradients of a call after all microbatches of the call are computed. Raises TrainerError."""
         outcome = self._engine.finish(call.on_engine)
         self.logprob_gap.observe(call.request, outcome)
         return OperationResult(
@@ -130,11 +130,11 @@ class TrainingCalls:
         self._calls[call.model_id] = call
 
     def drop_all(self) -> None:
-        """Forget all calls. Their operations are in the journal, and start again."""
+        """Forget all calls. The operations of these calls are in the journal, and start again."""
         self._calls.clear()
 
     def keep_only(self, model_ids: Container[str]) -> None:
-        """Free the memory of calls whose models cannot continue, such as quarantined models."""
+        """Free the memory of calls of models that cannot continue, such as quarantined models."""
         for model_id in [model_id for model_id in self._calls if model_id not in model_ids]:
             del self._calls[model_id]
 
@@ -157,7 +157,7 @@ class TrainingCalls:
 
 
 def _check_result_size(call: ForwardBackward) -> None:
-    """Refuse a call whose result the journal could not hold, before it is computed."""
+    """Before a call is computed, refuse it if the journal could not hold the result."""
     targets = [datum.loss_inputs["target_tokens"] for datum in call.datums if "target_tokens" in datum.loss_inputs]
     size = sum(LOGPROB_BYTES * each.size for each in targets)
     if size > MAX_RESULT_BYTES:

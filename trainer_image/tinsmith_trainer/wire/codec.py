@@ -1,7 +1,7 @@
 """The conversion of Tinker's protobuf bodies to checked datums, and of results to protobuf.
 
-Decoding refuses invalid training examples with a UserError that names the datum and the field, before an engine sees
-them. The engine checks the properties that depend on the model: vocabulary, length, loss.
+Decoding refuses invalid training examples before an engine sees them, with a UserError that names the datum and the
+field. The engine checks the properties that depend on the model: vocabulary, length, loss.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ForwardBackward:
 
 
 def open_body(body: bytes, *, zstd: bool) -> OpenedBody:
-    """Check the size of a body before it is decoded. Raises UserError."""
+    """Check the size of a body before the body is decoded. Raises UserError."""
     content = _unpacked(body) if zstd else body
     try:
         return OpenedBody(content, outline_of(content).forward_only)
@@ -56,7 +56,7 @@ def open_body(body: bytes, *, zstd: bool) -> OpenedBody:
 
 
 def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
-    """Decode the body. Raises UserError with the datum and the field if one of them is invalid."""
+    """Decode the body. Raises UserError with the datum and the field if a field is invalid."""
     request = wire_pb2.ForwardBackwardRequest()
     try:
         request.ParseFromString(body.content)
@@ -70,7 +70,7 @@ def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
 
 
 def _check_dense_bytes(request: wire_pb2.ForwardBackwardRequest) -> None:
-    """Refuse sparse tensors that take far more memory than their encoded size suggests."""
+    """Refuse sparse tensors that would take too much memory after decoding."""
     unpacked = sum(dense_bytes(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
     if unpacked > MAX_BODY_BYTES:
         raise UserError(
@@ -117,7 +117,7 @@ def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
 
 
 def _decode_input(where: str, chunks: Iterable[wire_pb2.Chunk]) -> tuple[NDArray[np.int32], tuple[Image, ...]]:
-    """Return the tokens of the text, and the images with their positions."""
+    """Return the tokens of the text, and the images with the positions of the images."""
     parts: list[NDArray[np.int32]] = []
     images: list[Image] = []
     length = 0
@@ -142,7 +142,7 @@ def _decode_text(where: str, chunk: wire_pb2.Chunk) -> NDArray[np.int32]:
 
 
 def decode_image(where: str, chunk: wire_pb2.ImageChunk, before_token: int) -> Image:
-    """Return the image without decoding it. The engine or the sampler checks later whether it can be read."""
+    """Return the image without decoding it. The engine or the sampler checks later whether the image can be read."""
     if chunk.HasField("override_dimensions"):
         raise UserError(f"{where} has override_dimensions, which this server does not know. Send it in its own size.")
     expected = chunk.expected_tokens if chunk.HasField("expected_tokens") else None

@@ -39,7 +39,7 @@ def array_of(where: str, content: bytes, dtype: np.dtype[np.generic]) -> NDArray
 def dense_bytes(tensor: wire_pb2.Tensor) -> int:
     """Return the maximum size of a sparse tensor after decoding, in bytes.
 
-    Return 0 if it is dense or will be refused.
+    Return 0 if the tensor is dense or will be refused.
     """
     if tensor.WhichOneof("encoding") != "sparse_csr" or len(tensor.shape) != 2:
         return 0

@@ -1,7 +1,9 @@
-"""Requests from an API server of a later release. They may have fields that this worker does not know.
+"""Requests from an API server of a later release.
 
-protobuf keeps unknown fields without an error, so the call would run without their effect. Fields with their default
-value are not sent. So an unknown field always asks for some effect.
+A request of a later release may have fields that this worker does not know.
+
+protobuf keeps unknown fields without an error, so the call would run without the effect of these fields. Fields with
+the default value are not sent. So an unknown field always asks for some effect.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ MESSAGE_OF_KIND: dict[int, type[Message]] = {
 }
 """The messages that are checked, by kind of operation.
 
-A release is not checked, because it must end its model in any case. The SDK's own bodies are not checked either.
+A release is not checked, because a release must end the model in any case. The SDK's own bodies are not checked either.
 """
 
 
 def unknown_fields_of_operation(kind: int, payload: bytes) -> str:
-    """Check an operation's payload like `unknown_fields_of`.
+    """Check an operation's payload in the same way as `unknown_fields_of`.
 
     An unreadable payload passes this check, and fails when the operation runs.
     """
@@ -40,7 +42,7 @@ def unknown_fields_of_operation(kind: int, payload: bytes) -> str:
 
 
 def unknown_fields_of(request: Message) -> str:
-    """Return why this request cannot have its intended effect. The text is empty if all fields are known."""
+    """Return why this request cannot have the intended effect. The text is empty if all fields are known."""
     fields = sorted(_unknown_field_names(request))
     if not fields:
         return ""

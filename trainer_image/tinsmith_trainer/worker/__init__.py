@@ -1,1 +1,1 @@
-"""The process of a worker or a sampler: its gRPC server and service, its start and end, TLS, health and volume."""
+"""The process of a worker or a sampler: the gRPC server and service, start and end, TLS, health and volume."""

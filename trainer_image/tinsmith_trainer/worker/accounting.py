@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 META_KEY = "usage"
 """The key of the counts that an orderly stop stores in the journal's `meta`."""
 MOST_SPANS = 20_000
-"""The limit on spans in a reply, which are some megabytes. The newest spans are returned."""
+"""The limit on spans in a reply; this many spans are some megabytes. The newest spans are returned."""
 
 _NAMES = {
     worker_pb2.CREATE_MODEL: "create_model",
@@ -39,8 +39,8 @@ _NAMES = {
 class Accounting:
     """The counts of used tokens.
 
-    They are kept in memory, because a write for each operation would cost more than the counts are worth. An orderly
-    stop stores them in the journal for the next process.
+    Counts are kept in memory, because a write for each operation would cost more than the counts are worth. An orderly
+    stop stores the counts in the journal for the next process.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -66,7 +66,10 @@ class Accounting:
     async def timeline(
         self, session_id: str, queues: Iterable[ModelQueue], samples: Samples | None
     ) -> worker_pb2.TimelineReply:
-        """Return the session's operations and samples. If there are too many for a reply, return only the newest."""
+        """Return the session's operations and samples.
+
+        If the session has too many operations and samples for a reply, return only the newest.
+        """
         rows = await asyncio.wrap_future(self._journal.read(lambda db: read_timeline(db, session_id)))
         # This does not run in the journal's thread, because submits wait for that thread.
         spans = await asyncio.to_thread(lambda: [_span(row) for row in rows])
@@ -77,10 +80,9 @@ class Accounting:
         return worker_pb2.TimelineReply(spans=sorted(spans, key=lambda span: span.submitted)[-MOST_SPANS:])
 
     def _take_left(self) -> None:
-        """Read the stored counts, and delete them.
+        """Read the stored counts, and delete the counts before they are used.
 
-        They are deleted before they are used. A process that is killed in between loses the counts, but they are never
-        counted twice.
+        A process that is killed between deletion and use loses the counts, but usage is never counted twice.
         """
         try:
             left = self._journal.write(_take_left).result()
@@ -111,7 +113,7 @@ def read_timeline(db: journal_tables.Database, session_id: str, most: int = MOST
 
 
 def _waiting(entry: Entry) -> worker_pb2.Span:
-    """Return the span of an operation that waits or runs."""
+    """Return the timeline span of an operation that waits or runs."""
     operation = entry.operation
     return worker_pb2.Span(
         owner=operation.model_id,

@@ -1,9 +1,9 @@
 """Admission of operations. If too many operations wait, an operation is acknowledged late.
 
-If the disk is full, it is refused.
+If the disk is full, an operation is refused.
 
-Disk space is claimed for each body before the body is in the journal. So bodies that arrive at the same time do not all
-count the same free bytes.
+Disk space is claimed for each body before the body is in the journal. So several bodies that arrive at the same time
+cannot claim the same free bytes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Admission:
     async def claim(self, request: worker_pb2.SubmitRequest, owner: str) -> int:
         """Claim disk space for the body. Return the number of claimed bytes.
 
-        The caller releases them when the body is on disk.
+        The caller releases the claimed bytes when the body is on disk.
 
-        If the operation must wait for others, it is acknowledged late, not refused. A refusal could refuse the very
-        chunk for which the other chunks wait. Raises JournalFull.
+        If the operation must wait for other operations, it is acknowledged late, not refused, because the operation
+        could be the chunk for which other chunks wait. Raises JournalFull.
         """
         deadline = time.monotonic() + BACKLOG_DELAY_SECONDS
         while self._waits_for_others(request, owner) and time.monotonic() < deadline:
@@ -58,17 +58,17 @@ class Admission:
         self._room.release(claimed_bytes)
 
     def _waits_for_others(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
-        """Return whether the model or its owner has too many or too large operations waiting before this operation."""
+        """Return whether too many or too large operations of the model or the owner wait before this operation."""
         if self._queues.backlog(request.model_id) >= BACKLOG_OPERATIONS:
             return True
         return self._queues.waiting_bytes(owner) > 0 and not self._leaves_a_share(request, owner)
 
     def _leaves_a_share(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
-        """Return whether other owners keep as much free space as the waiting operations of this owner take.
+        """Return whether at least as much space stays free as the waiting operations of this owner take.
 
-        So an owner with a long backlog leaves space to later owners. The number for which other operations wait is
-        always accepted. Chunks arrive out of order. Without this number, the other chunks would never run, and their
-        space would never become free.
+        So an owner with a long backlog leaves space for later owners. The operation for which other operations wait is
+        always accepted. Chunks arrive out of order. Without the first missing operation, the other chunks would never
+        run, and the space of these chunks would never become free.
         """
         if _makes_room(request) or self._queues.is_next_missing(request.model_id, request.seq_id):
             return True
@@ -85,13 +85,13 @@ class Admission:
 
 
 def _makes_room(request: worker_pb2.SubmitRequest) -> bool:
-    """Return whether the operation frees space. Only such operations may use the reserve."""
+    """Return whether the operation frees space. Only operations that free space may use the reserve."""
     return request.kind == worker_pb2.RELEASE_MODEL
 
 
 def _disk_bytes(request: worker_pb2.SubmitRequest) -> int:
     """Return the number of bytes that the request takes on disk.
 
-    A body is first written to the journal's log, and then from the log to the file.
+    A body takes space twice: in the journal's write-ahead log, and then in the journal's file.
     """
     return 2 * len(request.payload)

@@ -54,9 +54,9 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 
 
 def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    """Start ranks that hold the model, and a sampler that has its own copy in this process.
+    """Start ranks that hold the model, and a sampler with a separate copy of the model in this process.
 
-    Raises the errors of `build_colocated`, and also raises them if ranks are not available.
+    Raises the errors of `build_colocated`; ServerError also if ranks cannot start.
     """
     from tinsmith_trainer.engines.megatron.factory import RanksRequest, build_megatron_engine
     from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model

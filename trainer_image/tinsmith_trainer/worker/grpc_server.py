@@ -1,4 +1,7 @@
-"""The gRPC server of a worker. It parses requests, calls the service, and translates errors. It makes no decisions."""
+"""The gRPC server of a worker.
+
+The server parses requests, calls the service, and translates errors. Decisions are made in the service.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     StorageUnavailable: grpc.StatusCode.UNAVAILABLE,
     ServerError: grpc.StatusCode.INTERNAL,
 }
-"""The gRPC status of each class of errors. An error has the status of the nearest of its base classes."""
+"""The gRPC status of each class of errors. An error of another class has the status of the nearest base class."""
 
 
 class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
@@ -175,7 +178,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
 
 
 class SamplerServicer(SamplingServicer):
-    """The calls of a process that samples and does not train. It has no journal, and therefore no epoch."""
+    """The calls of a process that samples and does not train. Such a process has no journal, and therefore no epoch."""
 
     def __init__(
         self, samples: Samples, base: BaseModelInfo, capabilities: EngineCapabilities, name: WorkerName
@@ -299,7 +302,7 @@ class WorkerServicer(SamplingServicer):
     ) -> None:
         """Stream a save.
 
-        The call writes the stream itself, so that it ends at once when the caller cancels it. A generator would
+        The call writes the stream itself, so that the call ends at once when the caller cancels it. A generator would
         continue to run.
         """
         try:

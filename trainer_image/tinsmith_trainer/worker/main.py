@@ -1,4 +1,4 @@
-"""A worker process, from its arguments to its exit status."""
+"""A worker process, from the arguments to the exit status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXIT_MAY_PASS = 1
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the process and return its exit status."""
+    """Run the process and return the exit status."""
     try:
         options = parse_options(arguments)
     except UsageError as error:
@@ -102,9 +102,10 @@ def _leave_the_start() -> NoReturn:
 
 
 def _die_with_parent(descriptor: int) -> None:
-    """End the process when the server that started it ends.
+    """End this process when the parent server ends.
 
-    The server holds the other end of the pipe, and never writes to it. End of file means that the server has ended.
+    The parent server holds the other end of the pipe, and never writes to the pipe. End of file on the pipe means that
+    the parent server has ended.
     """
 
     def watch() -> None:

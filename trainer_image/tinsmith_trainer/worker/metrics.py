@@ -20,7 +20,7 @@ from tinsmith_trainer.worker.service import WorkerService
 
 @dataclass(frozen=True, slots=True)
 class WorkerName:
-    """The names of a worker. A name is empty if it is unknown."""
+    """The names of a worker. An unknown name is empty."""
 
     worker_id: str = ""
     model_name: str = ""
@@ -56,7 +56,7 @@ def describe_sampler(
 ) -> worker_pb2.DescribeReply:
     """Describe a process that only samples.
 
-    It has no models and no epoch. Its number of adapter slots is the number of versions that fit in its memory.
+    A sampler has no models and no epoch. The number of adapter slots is the number of versions that fit in memory.
     """
     metrics = worker_pb2.WorkerMetrics(logprob_gap=float("nan"))
     _add_sampling(metrics, samples)

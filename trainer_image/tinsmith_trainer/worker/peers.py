@@ -1,4 +1,4 @@
-"""The peers that may call a worker over the network. The name in a peer's certificate identifies it."""
+"""The peers that may call a worker over the network. A peer is identified by the name in the peer's certificate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 def names_of_peer(context: Context) -> frozenset[str]:
-    """Return the names in the caller's certificate. On a Unix socket there are none."""
+    """Return the names in the caller's certificate.
+
+    A caller on a Unix socket has no certificate, so the result is empty.
+    """
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return frozenset(name.decode(errors="replace") for name in names)
 
@@ -44,7 +47,7 @@ def is_operator(context: Context) -> bool:
 
 
 def refusal(names: frozenset[str], call: str) -> str | None:
-    """Return why a caller with these names may not make this call, or None."""
+    """Return why a caller with these names may not make this call, or None if the call is allowed."""
     if API_SERVER in names or any(call in CALLS[name] for name in names & CALLS.keys()):
         return None
     for name in sorted(names & CALLS.keys()):
@@ -56,7 +59,7 @@ def refusal(names: frozenset[str], call: str) -> str | None:
 class AdmitPeers(grpc.aio.ServerInterceptor):
     """An interceptor that answers PERMISSION_DENIED before a call reaches the worker.
 
-    If a call streams its answer, the call writes the stream itself instead of a generator.
+    A call that streams the answer writes to the stream itself, without a generator.
     """
 
     @override

@@ -28,10 +28,10 @@ class RenderingQueue:
         self._is_busy = False
 
     async def run(self, tenant: str, nbytes: int, render: Callable[[], T]) -> T:
-        """Run `render` in a thread, and return its result. Raises the errors of `render`.
+        """Run `render` in a thread, and return the result. Raises the errors of `render`.
 
-        `nbytes` is the size of the text. A cancelled caller keeps its turn until the thread ends, because a thread
-        cannot be stopped.
+        `nbytes` is the size of the text. If a caller is cancelled, the turn lasts until the thread ends, because a
+        thread cannot be stopped.
         """
         await self._wait(tenant)
         self._shares.charge(tenant, nbytes // BYTES_A_TOKEN + 1)
@@ -59,7 +59,7 @@ class RenderingQueue:
         self._is_busy = True
 
     def _give_up(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        """Give up a turn after a cancellation. The cancellation may come at the moment when the turn begins."""
+        """Give up a turn after a cancellation. A cancellation may also come at the moment when the turn begins."""
         if turn.done() and not turn.cancelled():
             self._end(turn)
         else:

@@ -1,4 +1,7 @@
-"""The service of a worker: one object that owns the journal, the scheduler and the samples. The RPCs call it."""
+"""The service of a worker: one object that owns the journal, the scheduler and the samples.
+
+The RPCs call methods of this object.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +56,11 @@ SHUTTING_DOWN = "this worker is shutting down"
 PLACES_PER_SLOT = 8
 """The number of models that a worker accepts for each adapter slot.
 
-Most models are idle: their samples are being graded, or their session has not timed out yet.
+Most models are idle: the client is grading samples, or the session has not timed out yet.
 """
 SAMPLED_ADAPTERS = 64
 SAMPLED_ADAPTER_BYTES = 4 * 1024**3
-"""The limits on adapter versions for sampling, which come in addition to the adapters in training.
+"""The limits on adapter versions for sampling, in addition to the adapters in training.
 
 The bytes limit unused versions.
 """
@@ -72,8 +75,8 @@ class WorkerParts:
     """The parts of a worker.
 
     `sampler` is None if the worker does not sample. `shared_saves` is for a sampler on the same machine,
-    `offered_saves` for samplers in other pods. `model_places` is the maximum number of models, in memory or parked.
-    None is a fixed number for each adapter slot.
+    `offered_saves` for samplers in other pods. `model_places` is the maximum number of models, in memory or parked. If
+    `model_places` is None, the maximum is a fixed number for each adapter slot.
     """
 
     engine: Engine
@@ -205,9 +208,9 @@ class WorkerService:
 
     @property
     def adapters_used(self) -> int:
-        """The number of adapters. It is also known before the activation.
+        """The number of adapters. The number is also known before the activation.
 
-        If it is 0, the worker's volume may be deleted.
+        If the number is 0, the worker's volume may be deleted.
         """
         if self._recovery is None or not self._recovery.done():
             return self._adapters_in_journal
@@ -219,7 +222,9 @@ class WorkerService:
     # ---- operations
 
     async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "") -> int:
-        """Accept an operation. Return its number when the operation is on disk. `tenant` affects only fair shares.
+        """Accept an operation.
+
+        Return the operation's number when the operation is on disk. `tenant` affects only fair shares.
 
         Raises NotActive, Draining, UnknownModel, NumbersMixed, JournalFull.
         """
@@ -238,7 +243,7 @@ class WorkerService:
         return number
 
     async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> OperationResult | None:
-        """Return the result, or None if there is no result before the timeout.
+        """Return the result, or None if the operation has no result before the timeout.
 
         Raises KeyError for an unknown operation.
         """
@@ -254,7 +259,7 @@ class WorkerService:
         return await self._result(model_id, seq_id)
 
     def pending(self, model_id: str, seq_id: int) -> worker_pb2.Pending:
-        """Return why an operation has not run, if it waits for something other than its turn."""
+        """Return why an operation has not run, if the reason is not only that other operations run first."""
         if self.queues.waits_for_a_place(model_id):
             full = f"all {self.model_places} places of this worker are taken; waiting until a session ends"
             return worker_pb2.Pending(reason=full, paused_capacity=True)
@@ -267,7 +272,7 @@ class WorkerService:
         return worker_pb2.Pending(reason=f"waiting for operation {queue.order.applied + 1}, which has not arrived yet")
 
     async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
-        """Return events after the cursor. Wait for the first event."""
+        """Return events after the cursor, after waiting for at least one event."""
         self._acknowledged_event_id = max(self._acknowledged_event_id, after)
         deadline = self._loop.time() + timeout_seconds
         while True:
@@ -294,7 +299,7 @@ class WorkerService:
         return await asyncio.wrap_future(self.scheduler.snapshot_soon())
 
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """Import an adapter. Only one import runs at a time, because an import keeps its files in memory.
+        """Import an adapter. Only one import runs at a time, because the files of an import are in memory.
 
         Raises TrainerError, NotActive, Draining.
         """
@@ -393,7 +398,7 @@ def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation
 
 
 def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
-    """Add a missing seed before the journal stores the request, so that a replay draws the same weights."""
+    """Add a missing seed to the request before the journal stores it, so that a replay draws the same weights."""
     if request.kind != worker_pb2.CREATE_MODEL:
         return request.payload
     create = worker_pb2.CreateModel.FromString(request.payload)
@@ -404,14 +409,14 @@ def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
 
 CACHED_RESULT_BYTES = 64 * 1024**2
 RESULT_ENTRY_BYTES = 512
-"""The memory that a cached result takes without its payload and its message: its key and its objects."""
+"""The memory of a cached result for the key and the objects, without the payload and the message."""
 
 
 class ResultCache:
     """The latest results. If a client polls right after the end, the journal is not read.
 
-    The newest result is kept, whatever its size. Otherwise, a client that asks for it repeatedly would occupy the
-    journal's thread, for which all submissions wait.
+    The newest result is kept for any size. If a large result were not kept, a client that asks for it repeatedly would
+    occupy the journal's thread, for which all submissions wait.
     """
 
     def __init__(self, capacity_bytes: int = CACHED_RESULT_BYTES) -> None:

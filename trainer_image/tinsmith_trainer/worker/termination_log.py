@@ -1,6 +1,6 @@
 """The reason why a worker did not start.
 
-It is JSON in the container's termination log, and a line on standard error.
+The reason is JSON in the container's termination log, and a line on standard error.
 """
 
 from __future__ import annotations

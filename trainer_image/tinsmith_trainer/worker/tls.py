@@ -1,4 +1,4 @@
-"""A worker's certificate, its key, and the authority for its peers. Their files change while the worker runs.
+"""A worker's certificate and key, and the authority for the worker's peers. The files may change while the worker runs.
 
 The kubelet replaces the whole folder at once, by the symlink `..data`. gRPC reads the files at every handshake. Open
 connections are not affected, and new connections use the new files.
@@ -72,7 +72,7 @@ class TlsDirectory:
         )
 
     def channel(self, target: str, expected_name: str) -> grpc.Channel:
-        """Open a channel to the server whose certificate has this name.
+        """Open a channel to a server with this name in the certificate.
 
         The certificate of this process must be valid for clients, too. Raises TlsInvalid.
         """
@@ -85,7 +85,7 @@ class TlsDirectory:
     def _replacement(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new files if the files have changed.
 
-        gRPC calls this in its own threads, one at a time, before each handshake.
+        gRPC calls this before each handshake, in gRPC's threads, one call at a time.
         """
         try:
             files = read_tls_files(self._directory)

@@ -1,4 +1,4 @@
-"""The samplers of `--engine vllm` and `--engine sglang`: a server process, and the sampler that uses it."""
+"""The samplers of `--engine vllm` and `--engine sglang`: a server process, and the sampler that uses the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PORTS_TRIED = 1000
 FIRST_PORT, LAST_PORT = 12_000, 29_999
 """The range of ports.
 
-It is below the range that Linux uses for outgoing connections, and below the node ports of a cluster.
+The range is below the ports that Linux uses for outgoing connections, and below the node ports of a cluster.
 """
 
 
@@ -77,7 +77,7 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
     )
 
     def end(reason: ServerError) -> NoReturn:
-        """End the process, because the server has lost all its state. A new process starts a new server."""
+        """End the process, because the server has lost all state. A new process starts a new server."""
         log.error("a token server is lost", reason=str(reason))
         write_termination_log(options.termination_log, reason)
         print_reason(reason)
@@ -98,7 +98,7 @@ def start_token_server(
     start_timeout_seconds: float,
     on_loss: Callable[[ServerError], None],
 ) -> TokenServerSampler:
-    """Start the server. Return when it is healthy.
+    """Start the server. Return when the server is healthy.
 
     If the server ends by itself, a thread of the sampler calls `on_loss`. The private folder in the settings is removed
     at the end. Raises ServerError if the server does not start.
@@ -117,15 +117,15 @@ def start_token_server(
 
 
 def private_folder() -> Path:
-    """Create a folder that only this user can enter. Its path is short enough for a socket."""
+    """Create a folder that only this user can enter. The folder's path is short enough for a socket."""
     return Path(tempfile.mkdtemp(prefix="tinsmith-server-"))
 
 
 def free_port() -> int:
     """Return a free port of this machine. Raises ServerError.
 
-    The server binds the port only a minute later. If the system chose the port, an outgoing connection could use it in
-    this time.
+    The server binds the port only a minute later. If the system chose the port, an outgoing connection could use the
+    port during this minute.
     """
     for _ in range(PORTS_TRIED):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
@@ -139,13 +139,16 @@ def free_port() -> int:
 
 
 def _dtype(options: WorkerOptions) -> str:
-    """Return the dtype that training engines use on this device. It does not depend on the dtype of the checkpoint."""
+    """Return the dtype that training engines use on this device.
+
+    The result does not depend on the dtype of the checkpoint.
+    """
     _, dtype = choose_device(options.device, options.dtype)
     return str(dtype).removeprefix("torch.")
 
 
 class _Running:
-    """A server process, its client, and a monitor for both. Used by the sampler's thread."""
+    """A server process, the client of the server, and a monitor for both. Used by the sampler's thread."""
 
     def __init__(
         self, process: ServerProcess, server: TokenServer, private: Path, on_loss: Callable[[ServerError], None]
@@ -200,6 +203,9 @@ class _Running:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files. Each generation request has its own connection, and the usual limit is too low."""
+    """Raise the limit of open files.
+
+    Each generation request has a separate connection, and the usual limit is too low.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

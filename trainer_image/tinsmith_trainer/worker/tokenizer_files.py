@@ -36,7 +36,7 @@ class Tokenizer:
 def read_tokenizer(directory: Path) -> Tokenizer:
     """Read the files that `FILES` allows.
 
-    Raises UserError if there is no tokenizer, if a link points outside the model's folders, or if the files exceed
+    Raises UserError if the model has no tokenizer, if a link points outside the model's folders, or if the files exceed
     `MOST_BYTES`. Raises ServerError if a file cannot be read.
     """
     files: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""A worker's volume: one folder for the journal and the snapshots. Only one process uses it at a time."""
+"""A worker's volume: one folder for the journal and the snapshots. Only one process uses the volume at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESERVED_BYTES = 64 * 1024 * 1024
 
 
 class Volume:
-    """The folder, which this process locks until it ends."""
+    """The folder of a volume, which this process locks until the process ends."""
 
     def __init__(self, directory: Path, *, reserved_bytes: int = RESERVED_BYTES) -> None:
         """Open the folder. Raises VolumeUnsuitable."""
@@ -39,10 +39,12 @@ class Volume:
             ) from error
 
     def take(self) -> None:
-        """Wait until no other worker uses the folder, and lock it. Remove the unfinished files of a killed worker.
+        """Wait until no other worker uses the folder, and lock the folder.
 
-        A previous worker that is shutting down takes a moment. The unfinished files may fill the disk, so they are
-        removed before the first write.
+        Remove the unfinished files of a killed worker.
+
+        A previous worker that is shutting down takes a moment. Unfinished files may fill the disk, so they are removed
+        before the first write.
         """
         self._wait_for_lock()
         if self.snapshots_path.is_dir():
@@ -106,7 +108,7 @@ UNSUITABLE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "fu
 def check_file_system(directory: Path, mountinfo: Path = MOUNTINFO) -> None:
     """Refuse an unsuitable file system. Raises VolumeUnsuitable.
 
-    If the kernel does not list its mounts, the check is skipped.
+    If the kernel does not list the mounts, the check is skipped.
     """
     try:
         content = mountinfo.read_text(errors="surrogateescape")

@@ -334,7 +334,7 @@ class SharedAttention:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return the attention `[rows, heads, length, d]`, and the logarithm of the softmax's denominator, without `d`.
+    """Return attention `[rows, heads, length, d]`, and the logarithm of softmax denominators `[rows, heads, length]`.
 
     PyTorch's CPU kernel is called directly, because the public function does not return the logarithm.
     """

@@ -1,4 +1,4 @@
-"""Adapter versions as folders that a server loads, and the checks before a server loads them."""
+"""Adapter versions as folders for a server, and the checks before a server loads a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY_CHARACTERS = 32
 
 @dataclass(slots=True, eq=False)
 class ServedAdapter:
-    """A version in the server. After a drop, it is unloaded as soon as no `jobs` use it.
+    """A version in the server. After a drop, the version is unloaded as soon as `jobs` is 0.
 
     With `trains_head` the adapter changes the unembedding.
     """
@@ -41,7 +41,7 @@ class ServedAdapter:
 class AdapterFolders:
     """The folders of adapters in one scratch directory.
 
-    The directory is emptied first, because an earlier process may have left adapters in it.
+    The directory is emptied first, because an earlier process may have left adapters.
     """
 
     def __init__(self, scratch: Path | None) -> None:
@@ -58,7 +58,7 @@ class AdapterFolders:
     def write(self, adapter_key: str, state: AdapterState, model: ServedModel) -> ServedAdapter:
         """Write the adapter under a new name.
 
-        Names are never used twice, because a server's prefix cache and its jobs identify a version by its name.
+        Names are never used twice, because a server's prefix cache and running jobs identify a version by the name.
         """
         name = f"{re.sub('[^A-Za-z0-9]', '-', adapter_key)[:KEY_CHARACTERS]}-{self._life}-{next(self._numbers)}"
         folder, unfinished = self._root / name, self._root / f".{name}"

@@ -1,6 +1,6 @@
-"""Admission of draws to the server. Their number is limited and shared among tenants.
+"""Admission of draws to the server. The number of draws on the server is limited and shared among tenants.
 
-Other draws wait here for their turns.
+Further draws wait in this process for a turn.
 
 A server serves requests in the order of arrival. So one tenant must leave rows for other tenants, and the next request
 comes from the tenant with the least usage.
@@ -29,7 +29,7 @@ class _Waiter:
 class Admission:
     """The draws of all tenants. Used on one event loop.
 
-    A tenant may have as many draws on the server as are free. So a single tenant may have half of `most`.
+    A tenant may have as many draws on the server as remain free, so a single tenant may have half of `most`.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""The interface of token servers, which take tokens and return tokens: their start, requests and answers."""
+"""The interface of token servers, which take tokens and return tokens: start, requests and answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
 
 HOST = "127.0.0.1"
-"""The address of a server. Its routes load files, so other pods and other users of the machine must not call it."""
+"""The address of a server.
+
+A server's routes load files, so other pods and other users of the machine must not call the server.
+"""
 SOCKET_SCHEME = "unix:"
 MOST_ADAPTERS_IN_A_BATCH = 8
 """The limit on adapters in a batch.
@@ -27,18 +30,18 @@ Each adapter takes memory for the highest rank on every GPU, which leaves less m
 """
 
 MOST_DRAWS = 768
-"""The limit on draws on a server. A single tenant may have half of them. Other draws wait in this process."""
+"""The limit on draws on a server. A single tenant may have half of these draws. Further draws wait in this process."""
 MOST_ROWS = 512
 """The number of rows of a server's batch. Two tenants together may have this many draws.
 
-So a single tenant leaves rows for another tenant.
+For this reason, a single tenant leaves rows for another tenant.
 """
 
 MOST_CANDIDATES = 128
-"""The limit on candidates in a request. This is vLLM's limit."""
+"""The limit on candidates in a request. The number is vLLM's limit."""
 
 SEED_RANGE = 2**31
-"""The upper limit of seeds for every server. Seeds are below it."""
+"""The upper limit of seeds for every server. Seeds are smaller than this limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,8 @@ class ServerSettings:
 
     `dtype` is float32 or bfloat16. `private` is a folder that only this user may enter. `key` protects a server that
     listens at a port. `extra` are arguments at the end of the command line, which override earlier arguments.
-    `environment` is the virtual environment of the server. If it is None, the server uses the environment of this
-    process.
+    `environment` is the virtual environment of the server. If `environment` is None, the server uses the environment of
+    this process.
     """
 
     model: Path
@@ -87,7 +90,7 @@ class ServerSettings:
         return name if self.environment is None else str(self.environment / "bin" / name)
 
     def program_variables(self) -> dict[str, str]:
-        """Return the variables by which programs of the environment find each other, such as compilers of kernels."""
+        """Return the environment variables with which the server finds other programs, such as compilers of kernels."""
         if self.environment is None:
             return {}
         return {"PATH": f"{self.environment / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
@@ -113,10 +116,10 @@ class GenerationRequest:
     `adapter` is a name that was given to `load_adapter`, or None for the base model. `max_tokens` is at least 1. Only
     `stop_token_ids` and `stop_strings` end the sequence earlier. `top_k` -1 and `top_p` 1 are off; `temperature` 0 is
     greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored. `topk_prompt` and `topk` are
-    the numbers of most likely tokens for each scored position and for each drawn position. `candidates` are tokens
-    whose logprobs at the first drawn position are requested, at most `MOST_CANDIDATES`. A request with candidates has
-    no `topk`. `head`: the adapter changes the unembedding. Requests share cached prefixes only if they have the same
-    `cache_salt`; "" is no salt.
+    the numbers of most likely tokens for each scored position and for each drawn position. `candidates`, at most
+    `MOST_CANDIDATES`, request the logprobs of these tokens at the first drawn position. A request with candidates has
+    no `topk`. `head`: the adapter changes the unembedding. Two requests share cached prefixes only if both have the
+    same `cache_salt`; "" is no salt.
     """
 
     adapter: str | None
@@ -140,11 +143,11 @@ class GenerationRequest:
 class Generation:
     """The answer to a request.
 
-    The sequence may continue for some tokens after a stop string. `topk_logprobs` is set if the request asks for it.
-    `prompt_logprobs` is None, or `[len(prompt)]` with NaN for positions that were not scored. `topk_prompt` is None, or
-    has a row for each token of the prompt, with empty cells for positions that were not scored. `candidates` are the
-    logprobs of the request's candidates, in the same order. `cached_tokens` is the number of the prompt's tokens that
-    were in the cache.
+    The sequence may continue for some tokens after a stop string. `topk_logprobs` is set if the request asks for the
+    most likely tokens. `prompt_logprobs` is None, or `[len(prompt)]` with NaN for positions that were not scored.
+    `topk_prompt` is None, or has a row for each token of the prompt, with empty cells for positions that were not
+    scored. `candidates` are the logprobs of the request's candidates, in the same order. `cached_tokens` is the number
+    of the prompt's tokens that were in the cache.
     """
 
     sequence: Sequence
@@ -155,7 +158,9 @@ class Generation:
 
 
 class TokenServer(Protocol):
-    """A running server. Used on one event loop. If a call is cancelled, its work on the server ends as well.
+    """A running server.
+
+    Used on one event loop. If a call is cancelled, the work of the call on the server ends as well.
 
     All logprobs are the model's logprobs at temperature 1, before top-k and top-p. Calls raise UserError if the server
     finds the request invalid, ServerError if the server fails, and SamplerClosed if the server cannot be reached.
@@ -164,11 +169,11 @@ class TokenServer(Protocol):
     scores_heads: bool
     """True if the logprobs of prompts include an adapter's change of the unembedding.
 
-    The logprobs of drawn tokens always include it.
+    The logprobs of drawn tokens always include the change.
     """
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter. After the return, requests may use its name.
+        """Load an adapter. After the return, requests may use the name of the adapter.
 
         `folder` is in PEFT's layout, and stays until the adapter is unloaded.
         """
@@ -186,9 +191,9 @@ class TokenServer(Protocol):
 
 
 def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
-    """Return a seed. It differs for each index and each purpose.
+    """Return a seed. The seed differs for each index and each purpose.
 
-    Job seeds that are close to each other give unrelated seeds.
+    Similar job seeds give unrelated seeds.
 
     Greedy draws need no seed.
     """
@@ -201,7 +206,7 @@ def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
 def cache_salt_of(tenant: str) -> str:
     """Return the cache salt of a tenant's requests.
 
-    Tenants have different salts. Answers report the number of cached tokens, so a tenant could otherwise confirm a
+    Tenants have different salts. Answers report the number of cached tokens, so with one salt, a tenant could confirm a
     guess of another tenant's prompt.
     """
     return sha256(f"prefixes of {tenant}".encode()).hexdigest()[:32]
@@ -212,10 +217,10 @@ Row = Mapping[int, float | None]
 
 
 def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
-    """Return K logprobs for each row, the most likely first, with empty cells if there are fewer.
+    """Return K logprobs for each row, the most likely first, with empty cells if the server lists fewer tokens.
 
     Of equally likely tokens, the lower ID comes first. Servers also list the prompt's token or the drawn token, even if
-    it is not among the most likely tokens.
+    this token is not among the most likely tokens.
     """
     found = TopkLogprobs.empty(len(rows), k)
     for position, row in enumerate(rows):

@@ -33,9 +33,9 @@ MOST_NAMED_TOKENS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests of a job: one request for each sample, and requests for prefixes of its prompt.
+    """The requests of a job: one request for each sample, and requests for prefixes of the prompt.
 
-    If there are no requests, the outcome is already known. `max_tokens` is the limit for each sequence. A request has
+    If a plan has no requests, the outcome is already known. `max_tokens` is the limit for each sequence. A request has
     at least one token, because no server draws zero tokens; if `max_tokens` is 0, the request only scores the prompt.
     """
 
@@ -51,9 +51,9 @@ def plan_generation_requests(
 ) -> Plan:
     """Plan the requests.
 
-    `head`: the adapter changes the unembedding. `scored_by_prefixes`: the server's own scores of the prompt would not
-    include this change, so the prompt is scored by prefixes. Raises UserError, with the reason, for a job that cannot
-    run.
+    `head`: the adapter changes the unembedding. `scored_by_prefixes`: the server's own scores of the prompt do not
+    include the adapter's change of the unembedding, so the prompt is scored by prefixes. Raises UserError, with the
+    reason, for a job that cannot run.
     """
     if job.images:
         raise UserError("The prompt has images, which this sampler's token server is not given. Send text alone.")
@@ -172,7 +172,10 @@ def _first_scored(job: SampleJob) -> int | None:
 
 
 def _finished(plan: Plan, drawn: Sequence, model: ServedModel) -> Sequence:
-    """Return the sequence, cut after the token that ends it. The built-in sampler finds the same token."""
+    """Return the sequence, cut after the token that ends the sequence.
+
+    The built-in sampler cuts after the same token.
+    """
     watch = plan.rule.watch(model.tokenizer, plan.job.prompt)
     for index, token in enumerate(drawn.tokens.tolist(), 1):
         if watch.sees_end(token):

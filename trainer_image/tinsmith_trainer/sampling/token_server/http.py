@@ -1,4 +1,4 @@
-"""HTTP calls to a token server, and the thread whose event loop makes these calls."""
+"""HTTP calls to a token server, and a thread with the event loop for these calls."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine. Return its result, or raise its error. Call it from another thread."""
+        """Run a coroutine.
+
+        Return the result of the coroutine, or raise the coroutine's error. Call this from another thread.
+        """
         return self.begin(coroutine).result()
 
     def begin(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine. Thread-safe. Call it before `stop`, which cancels running coroutines."""
+        """Start a coroutine. Thread-safe. Call `begin` before `stop`, which cancels running coroutines."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def soon(self, function: Callable[[*Arguments], None], *arguments: *Arguments) -> bool:
@@ -43,7 +46,7 @@ class LoopThread:
         return True
 
     def stop(self) -> None:
-        """Cancel all running coroutines, and stop the loop. Call it from another thread."""
+        """Cancel all running coroutines, and stop the loop. Call `stop` from another thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -71,7 +74,7 @@ def refused_by_status(status: int, message: str) -> bool:
 
 
 class JsonCalls:
-    """A client of a server with one base address. `name` is for messages. Create it in a running event loop."""
+    """A client of a server with one base address. `name` is for messages. Create the client in a running event loop."""
 
     def __init__(self, name: str, address: str, key: str = "") -> None:
         """Create the client.
@@ -95,7 +98,7 @@ class JsonCalls:
         )
 
     async def post(self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status) -> Any:
-        """Send a request. Return the JSON of the answer, or None if the answer is not JSON. There is no time limit.
+        """Send a request. Return the JSON of the answer, or None if the answer is not JSON. The call has no time limit.
 
         Raises UserError if the server finds the request invalid, ServerError if the server fails, and SamplerClosed if
         the server cannot be reached.
@@ -129,7 +132,7 @@ class JsonCalls:
 
 
 def _error_message(content: str) -> str:
-    """Return the message in an error's JSON. Each server has another place for it."""
+    """Return the message in an error's JSON. The place of the message in the JSON depends on the server."""
     try:
         body = json.loads(content)
     except ValueError:

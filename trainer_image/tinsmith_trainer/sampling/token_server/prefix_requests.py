@@ -1,9 +1,9 @@
 """Requests for values of a prompt that servers do not report.
 
 Each request draws one token after a prefix of the prompt. No server reports the logprobs of other tokens at every
-position of a prompt, or draws tokens there. One server scores a prompt without the adapter's change of the unembedding.
-But each server gives all of these values over the whole vocabulary at the first drawn position. It also has the
-prefixes of a known prompt in its cache. The functions are pure.
+position of a prompt, or draws tokens at these positions. One server scores a prompt without the adapter's change of the
+unembedding. But at the first drawn position, each server gives logprobs and draws over the whole vocabulary. Servers
+also cache the prefixes of a known prompt. The functions are pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tinsmith_trainer.sampling.token_server.base import MOST_CANDIDATES, Generat
 MOST_PREFIX_REQUESTS = 4096
 """The limit on prefix requests in a job, which is equal to the limit on samples.
 
-Each request contains its prefix of the prompt.
+Each request contains a prefix of the prompt.
 """
 
 
@@ -31,7 +31,7 @@ Each request contains its prefix of the prompt.
 class PrefixRequest:
     """A request with the prompt's tokens before the position of `row`.
 
-    It asks for candidates, for the most likely tokens, or for the draw with the number `draw`.
+    The request asks for candidates, for the most likely tokens, or for the draw with the number `draw`.
     """
 
     purpose: Literal["named", "top_logprobs", "drawn"]
@@ -69,7 +69,7 @@ def plan_prefixes(
 def target_logprobs(
     job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]
 ) -> NDArray[np.float32] | None:
-    """Return logprobs in the shape of the targets, with 0 for empty cells. Return None if there are no targets.
+    """Return logprobs in the shape of the targets, with 0 for empty cells. Return None if the job has no targets.
 
     `drawn` is in the order of `planned`.
     """
@@ -97,7 +97,7 @@ def prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[
 
 
 def topk_prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> TopkLogprobs:
-    """Return a row for each token of the prompt. The row is empty if it was not requested.
+    """Return a row for each token of the prompt. A row that was not requested is empty.
 
     `drawn` is in the order of `planned`.
     """
@@ -126,7 +126,7 @@ def alternative_tokens(job: SampleJob, planned: Items[PrefixRequest], drawn: Ite
 def _logprobs_of_named(
     planned: Items[PrefixRequest], drawn: Items[Generation]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield each row with its candidate tokens, in ascending order, and their logprobs."""
+    """Yield each row with the row's candidate tokens, in ascending order, and the candidates' logprobs."""
     for one, result in zip(planned, drawn, strict=True):
         if one.purpose == "named":
             assert result.candidates is not None
@@ -134,7 +134,7 @@ def _logprobs_of_named(
 
 
 def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the rows, with the tokens whose logprobs are requested.
+    """Return the rows, with the tokens for which logprobs are requested.
 
     Each token occurs once, in groups that a server accepts.
     """
@@ -146,7 +146,10 @@ def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int
 
 
 def _all_targets(job: SampleJob, scored_from: int | None) -> NDArray[np.int64]:
-    """Return the targets. If the prompt's own tokens are requested, they are one more column. Raises UserError."""
+    """Return the targets.
+
+    If the logprobs of the prompt's own tokens are requested, these tokens are one more column. Raises UserError.
+    """
     rows, targets = len(job.prompt) - 1, job.target_prompt_logprobs
     if targets is None:
         targets = np.full((rows, 0), NO_TARGET, np.int64)
@@ -163,7 +166,10 @@ def _first_scored_position(job: SampleJob) -> int:
 
 
 def _draws(job: SampleJob) -> int:
-    """Return the number of draws at each position. All greedy draws are equal, so one draw is enough."""
+    """Return the number of draws at each position.
+
+    Greedy draws are all equal, so one greedy draw per position is enough.
+    """
     return min(job.prompt_alt_tokens_k, 1) if job.params.temperature == 0 else job.prompt_alt_tokens_k
 
 

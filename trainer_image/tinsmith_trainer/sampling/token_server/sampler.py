@@ -37,7 +37,10 @@ Done = Callable[[SampleOutcome], None]
 
 
 class TokenServerSampler(Sampler):
-    """A sampler that uses a running token server. Its thread owns `server`, and runs `on_close` when it ends."""
+    """A sampler that uses a running token server.
+
+    The sampler's thread owns `server`, and runs `on_close` at the end.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,8 @@ class TokenServerSampler(Sampler):
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
         """Load an adapter.
 
-        Raises ServerError if the weights do not fit the base model, and UserError if the server cannot serve them.
+        Raises ServerError if the weights do not fit the base model, and UserError if the server cannot serve the
+        adapter.
         """
         if self.has_adapter(adapter_key):
             return
@@ -118,10 +122,9 @@ class TokenServerSampler(Sampler):
             self._loading.discard(loading)
 
     async def _load_after_unloads(self, adapter: ServedAdapter) -> None:
-        """Load the adapter as soon as there is room.
+        """Load the adapter as soon as the server has room.
 
-        If there were one adapter too many, a server would evict an adapter of its choice, and wait for the samples that
-        use it.
+        With one adapter too many, the server would evict any adapter, and wait for the samples that use this adapter.
         """
         await asyncio.gather(*self._unloading, return_exceptions=True)
         await self._server.load_adapter(adapter.name, adapter.folder)
@@ -222,9 +225,9 @@ class TokenServerSampler(Sampler):
         return outcome
 
     async def _draw_all(self, plan: Plan, tenant: str) -> tuple[list[Generation], list[Generation]]:
-        """Draw the samples of the plan, and the prefixes of its prompt.
+        """Draw the samples of the plan, and the prefixes of the prompt.
 
-        The longest prefix is drawn first. The other prefixes are then in the server's prefix cache.
+        The longest prefix is drawn first. After this draw, all other prefixes are in the server's prefix cache.
         """
         prefixes = [one.request for one in plan.prefixes]
         longest = await self._draw_together(prefixes[:1], tenant)
@@ -233,10 +236,10 @@ class TokenServerSampler(Sampler):
         return others[rest:], longest + others[:rest]
 
     async def _draw_together(self, requests: Items[GenerationRequest], tenant: str) -> list[Generation]:
-        """Draw all requests. After the first failure, all other requests are ended.
+        """Draw all requests. After the first failure, all other requests are cancelled.
 
-        Raises the error of this failure, or SamplerClosed if the server is failing. After SamplerClosed, clients submit
-        the job to another sampler.
+        Raises the error of the first failure, or SamplerClosed if the server is failing. After SamplerClosed, clients
+        submit the job to another sampler.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -280,7 +283,7 @@ class TokenServerSampler(Sampler):
     async def _unload(self, adapter: ServedAdapter) -> None:
         """Unload the adapter.
 
-        The server may no longer have the adapter, for example after a restart. The folder is removed in any case.
+        The server may have lost the adapter, for example by a restart. The folder is removed in any case.
         """
         try:
             await self._server.unload_adapter(adapter.name)
@@ -327,7 +330,7 @@ class Counters:
                 self._busy_seconds += self._clock() - self._busy_since
 
     def drew(self, plan: Plan, outcome: SampleOutcome) -> None:
-        """Count a job. Its samples share the prompt, so the prompt counts once."""
+        """Count a job. The samples of a job share the prompt, so the prompt counts once."""
         computed = bool(plan.requests or plan.prefixes)
         hit = outcome.prompt_cache_hit_tokens
         with self._guard:

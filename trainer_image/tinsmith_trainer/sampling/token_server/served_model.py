@@ -1,4 +1,4 @@
-"""The properties of a base model whose weights another process holds."""
+"""The properties of a base model that another process has loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a token server: its start, its health, its log and its end.
+"""The process of a token server: start, health, log and end.
 
 The server ends together with this process.
 """
@@ -27,7 +27,7 @@ END_SECONDS = supervisor.STOP_SECONDS + 5.0
 LAST_WORDS_SECONDS = 5.0
 """The maximum time for reading the output of a server that has ended.
 
-A process that left its session may keep the output open.
+A child process that left the session may keep the output open.
 """
 
 PERIOD_SECONDS = 10.0
@@ -87,7 +87,7 @@ class ServerProcess:
             ) from None
 
     async def ended(self) -> ServerError:
-        """Wait until the server ends by itself. Return the reason."""
+        """Wait until the server ends by itself, and return the reason."""
         await self._process.wait()
         await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)
         return ServerError(
@@ -124,7 +124,7 @@ class ServerProcess:
         ended.cancel()
 
     async def _listen(self) -> None:
-        """Write the server's output as log lines, so that the log of a pod has one format."""
+        """Write the output of the server as log lines, so that all lines of a pod's log have one format."""
         assert self._process.stdout is not None
         while content := await _line(self._process.stdout):
             line = content.decode(errors="replace").rstrip()
@@ -142,7 +142,7 @@ async def until_ill(
 ) -> None:
     """Return when the server has been unhealthy for `ILL_SECONDS`.
 
-    A check without an answer counts as an unhealthy one.
+    A check without an answer counts as unhealthy.
     """
     well = clock()
     while clock() - well < ILL_SECONDS:
@@ -152,7 +152,7 @@ async def until_ill(
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
-    """Return a line. If the line is too long, return a part of it."""
+    """Return a line. If the line is too long, return a part of the line."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

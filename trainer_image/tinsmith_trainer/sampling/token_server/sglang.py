@@ -28,12 +28,14 @@ from tinsmith_trainer.sampling.token_server.base import (
 from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 DETERMINISTIC = "--enable-deterministic-inference"
-"""The flag for deterministic results. Without it, SGLang accepts a seed but ignores it."""
+"""The flag for deterministic results. Without this flag, SGLang accepts a seed but ignores it."""
 CONFIG = "sglang.yaml"
 KEPT_BACK_TOKENS = 6
-"""The number of tokens of the context that SGLang reserves. A prompt must be shorter than the context by this number.
+"""The number of tokens of the context that SGLang reserves.
 
-Prompt and sequence together must be shorter by two.
+A prompt must be shorter than the context by this number of tokens.
+
+Prompt and sequence together must be shorter than the context by two tokens.
 """
 BEYOND_VOCABULARY = "NaN happened"
 """The stop reason that SGLang reports after it drew a token that does not exist and replaced it by a stop token."""
@@ -95,7 +97,7 @@ class SglangServer(TokenServer):
         """Draw the sequence.
 
         SGLang stops at the stop tokens of a request and at all end-of-sequence tokens of a model, or at no token. So
-        the draw continues if SGLang stops at a token that the request does not list.
+        the draw is continued if SGLang stops at a token that the request does not list.
         """
         if request.seed is not None and not self._deterministic:
             raise UserError(
@@ -124,7 +126,7 @@ class SglangServer(TokenServer):
 
 
 def sglang_request(request: GenerationRequest) -> dict[str, object]:
-    """Return the body. It has every parameter, so that no default of a server or a model applies."""
+    """Return the body. The body has every parameter, so that no default of a server or a model applies."""
     sampling: dict[str, object] = {
         "max_new_tokens": request.max_tokens,
         "temperature": request.temperature,
@@ -157,7 +159,7 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
 def _token_ids(request: GenerationRequest) -> list[int] | None:
     """Return the candidates for each scored request.
 
-    SGLang's scheduler fails if a batch has requests with candidates and requests without them.
+    SGLang's scheduler fails if a batch has requests with candidates and requests without candidates.
     """
     if request.scored_from is not None and not request.candidates:
         return [0]

@@ -1,8 +1,8 @@
-"""A program that runs a command as long as the other end of a pipe is open: `python -m …supervisor FD COMMAND…`.
+"""A program that runs a command until the other end of a pipe is closed: `python -m …supervisor FD COMMAND…`.
 
-When a server is killed, its child processes continue to run. So the server runs in its own session. All processes of
-the session end together with the process that holds the pipe, even if that process is killed. The supervisor exits with
-the command's exit status.
+When a server is killed, the server's child processes continue to run. So each server runs in a separate session. All
+processes of the session end together with the process that holds the pipe, even if that process is killed. The
+supervisor exits with the command's exit status.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import threading
 from typing import NoReturn
 
 STOP_SECONDS = 10.0
-"""The time between the request to end and the kill of the session. TINSMITH_SUPERVISOR_STOP_SECONDS overrides it."""
+"""The time between the request to end and the kill of the session.
+
+TINSMITH_SUPERVISOR_STOP_SECONDS overrides this time.
+"""
 
 
 def main(descriptor: int, command: list[str]) -> NoReturn:
@@ -34,7 +37,7 @@ def main(descriptor: int, command: list[str]) -> NoReturn:
 def _stop_when_pipe_closes(descriptor: int, child: subprocess.Popen[bytes]) -> None:
     """Stop the session when the pipe closes.
 
-    The holder of the pipe never writes. End of file means that the holder has ended, or that it requests a stop.
+    The holder of the pipe never writes. End of file means that the holder has ended or requests a stop.
     """
     os.read(descriptor, 1)
     _kill(child, signal.SIGTERM)

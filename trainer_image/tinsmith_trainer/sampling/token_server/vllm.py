@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server, which is called by its completions route. Requests and answers have token IDs."""
+"""vLLM's OpenAI server, which is called at the completions route. Requests and answers have token IDs."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from tinsmith_trainer.sampling.token_server.http import JsonCalls
 
 BASE_MODEL = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that --max-lora-rank accepts. An adapter may have any rank up to the chosen value."""
+"""The values that --max-lora-rank accepts. An adapter may have any rank up to the value of the flag."""
 GREEDY_BELOW = 1e-5
 """The temperature below which draws are greedy.
 
-A smaller positive value would be raised to 0.01 by vLLM, and at 0.01 it does not always draw the most likely token.
+vLLM raises a smaller positive temperature to 0.01, and a draw at 0.01 is not always the most likely token.
 """
 TOKEN_ID = "token_id:"
 SPOILS = {"candidates": "top_logprobs", "head": "scored"}
 """The kinds of requests that change the results of other requests in the same batch.
 
-The reason is vLLM's older model runner, which mixtures of experts still use. It gives one request's candidates to the
-whole batch, and adds an adapter's change of the unembedding to the scores of every prompt.
+The reason is vLLM's older model runner, which mixtures of experts still use. The older model runner applies the
+candidates of one request to the whole batch, and an adapter's change of the unembedding to the scores of every prompt.
 """
 
 REFUSALS = re.compile(
     "is greater than max_lora_rank|expected target modules|is unsupported LoRA weight|embedding LoRA size"
 )
-"""The messages with which vLLM's engine refuses an adapter that it cannot serve.
+"""The messages of vLLM's engine for an adapter that vLLM cannot serve.
 
-The status of these answers is the same as for internal failures.
+The status of a refusal is the same as the status of an internal failure.
 """
 
 
@@ -131,7 +131,7 @@ class VllmServer(TokenServer):
 def _refuses_adapter(status: int, message: str) -> bool:
     """Return whether vLLM refuses the adapter.
 
-    A missing adapter is not a refusal, because this sampler writes the folder.
+    The error for a missing adapter is not a refusal, because this sampler itself writes the folder.
     """
     return status == 400 or REFUSALS.search(message) is not None
 
@@ -147,7 +147,7 @@ def _traits(request: GenerationRequest) -> list[str]:
 
 
 def vllm_request(request: GenerationRequest) -> dict[str, object]:
-    """Return the body. It has every parameter, so that no default of a server or a model applies."""
+    """Return the body. The body has every parameter, so that no default of a server or a model applies."""
     body: dict[str, object] = {
         "model": request.adapter or BASE_MODEL,
         "prompt": request.prompt.tolist(),
@@ -239,9 +239,9 @@ def _by_token(row: dict[str, float]) -> dict[int, float]:
 
 
 class ConflictGate:
-    """A gate that admits work in the order of arrival, unless the work conflicts with work inside.
+    """A gate that admits work in the order of arrival, but not while conflicting work runs.
 
-    Used on one event loop. `conflicts` maps a trait to the trait with which it conflicts, in both directions.
+    Used on one event loop. `conflicts` maps each trait to the conflicting trait, in both directions.
     """
 
     def __init__(self, conflicts: Mapping[str, str]) -> None:
