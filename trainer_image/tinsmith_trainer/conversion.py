@@ -1,7 +1,7 @@
-"""The conversion program: `python -m tinsmith_trainer.conversion` prepares a session's model for its ranks, then exits.
+"""The conversion program: `python -m tinsmith_trainer.conversion` prepares a session's model for ranks, then exits.
 
 A cluster runs this program once, before the session reserves GPUs. If the program did not run, the worker converts the
-model when it starts.
+model at the start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 EXIT_FAILED = 1
 EXIT_KILLED = 128 + signal.SIGKILL
-"""The exit status of a container whose converting child process was killed by the kernel for lack of memory."""
+"""The exit status of a container if the kernel killed the converting child process for lack of memory."""
 
 
 class ConversionOptions(RankFlags):

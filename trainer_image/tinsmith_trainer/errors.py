@@ -1,6 +1,6 @@
 """The errors of a worker, and the data of a failure that is stored and sent.
 
-`training/retries.py` translates them into failures for clients, `worker/grpc_server.py` into gRPC statuses, and
+`training/retries.py` translates errors into failures for clients, `worker/grpc_server.py` into gRPC statuses, and
 `worker/termination_log.py` into reasons for not starting.
 """
 
@@ -72,7 +72,10 @@ class ModelDirectoryInvalid(TrainerError):
 
 
 class ModelCannotLoad(TrainerError):
-    """A base model that the engine cannot load, although its files may be valid. The message quotes the error."""
+    """A base model that the engine cannot load, although the files of the model may be valid.
+
+    The message quotes the error.
+    """
 
 
 class ModelChanged(TrainerError):

@@ -15,7 +15,7 @@ SUFFIX = ".age"
 
 
 def encrypt(files: Mapping[str, Pieces], recipients: Sequence[str]) -> dict[str, Pieces]:
-    """Encrypt each file for all recipients, such as `age1…`, and append `.age` to its name.
+    """Encrypt each file for all recipients, such as `age1…`, and append `.age` to the file names.
 
     Encrypting a file twice gives different bytes. Raises UserError for an invalid recipient.
     """
@@ -39,7 +39,7 @@ def _encrypt(content: Pieces, keys: Sequence[pyrage.x25519.Recipient]) -> Pieces
 
 
 class _Reader(io.RawIOBase):
-    """A file object that reads several pieces of memory in order, without copying them together."""
+    """A file object that reads several pieces of memory in order, without a copy of the whole content."""
 
     def __init__(self, content: Pieces) -> None:
         self._pieces = [memoryview(piece) for piece in content]

@@ -107,9 +107,9 @@ class CheckpointRoot:
         """Write the directory `<area>/<model>/<seq>-<epoch>`, which is durable on return.
 
         With recipients, only the recipients can read the files, and the worker cannot. `may_use_reserve`: the save may
-        use the disk's reserve, because it frees space elsewhere. Raises StorageUnavailable if the storage cannot be
-        reached or may accept the save later, StorageFull if it has no room, ServerError if it refuses the save, and
-        UserError for an invalid recipient.
+        use the disk's reserve, because the save frees space elsewhere. Raises StorageUnavailable if the storage cannot
+        be reached or may accept the save later, StorageFull if the storage has no room, ServerError if the storage
+        refuses the save, and UserError for an invalid recipient.
         """
         files = _encode(contents, state, base)
         if age_recipients:

@@ -1,6 +1,6 @@
-"""A worker's newest saves, which it streams to samplers in other pods.
+"""A worker's newest saves, which the worker streams to samplers in other pods.
 
-A sampler requests a save by its manifest digest.
+A sampler requests a save by the digest of the manifest.
 
 The worker makes no copy of a save: the written data only stays in memory longer. Samplers read older saves from the
 root.

@@ -4,9 +4,9 @@ The sampler requests a save over a Unix socket, by manifest digest. The sampler 
 file. A sampler reads a save that is not shared from the root. A process that can open the socket can read every save,
 so the socket belongs in a directory that only the worker's user can enter.
 
-The weights are in an anonymous file (memfd). The file disappears when the last process that has it open ends, even
-after a crash. The file is sealed before the worker sends the descriptor, because a process that maps a file crashes if
-another process shortens the file.
+The weights are in an anonymous file (memfd). The file disappears when the last process with an open descriptor ends,
+even after a crash. The file is sealed before the worker sends the descriptor, because a process that maps a file
+crashes if another process shortens the file.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SealedWeights:
 
 
 def map_weights(descriptor: int, description: bytes, base_revision: str) -> AdapterState:
-    """Return a state whose tensors are the pages of a `SealedWeights` file. The pages stay as long as a tensor exists.
+    """Return a state with tensors in the pages of a `SealedWeights` file. The pages stay as long as a tensor exists.
 
     Writing to the tensors affects no other process. Raises WeightsUnusable.
     """
@@ -116,7 +116,7 @@ The limit does not count pages of dropped saves that the sampler still maps.
 """
 MAX_MESSAGE_BYTES = 4096
 ANSWER_SECONDS = 2.0
-"""The timeout of a worker's answer, which is one small message.
+"""The timeout for a worker's answer, which is one small message.
 
 Reading the root would be as fast as a worker that answers later.
 """
@@ -138,7 +138,7 @@ class SharedSaves:
 
         After the write, the caller passes the digest of the manifest.
 
-        Weights are not shared if they exceed the limits, or if there is no memory for the copy.
+        Weights that exceed the limits are not shared. Weights without memory for the copy are not shared, either.
         """
         written: list[str] = []
         size_bytes = sum(tensor.nbytes for tensor in state.weights_only().tensors.values())
@@ -150,7 +150,7 @@ class SharedSaves:
                 self._end(copied.result() if copied is not None else None, written)
 
     def send(self, digest: str, client: socket.socket) -> None:
-        """Send a save, or send an empty answer if the worker no longer keeps it.
+        """Send a save, or an empty answer if the worker no longer keeps the save.
 
         Raises OSError if the sampler cannot be reached.
         """
@@ -252,7 +252,10 @@ class SaveSocket:
 
 
 def fetch_save(socket_path: Path, digest: str, base_revision: str) -> AdapterState | None:
-    """Return the weights that a worker's socket has for this digest. None: read the weights from the root."""
+    """Return the weights that a worker's socket has for this digest.
+
+    If the result is None, the weights must be read from the root.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
             server.settimeout(ANSWER_SECONDS)

@@ -1,8 +1,10 @@
-"""Snapshots: files on the worker's volume, each with the complete state of one model, from which a replay continues.
+"""Snapshots: files on the worker's volume.
+
+A snapshot has the complete state of one model, from which a replay continues.
 
 A snapshot is a safetensors file. The metadata of the file holds the adapter's shape, the optimizer's step, the last
 applied operation and the window. The tensors in a snapshot are the tensors of an `AdapterState`. The journal records
-the current snapshot and its digest. Any other file in the folder is left over from a crash.
+the file name and the digest of the current snapshot. Any other file in the folder is left over from a crash.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ PARALLEL_REQUESTS = 8
 FINISHED_MODE = 0o444
 """The mode of files.
 
-Files do not change after they have their final name, and several checkpoints may share a file by hard links.
+Files do not change after they got the final name, and several checkpoints may share a file by hard links.
 """
 
 PERMANENT_ERRNOS = frozenset(
@@ -72,7 +72,7 @@ class StorageFault(Exception):
 
 
 class FileTooLarge(Exception):
-    """An error for a file that has more bytes than its reader accepts. No byte of the file was read."""
+    """An error for a file with more bytes than the reader accepts. No byte of the file was read."""
 
     def __init__(self, name: str, size_bytes: int, most_bytes: int) -> None:
         super().__init__(f"{name} has {size_bytes} bytes")
@@ -121,7 +121,7 @@ class CheckpointStorage:
         The function `content` computes the last file's content after the earlier files are written; this content is
         returned.
 
-        If one file cannot be written to a folder, all files of this call are removed.
+        If one file of a call cannot be written to a folder, all files of the call are removed.
         """
         try:
             size_bytes = sum(map(size_of, files.values()))

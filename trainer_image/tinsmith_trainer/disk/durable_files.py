@@ -1,8 +1,8 @@
 """Files that are complete or absent after a power cut.
 
 Each file is written under a temporary name, synced and renamed; then the folder of the file is synced. Large files
-bypass the page cache, because they are not read again soon. On a virtual machine, a write to new pages of the cache
-takes three times as long as a write to the disk.
+bypass the page cache, because the files are not read again soon. On a virtual machine, a write to new pages of the
+cache takes three times as long as a write to the disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ ALIGNMENT_BYTES = 4096
 
 HEAD_BYTES = 8
 Allocate = Callable[[int, int], None]
-"""A function that allocates the blocks of an open file, given its descriptor and size, before the content is written.
+"""A function that allocates the blocks of an open file before the content is written.
+
+The arguments are the descriptor and the size.
 
 The function raises OSError if the disk has no space.
 """
@@ -64,7 +66,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a folder and its missing parents. The names of the new folders survive a power cut."""
+    """Create a folder and all missing parent folders. The names of the new folders survive a power cut."""
     if directory.is_dir():
         return
     make_directory(directory.parent)

@@ -39,7 +39,7 @@ ROOM_RETRY_SECONDS = 1.0
 LONGEST_ROOM_RETRY_SECONDS = 30.0
 """The maximum wait between attempts. An attempt may fill the disk, or run an operation whose result cannot be written.
 
-To make such attempts rare, the wait doubles up to this maximum.
+The wait doubles up to this maximum, to make attempts on a full disk rare.
 """
 
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate

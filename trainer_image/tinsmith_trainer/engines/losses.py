@@ -1,7 +1,7 @@
 """Training losses over target logprobs, for all engines: plain sums over the tokens of a call.
 
-Notation: `lp` is the logprob of the target under the current weights, `q` the sampler's (input `logprobs`), `A` the
-input `advantages`, and `r = exp(lp - q)`. Formulas come from the vendor's public documentation
+Notation: `lp` is the logprob of the target under the current weights, `q` is the sampler's logprob (input `logprobs`),
+`A` is the input `advantages`, and `r = exp(lp - q)`. Formulas come from the vendor's public documentation
 (tinker-docs.thinkingmachines.ai, pages under tinker/losses/). `gspo` is GSPO-token of arXiv 2507.18071, section 4.3.
 Tokens without weight or advantage are masked before any `exp`, because 0 times infinity is NaN. The penalty of DRO also
 covers masked tokens. Clip thresholds are ratios, not distances from 1. If a parameter has several values, a per-token
@@ -60,7 +60,7 @@ class Terms:
 class _Definition:
     """A loss function.
 
-    `required` and `optional` are per-token inputs; `config` maps the config's keys to their defaults.
+    `required` and `optional` are per-token inputs; `config` maps the keys of a config to default values.
     """
 
     terms: Callable[[Tensor, Inputs], Terms]
@@ -102,7 +102,7 @@ def _stable_reinforce(lp: Tensor, inputs: Inputs) -> Terms:
 
     This loss has no public definition; the formula is Tinsmith's interpretation. The penalty is the second-order
     estimate of the KL divergence between sampler and model (k2 of joschu.net/blog/kl-approx.html). The penalty is never
-    negative, and its gradient is `kl_coeff * (lp - q)`.
+    negative, and the gradient of the penalty is `kl_coeff * (lp - q)`.
     """
     surrogate = _cispo(lp, inputs)
     # A coefficient of 0 must give 0 even if the square overflows float32.
@@ -199,8 +199,8 @@ def _definition_of(name: str, *, map_stable_reinforce: bool) -> _Definition:
 class PreparedLoss:
     """A call's loss, with a checked config and complete per-token inputs.
 
-    `arrays[i]` holds the per-token inputs of datum i, float32 in the shape of its targets. `program` is set for a
-    custom loss; inputs of a custom loss may be int64, and their number of columns may differ from the targets' number.
+    `arrays[i]` holds the per-token inputs of datum i, float32 in the shape of the datum's targets. `program` is set for
+    a custom loss; inputs of a custom loss may be int64, and may have another number of columns than the targets.
     """
 
     name: str

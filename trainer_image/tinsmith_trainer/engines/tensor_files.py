@@ -18,7 +18,7 @@ HEADER_ALIGNMENT_BYTES = 8
 SIZE_BYTES = 8
 """The size of the field at the beginning of a file, which holds the header's size."""
 TENSOR_ALIGNMENT_BYTES = 64
-"""The alignment of tensors. BLAS may choose its kernel by alignment, and another kernel gives other bits."""
+"""The alignment of tensors. BLAS may choose a kernel by the alignment, and another kernel gives other bits."""
 
 
 def tensor_file(tensors: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str]) -> Pieces:

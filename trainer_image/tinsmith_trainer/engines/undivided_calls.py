@@ -33,9 +33,9 @@ class UndividedCall(Call, Generic[Prepared]):
 
 
 class UndividedCallRunner(CallRunner, Generic[Prepared]):
-    """A base class for backends that `prepare` a Work and `compute` it into the accumulator.
+    """A base class for backends, which `prepare` a Work and `compute` the Work into the accumulator.
 
-    Both methods can raise TrainerError.
+    The methods `prepare` and `compute` can raise TrainerError.
     """
 
     @abstractmethod

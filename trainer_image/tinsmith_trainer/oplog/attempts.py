@@ -71,7 +71,7 @@ class Refusal:
 class Attempts:
     """The work during which processes have ended, and the counts.
 
-    Only the engine's thread uses it, except for `forget_all`.
+    Only the engine's thread uses this object, except for `forget_all`.
     """
 
     def __init__(self, journal: Journal, marker: InFlightMarker, limit: int) -> None:

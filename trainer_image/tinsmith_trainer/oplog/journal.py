@@ -1,7 +1,7 @@
 """The durable log of a worker: accepted operations, results, snapshots, events.
 
 The log is one SQLite file (WAL, synchronous=FULL, exclusive), used by one thread. Writes that arrive during the sync of
-a commit share the next commit, so many submitters need few fsyncs. A future of this module resolves only when its
+a commit share the next commit, so many submitters need few fsyncs. A future of this module resolves only when the
 transaction is on disk.
 """
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 1
 WAL_KEPT_BYTES = 8 * 1024**2
-"""The size above which a write-ahead log is truncated immediately to free its blocks.
+"""The size above which a write-ahead log is truncated immediately, to free disk blocks.
 
 Without this limit, a few large bodies would keep the blocks in use.
 """
@@ -283,7 +283,7 @@ class Journal:
     def _shorten_log(self) -> None:
         """Move the content of the write-ahead log to the file.
 
-        This also frees the space of a transaction that did not fit on the disk.
+        The move also frees the space of a transaction that did not fit on the disk.
         """
         try:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)

@@ -238,8 +238,7 @@ class Finished:
 class Horizons:
     """Times in Unix seconds that limit the age of results.
 
-    Results that finished before one of these times are expired; before the other time, they may be deleted to free
-    space.
+    A result from before `expired` is expired. A result from before `crowded_out` may be deleted to free space.
     """
 
     expired: float

@@ -112,7 +112,7 @@ class StoredModel:
 
     @property
     def spent_up_to(self) -> int:
-        """The number up to which operations with a result do not need their bodies any more.
+        """The number up to which the bodies of operations with a result are not needed any more.
 
         If the snapshot of a corrupted model becomes readable again, the bodies after this number restore the model.
         """

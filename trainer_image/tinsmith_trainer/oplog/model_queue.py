@@ -225,7 +225,10 @@ class ModelQueue:
 
     @property
     def owner(self) -> str:
-        """The tenant whose fair share the model uses. If the tenant is unknown, the model itself is the owner."""
+        """The tenant that pays for the model's turns from a fair share.
+
+        If the tenant is unknown, the model itself is the owner.
+        """
         return self.tenant or self.model_id
 
     @property
@@ -240,7 +243,7 @@ class ModelQueue:
     def stranded(self) -> list[Entry]:
         """Return accepted operations that can never run.
 
-        The previous process crashed before it could fail these operations as late.
+        The previous process crashed before these operations could fail as late.
         """
         return [
             entry

@@ -127,7 +127,7 @@ class ModelQueues:
             return self._models.find(model_id)
 
     def is_finished(self, model_id: str, seq_id: int) -> bool | None:
-        """Return whether clients may see the result, or None if no such operation was accepted."""
+        """Return whether clients may see the result, or None if no operation with this number was accepted."""
         with self._changed:
             queue = self._models.find(model_id)
             return None if queue is None else queue.is_finished(seq_id)
@@ -236,7 +236,7 @@ class ModelQueues:
             self._write_late(queue, entry, became_late)
 
     def forget(self, model_ids: Iterable[str]) -> list[ModelQueue]:
-        """Remove these models after the deletion of their rows, and return the queues of the models."""
+        """Remove models after the deletion of the models' rows, and return the queues of the models."""
         with self._changed:
             return self._models.remove(model_ids)
 
@@ -319,7 +319,7 @@ class ModelQueues:
     def _has_a_place_free(self) -> bool:
         """Return whether the operation that creates a model can run.
 
-        Without a free place, the operation waits until another model is released.
+        If all places are taken, the operation waits until another model is released.
         """
         return sum(queue.has_adapter for queue in self._models.open.values()) < self._places
 

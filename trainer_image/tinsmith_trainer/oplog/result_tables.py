@@ -14,7 +14,7 @@ from tinsmith_trainer.oplog.journal_tables import CREATES, Database, Operation, 
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Interruption
 
 NEVER_READ = b""
-"""The replacement for a body whose operation ended processes.
+"""The replacement for the body of an operation that ended processes.
 
 The replacement cannot be read, so the operation counts as a gradient.
 """
@@ -59,8 +59,7 @@ def write_operation_result(db: Database, operation: Operation, result: Operation
 def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Stamp) -> int:
     """Add the events.
 
-    Return the ID of the event that a server must process before a client sees the result, or 0 if there is no such
-    event.
+    Return the ID of the event that a server must process before a client sees the result, or 0 without such an event.
 
     A client that has the result may request the saved checkpoint.
     """

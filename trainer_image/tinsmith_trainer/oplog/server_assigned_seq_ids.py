@@ -1,9 +1,9 @@
 """Sequence numbers that the journal assigns to operations of clients that send none, for example by plain HTTP.
 
-The lock for accepting operations also guards the assignment. So the assignment of a number and the acceptance are one
-step, even with several servers. The client's key identifies a repeated submission. Either the client numbers a model's
-operations, or the journal does. If both assigned numbers, a new number from the client could look like a repeated
-number from the journal.
+The lock for accepting operations also guards the assignment. So the assignment of a number and the acceptance of the
+operation are one step, even with several servers. The client's key identifies a repeated submission. Either the client
+numbers a model's operations, or the journal does. If both assigned numbers, a new number from the client could look
+like a repeated number from the journal.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ log = structlog.get_logger(__name__)
 KEEP_RESULTS_SECONDS = 72 * 3600.0
 KEEP_RESULT_BYTES = 2 * 1024**3
 KEEP_OPERATIONS = 5000
-"""The number of operations that are kept for each model below its snapshot.
+"""The number of operations that are kept for each model, of all operations that the snapshot covers.
 
 A program has far fewer operations in flight.
 """
 KEEP_ALL_SECONDS = 900.0
-"""The age up to which all results are kept, whatever their number and size.
+"""The age up to which all results are kept, in any number and of any size.
 
 A client that lost an answer asks again within minutes.
 """

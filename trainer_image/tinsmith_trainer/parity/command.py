@@ -37,7 +37,7 @@ def parity(
 ) -> None:
     """Train the same adapter on the same data with two or more engines, and compare each with the first, step by step.
 
-    The exit status is 0 if they agree, 1 if they differ, 2 if nothing could be compared.
+    The exit status is 0 if the engines agree, 1 if they differ, 2 if nothing could be compared.
     """
     from tinsmith_trainer.errors import TrainerError
     from tinsmith_trainer.options import UsageError
@@ -84,7 +84,10 @@ def _model_or_tiny(model: str | None) -> Iterator[str]:
 
 
 def _report(sides: str, compared: Compared, rank: int, seed: int, tolerance: float) -> bool:
-    """Print the table and the differences beyond the tolerance. Return whether no difference exceeds it."""
+    """Print the table and the differences beyond the tolerance.
+
+    Return whether all differences are within the tolerance.
+    """
     from tinsmith_trainer.parity.compare import describe, first_beyond, render_table
 
     console = make_console()

@@ -20,9 +20,9 @@ Arrays = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
 class Quantity(StrEnum):
     """A compared quantity.
 
-    Logprobs and weights are compared by their difference, and the other two quantities by their relative difference.
+    Logprobs and weights are compared by the difference, and the other two quantities by the relative difference.
 
-    A size below 1 counts as 1, so that one tolerance fits all quantities.
+    In a relative difference, a size below 1 counts as 1, so that one tolerance fits all quantities.
     """
 
     LOGPROBS = "logprobs"
@@ -48,7 +48,7 @@ class StepRecord:
 class Difference:
     """The largest difference of a quantity in a step, and the place where it occurs.
 
-    It is infinite if one engine lacks a value.
+    The difference is infinite if one engine lacks a value.
     """
 
     step: int
@@ -57,7 +57,7 @@ class Difference:
     where: str
 
     def exceeds(self, tolerance: float) -> bool:
-        """Return whether the difference exceeds the tolerance. NaN always exceeds it."""
+        """Return whether the difference exceeds the tolerance. A difference of NaN always exceeds the tolerance."""
         return not self.size <= tolerance
 
 
@@ -82,7 +82,7 @@ def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Di
 def render_table(title: str, plan: ParityPlan, differences: Sequence[Difference], tolerance: float) -> Table:
     """Return a table of 80 columns with the largest differences.
 
-    It has a row for the new adapter, then a row for each step.
+    The table has a row for the new adapter, then a row for each step.
     """
     table = Table(title=title, caption=f"largest differences; the tolerance is {tolerance:g}", title_justify="left")
     table.add_column("step", justify="right")

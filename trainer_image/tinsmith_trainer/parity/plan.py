@@ -3,7 +3,7 @@
 A step has data, losses and Adam's parameters.
 
 Every loss occurs. Datums have various lengths. Few numbers of ranks divide the number of datums. In some calls, the
-targets are the next tokens. In other calls, they are arbitrary, or there are several targets per position. Learning
+targets are the next tokens. In other calls, the targets are arbitrary, or each position has several targets. Learning
 rate, betas, decay and clip change from each step to the next.
 """
 
@@ -45,7 +45,7 @@ class ParityCall:
 
 @dataclass(frozen=True, slots=True)
 class ParityStep:
-    """The forward_backward calls whose gradients accumulate, and the optimizer step after them."""
+    """Several forward_backward calls with one sum of gradients, and the optimizer step after these calls."""
 
     calls: Sequence[ParityCall]
     adam: AdamParams

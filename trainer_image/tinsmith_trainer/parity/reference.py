@@ -1,8 +1,8 @@
 """The reference: plain transformers, PEFT's own LoRA layers and torch's AdamW, one datum at a time, in a loop.
 
-It shares only two things with the engines: the losses, which have their own tests, and the initial A. PEFT has no
-adapters of experts with shared factors. So the deltas of experts are added to the weights of transformers' own layers,
-and autograd differentiates them.
+The reference shares only two things with the engines: the losses, which have separate tests, and the initial A. PEFT
+has no adapters of experts with shared factors. So the deltas of experts are added to the weights of transformers' own
+layers, and autograd differentiates them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Trained:
 
 
 class PeftReference(UndividedCallRunner[PreparedLoss]):
-    """A `Side` that has one adapter at a time. Each adapter has its own base model."""
+    """A `Side` that has one adapter at a time. Each adapter has a separate copy of the base model."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""The engines of a comparison, and the run of one plan on each engine. They have the names of `--engine`."""
+"""The engines of a comparison, and the run of one plan on each engine. Engines have the names of `--engine`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _step(side: Side, step: ParityStep) -> StepRecord:
 
 
 def compute(side: CallRunner, work: Work) -> Outcome:
-    """Compute one work, together with no other work. Raises TrainerError."""
+    """Compute one work alone. Raises TrainerError."""
     call = side.start(work)
     while call.next_tokens:
         side.advance(side.cobatch([call]))
@@ -81,7 +81,7 @@ def _weights(side: Side) -> Mapping[str, NDArray[np.float32]]:
 
 
 def with_sampler_logprobs(side: Side, plan: ParityPlan) -> ParityPlan:
-    """Return the plan with new sampler logprobs: noise around the engine's own, as if the base model drew them.
+    """Return the plan with new sampler logprobs: noise around the engine's logprobs, as for tokens of the base model.
 
     All engines must then use this plan.
     """
@@ -119,7 +119,9 @@ class EngineChoice:
 
 
 def parse_choice(text: str) -> EngineChoice:
-    """Parse the text of an engine choice. `flag=true` sets a flag without a value, and `flag=false` sets its opposite.
+    """Parse the text of an engine choice.
+
+    `flag=true` sets a flag that takes no value, and `flag=false` sets the opposite flag.
 
     Raises ValueError.
     """

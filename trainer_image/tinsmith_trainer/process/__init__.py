@@ -1,6 +1,7 @@
 """The process: start, output, exit, and the current work.
 
-The garbage collector is paused during imports. Otherwise the collector would scan all imported objects again and again.
+The garbage collector is paused during imports. During imports, the collector would scan all imported objects again and
+again.
 """
 
 from __future__ import annotations

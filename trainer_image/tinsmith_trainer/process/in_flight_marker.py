@@ -119,7 +119,7 @@ class InFlightMarker:
                 self._mark()
 
     def clear(self) -> None:
-        """Mark the engine as idle. This also clears the mark of the previous process."""
+        """Mark the engine as idle. The mark of the previous process is cleared, too."""
         with self._lock:
             self._clear()
 

@@ -42,7 +42,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TopkLogprobs:
-    """The K most likely tokens of N positions. Both arrays are `[N, K]`.
+    """The K most likely tokens of N positions. The arrays `token_ids` and `logprobs` are `[N, K]`.
 
     Tokens are in descending order of likelihood. Of equally likely tokens, the lower ID comes first. At positions that
     were not scored, cells are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
@@ -104,7 +104,7 @@ class SampleJob:
 
 @dataclass(frozen=True, slots=True)
 class AltTokens:
-    """The draws for each prompt position after the first. Both arrays are `[len(prompt) - 1, k]`.
+    """The draws for each prompt position after the first. The arrays are `[len(prompt) - 1, k]`.
 
     Row i is for position i + 1.
     """
@@ -118,7 +118,7 @@ class Sequence:
     """A drawn sequence. `tokens` includes the stop token, or the tokens that complete a stop string.
 
     `logprobs` has one value per token, and `topk_logprobs` has one row per token if the job requests the most likely
-    tokens. Both contain the model's logprobs at temperature 1, before top-k and top-p.
+    tokens. `logprobs` and `topk_logprobs` are the model's logprobs at temperature 1, before top-k and top-p.
     """
 
     tokens: NDArray[np.int32]
@@ -180,7 +180,7 @@ class Sampler(Protocol):
         """Drop a version and all cached prefixes of the version, as soon as no running job uses the version."""
 
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
-        """Queue a job for its tenant. The sampler's thread calls `done` once, with the result or an error."""
+        """Queue a job of a tenant. The sampler's thread calls `done` once, with the result or an error."""
 
     def cancel(self, request_id: str) -> None:
         """End a job early with an error. Unknown IDs are ignored."""

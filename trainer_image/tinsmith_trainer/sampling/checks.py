@@ -29,8 +29,8 @@ Token servers answer in text, and wider rows would take longer than the model.
 MOST_ECHOED_TEXTS = 1 << 17
 """The limit on the number of texts in an echo: the prompt's tokens and the most likely alternatives, in all sequences.
 
-Each text takes 15 µs to decode and 75 bytes of memory, so this limit is two seconds and ten megabytes. Without this
-limit, an echo could take minutes and gigabytes.
+Each text takes 15 µs to decode and 75 bytes of memory, so at this limit, an echo takes two seconds and ten megabytes.
+Without this limit, an echo could take minutes and gigabytes.
 """
 
 
@@ -80,7 +80,7 @@ def check_echo(job: SampleJob) -> None:
 
 
 def with_token_behind(request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> SampleOutcome:
-    """Return an error if no token can be drawn after an echo with logprobs, although one was requested.
+    """Return an error if no token can be drawn after an echo with logprobs, although the request asks for a token.
 
     lm-evaluation-harness requests one token, and ignores the last token of the answer.
     """
@@ -119,7 +119,7 @@ def _check_params(params: SamplingParams) -> None:
 def _check_stop_tokens(params: SamplingParams, vocab_size: int) -> None:
     """Refuse a stop token that can never be drawn.
 
-    With such a stop token, each sequence would run to its full length.
+    With a stop token that can never be drawn, each sequence would run to the full length.
     """
     outside = [token for token in params.stop_tokens or () if not 0 <= token < vocab_size]
     if outside:

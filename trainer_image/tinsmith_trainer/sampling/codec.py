@@ -30,9 +30,9 @@ TOKEN_BYTES = np.dtype(np.int32).itemsize
 ASSET_BYTES = 2**20
 """The estimated size of an image before it is read."""
 CELL_BYTES = 8
-"""The size of a target token, and of an ID with its logprob, in bytes."""
+"""The size in bytes of a target token, and of an ID with a logprob."""
 TEXT_BYTES = 80
-"""The size of a message with a token's text and its logprob, in bytes."""
+"""The size in bytes of a message with the text and the logprob of a token."""
 
 
 def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:

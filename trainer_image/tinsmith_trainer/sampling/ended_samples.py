@@ -18,12 +18,12 @@ MOST_REPORTED = 1000
 """The largest number of samples in one answer."""
 
 MOST_LOST = 10_000
-"""The number of lost samples that are remembered until their clients are informed."""
+"""The number of lost samples that are remembered until the clients are informed."""
 
 ROUNDS_KEPT = 10_000
 """The number of clients whose last round is remembered.
 
-For other clients, the round is the round in the request, which the server that asks takes from its clock.
+For all other clients, the round is the round in the request, which follows the clock of the requesting server.
 """
 
 REPEAT_SECONDS = 60.0

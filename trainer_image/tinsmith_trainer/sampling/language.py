@@ -13,7 +13,7 @@ from typing_extensions import override
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A new piece of a message: a text, or a complete call with a function's `name` and its `arguments` as JSON."""
+    """A new piece of a message: a text, or a complete call with a function's `name` and the `arguments` as JSON."""
 
     content: str = ""
     reasoning: str = ""

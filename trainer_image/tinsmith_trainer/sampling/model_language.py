@@ -274,7 +274,7 @@ def _text(field: str, text: str) -> Delta:
 def _arguments(value: Any) -> Any:
     """Return the arguments as an object. Some models write the object as a JSON string, as in OpenAI's API.
 
-    Other values are returned unchanged.
+    Values that are neither objects nor texts are returned unchanged.
     """
     try:
         content = json.loads(value) if isinstance(value, str) else None

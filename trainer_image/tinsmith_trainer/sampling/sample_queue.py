@@ -1,4 +1,4 @@
-"""Samples in flight and results of samples, in memory. After a crash, clients submit their samples again."""
+"""Samples in flight and results of samples, in memory. After a crash, clients submit lost samples again."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tinsmith_trainer.sampling.tenant_shares import KeptResults, SharedQuota
 log = structlog.get_logger(__name__)
 
 STORAGE_PAUSE_SECONDS = 2.0
-"""The time for which a sample is kept if its adapter cannot be read yet.
+"""The time for which a sample waits if the adapter cannot be read yet.
 
-After this time, its client submits the sample again.
+After this time, the client must submit the sample again.
 """
 
 SPANS_KEPT = 10_000
@@ -70,7 +70,7 @@ class QueueLimits:
 State = Literal["running", "ended", "fetched", "forgotten", "dropped"]
 """`ended`: the result is not fetched yet. `fetched`: the result is kept, because a client may ask again.
 
-`forgotten`: the result is gone. `dropped`: there is no result, and the client must submit the request again.
+`forgotten`: the result is gone. `dropped`: the sample has no result, and the client must submit the request again.
 """
 
 
@@ -233,7 +233,7 @@ class Samples:
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self, request: worker_pb2.SampleRequest) -> None:
-        """Prepare the sample and submit it.
+        """Prepare a sample, and submit the sample to the sampler.
 
         Every error that is not temporary becomes the result of the sample, because the sample would otherwise never
         end.

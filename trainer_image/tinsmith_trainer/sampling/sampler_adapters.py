@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 RECENT_SAVE_BYTES = 1024**3
 MOST_PREPARING = 2
-"""The number of adapters that load before a sample uses them.
+"""The number of adapters that load without a waiting sample.
 
 A larger number would delay adapters for which samples already wait.
 """

@@ -1,4 +1,4 @@
-"""Saves that a worker streams from its memory to a sampler.
+"""Saves that a worker streams from memory to a sampler.
 
 The sampler then does not read these saves from the checkpoint root.
 

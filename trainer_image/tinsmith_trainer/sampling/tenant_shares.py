@@ -16,7 +16,7 @@ class FairQueue:
     """The tenants in the order of turns.
 
     `credit` is the largest amount by which a returning tenant's count may be below the counts of other tenants. No
-    tenant's count is lower by more than twice the credit. A tenant that could not use its turns does not get all missed
+    tenant's count is lower by more than twice the credit. A tenant that could not use all turns does not get all missed
     turns later.
     """
 
@@ -118,7 +118,7 @@ class _Kept:
 class KeptResults:
     """Results that may be fetched.
 
-    If the results are too large, the tenant with the most bytes loses its oldest result.
+    If the results are too large, the oldest result of the tenant with the most bytes is dropped.
     """
 
     def __init__(self, most_bytes: int, seconds: float) -> None:

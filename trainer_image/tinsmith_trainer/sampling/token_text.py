@@ -31,7 +31,8 @@ class IncrementalText:
     character.
 
     If a character begins in the prompt and ends in the sequence, the pieces include this character. With `echoed`, the
-    pieces also include the bytes of an incomplete character, because the echo of the prompt is shown without them.
+    pieces also include the bytes of an incomplete character, because the echo of the prompt is shown without these
+    bytes.
     """
 
     def __init__(self, tokenizer: Any, prompt: Tokens = (), *, echoed: bool = False) -> None:

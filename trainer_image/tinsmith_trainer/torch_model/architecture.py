@@ -67,7 +67,10 @@ DIVISORS = ("logits_scaling",)
 CAPS = ("final_logit_softcapping",)
 """The names of the soft cap in transformers' configurations."""
 MULTIPLIED_DESPITE_THE_NAME = ("hyperclovax",)
-"""Model types whose `logits_scaling` is a factor. In Granite, where the name comes from, it is a divisor."""
+"""Model types in which `logits_scaling` is a factor.
+
+In Granite, where the name comes from, `logits_scaling` is a divisor.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class LogitTransform:
 def logit_transform_of(config: Any) -> LogitTransform:
     """Return the transform that a transformers configuration describes.
 
-    `check_architecture` tests whether the model changes its logits in any other way.
+    `check_architecture` tests whether the model changes logits in any other way.
     """
     text = config.get_text_config()
     divides = text.model_type not in MULTIPLIED_DESPITE_THE_NAME

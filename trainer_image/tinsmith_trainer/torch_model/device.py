@@ -139,8 +139,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def choose_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
     """Return the device and dtype for `--device` and `--dtype` on this machine.
 
-    By default, the dtype is bfloat16 on a GPU, because its bfloat16 units are the fastest. On a CPU, the dtype is
-    float32, in which engines are bit-exact. Raises ServerError if a GPU is required and the machine has none.
+    By default, the dtype is bfloat16 on a GPU, because the fastest units of a GPU compute bfloat16. On a CPU, the dtype
+    is float32, in which engines are bit-exact. Raises ServerError if a GPU is required and the machine has none.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ServerError(

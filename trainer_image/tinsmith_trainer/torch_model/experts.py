@@ -151,7 +151,7 @@ def _activated(module: Any, up: Tensor) -> Tensor:
 
 
 Delta = tuple[Tensor, Tensor]
-"""A delta: rows `[some, d]`, and their positions among all rows."""
+"""A delta: rows `[some, d]`, and the positions of these rows among all rows."""
 
 
 def _added(rows: Tensor, deltas: list[Delta]) -> Tensor:

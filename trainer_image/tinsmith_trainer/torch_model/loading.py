@@ -55,7 +55,7 @@ class TorchModel:
     device: torch.device
     frozen_layers: tuple[str, ...] = ()
     frozen_experts: tuple[str, ...] = ()
-    """The names of layers whose experts have a form that no adapter supports."""
+    """The names of layers with experts in a form that no adapter supports."""
     logit_transform: LogitTransform = LogitTransform()
     """The transform of the output projection's logits."""
     vision: Vision | None = None

@@ -40,9 +40,9 @@ The names of the projections in the layer show the kind of the layer.
 """
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
-"""The names of layers that compute the experts of a token, its weight, or the decay of a state.
+"""The names of layers that choose the experts of a token, or compute a token's weight or the decay of a state.
 
-Tinker has no adapters for these layers: `get_lora_param_count` of tinker_cookbook does not count them.
+Tinker has no adapters for these layers: `get_lora_param_count` of tinker_cookbook does not count these layers.
 """
 UNTRAINED_PARENT = "indexer"
 """The module that selects the tokens of sparse attention. No gradient passes through a selection."""

@@ -36,7 +36,7 @@ def fuse_norms(model: nn.Module) -> int:
 
 
 def rms_norm(norm: nn.Module, epsilon: float, x: Tensor) -> Tensor:
-    """Return the norm of x `[..., d]`. The weight is read at each call, so it may move to another device."""
+    """Return the norm of x `[..., d]`. Each call reads the weight from the module, which may move to another device."""
     weight = norm.weight
     assert isinstance(weight, Tensor)
     return functional.rms_norm(x, weight.shape, weight, epsilon)

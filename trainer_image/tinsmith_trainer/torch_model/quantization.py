@@ -11,7 +11,8 @@ as in a model with the unpacked weights, so quantization changes nothing about b
 symmetric by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
 
 gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both formats are unpacked to the dtype of the
-computation when the files are read. So engine and sampler use ordinary weights. Other formats are refused.
+computation when the files are read. So engine and sampler use ordinary weights. Checkpoints in other quantized formats
+are refused.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class QuantizedWeight(nn.Module):
         self.register_buffer("table", torch.tensor(NF4, device=weight.device))
 
     def dense(self) -> Tensor:
-        """Unpack the weight to its original dtype."""
+        """Unpack the weight to the original dtype."""
         if self.bits == "8bit":
             return (self.codes.float() * (self.scales / LARGEST_INT8)).to(self.dtype)
         pairs = torch.stack([self.codes >> 4, self.codes & 15], -1).int()
@@ -192,7 +193,7 @@ def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
 def widen(model: Any, dtype: torch.dtype) -> None:
     """Cast weights that were unpacked to a narrower dtype than the dtype in which the model computes.
 
-    transformers before 5.23 unpacks MXFP4 to bfloat16, whatever dtype is requested. bfloat16 holds each value of MXFP4
+    transformers before 5.23 unpacks MXFP4 to bfloat16 for any requested dtype. bfloat16 holds each value of MXFP4
     exactly, but the layer would also compute in bfloat16: logits of a float32 model had an error of 5e-3.
     """
     for parameter in model.parameters():

@@ -52,7 +52,7 @@ EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
 PREDICTION = re.compile(r"(^|\.)mtp(\.|_)")
 """The names of layers that predict further tokens.
 
-No engine of Tinsmith runs these layers. transformers ignores them in most model families.
+No engine of Tinsmith runs these layers. In most model families, transformers ignores these layers.
 """
 UNUSED = re.compile(r"(^|\.)((cos|sin)_cached|inv_freq|[kv]_scale|input_scale)$")
 """Tensors that no model uses: tables of rotary positions, scales of a KV cache, and scales of FP8 activations."""
@@ -127,8 +127,8 @@ def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
 def _of_experts(stored: Stored, *, alike: bool) -> Differences:
     """Find gaps in the numbers of experts, and experts with another shape than the other experts.
 
-    Experts are stacked in the order of their numbers, so a gap would shift every later expert. With `alike`, every part
-    must have the same number of experts. LongCat's experts without computation have only some parts.
+    Experts are stacked by number, so a gap would shift every later expert. With `alike`, every part must have the same
+    number of experts. LongCat's experts without computation have only some parts.
     """
     layers: dict[str, dict[str, dict[int, Sequence[int]]]] = defaultdict(lambda: defaultdict(dict))
     for name, tensor in stored.items():
@@ -195,7 +195,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored, l
 
 @contextmanager
 def _captured_log(messages: list[str]) -> Iterator[None]:
-    """Capture transformers' table of differences, and do not log it, because the error already names the tensors."""
+    """Capture transformers' table of differences, which is not logged, because the error already names the tensors."""
 
     def kept(record: logging.LogRecord) -> bool:
         messages.append(record.getMessage())
@@ -221,8 +221,8 @@ def _only_predicts(name: str, config: Any) -> bool:
 def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
     """Return the names of stored tensors that are copies of a tied tensor.
 
-    Raises ModelDirectoryInvalid if config.json ties two tensors whose stored values differ. transformers would use both
-    values, while Megatron and vLLM would use one value twice.
+    Raises ModelDirectoryInvalid if config.json ties two tensors with different stored values. transformers would use
+    both values, while Megatron and vLLM would use one value twice.
     """
     copies: set[str] = set()
     with _blaming(directory):

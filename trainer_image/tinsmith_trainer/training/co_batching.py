@@ -25,12 +25,12 @@ from tinsmith_trainer.training.fair_shares import Pace
 from tinsmith_trainer.training.training_calls import TrainingCall, TrainingCalls
 
 BEGUN_EARLY_BYTES = 1024**2
-"""The size up to which a body is read before its model's own turn. Reading a larger body takes as long as a turn."""
+"""The size up to which a body is read before a turn of its own model. Reading a larger body takes as long as a turn."""
 FREE_READING_SECONDS = 0.02
 """The time in which an ordinary body is read.
 
 If a body takes longer, the model pays for the additional seconds of processor time. The wall clock is not used, because
-on a busy machine it would also count other programs.
+on a busy machine, the wall clock would also count other programs.
 """
 
 MEASURED_FORWARDS = 5

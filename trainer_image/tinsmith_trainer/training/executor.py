@@ -62,8 +62,8 @@ class CopiedSave:
 class Executor:
     """The execution of operations on one engine. An operation that raises TrainerError leaves the adapter unchanged.
 
-    A save copies the adapter, and any thread may write the copy. Any thread may read the checkpoint of a load. Other
-    operations are executed immediately. Training calls are in `TrainingCalls`.
+    A save copies the adapter, and any thread may write the copy. Any thread may read the checkpoint of a load. All
+    other operations are executed immediately. Training calls are in `TrainingCalls`.
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot, shared: SharedSaves | None = None) -> None:

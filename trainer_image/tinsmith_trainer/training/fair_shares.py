@@ -3,9 +3,9 @@
 The functions are pure.
 
 Shares are counted in tokens. The method is deficit round robin with turns of one microbatch: the next turn goes to the
-waiting tenant with the fewest tokens. So a waiting tenant never falls further behind another tenant than one turn of
-this tenant, and a new tenant waits only for the current turn. Tokens that a tenant uses while no other tenant waits are
-not charged later. An idle tenant saves up only a small head start.
+waiting tenant with the fewest tokens. So a waiting tenant falls behind another tenant by at most one turn, and a new
+tenant waits only for the current turn. Tokens that a tenant uses while no other tenant waits are not charged later. An
+idle tenant saves up only a small head start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 HEAD_START_TOKENS = 1280
-"""The head start of a new tenant: a full microbatch and the step after it.
+"""The head start of a new tenant: a full microbatch and the optimizer step after this microbatch.
 
 Without the head start, another tenant's turn could come between a gradient and the step with this gradient.
 """

@@ -41,7 +41,7 @@ A thread that waits for a storage cannot be ended. After this time, the thread i
 """
 MOST_LEFT_BEHIND = 8
 KEPT_SECONDS = 30.0
-"""The time for which a loaded checkpoint waits for its model's turn while other loads wait.
+"""The time for which a loaded checkpoint waits for the model's turn while other loads wait.
 
 After this time, the checkpoint is dropped, and later read again.
 """

@@ -1,7 +1,7 @@
 """Parking of adapters. A worker has more models than slots, and only the adapters in use are in the engine.
 
 A parked adapter is a snapshot. A parked adapter returns to memory when the model has a turn. Another adapter must then
-leave. If the leaving adapter has changed, it is saved, the journal records the snapshot, and only then the adapter is
+leave. If the leaving adapter has changed, a snapshot is saved and recorded in the journal before the adapter is
 dropped.
 """
 
@@ -27,7 +27,7 @@ from tinsmith_trainer.training.snapshotting import ModelSnapshots
 log = structlog.get_logger(__name__)
 
 SAVED_AGAIN_AFTER_SECONDS = 5.0
-"""The minimum time for which an adapter stays in memory after its save failed.
+"""The minimum time for which an adapter stays in memory after a failed save.
 
 During this time, another adapter may leave.
 """
@@ -60,7 +60,7 @@ class _Slot:
 
 
 class Parking:
-    """The slots of the engine. Only the engine's thread changes slots; other threads may read them."""
+    """The slots of the engine. Only the engine's thread changes slots; other threads may read slots."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Parking:
                 self._restore(queue)
 
     def _may_exceed(self, entry: Entry) -> bool:
-        """Return whether the operation may exceed the number of slots. Only a release may exceed it.
+        """Return whether the operation may exceed the number of slots. Only a release may exceed the number of slots.
 
         If a full volume prevents the save of adapters, a release frees space.
         """
@@ -204,7 +204,7 @@ class Parking:
         self._problem = None
 
     def _park(self, model_id: str) -> None:
-        """Park the adapter. If the adapter cannot be saved, it stays in memory, and another adapter may be chosen."""
+        """Park the adapter. An adapter that cannot be saved stays in memory, and another adapter may be chosen."""
         queue = self._queues.find(model_id)
         assert queue is not None, f"{model_id} has a slot and no queue"
         started = time.perf_counter()
@@ -222,7 +222,10 @@ class Parking:
         log.debug("adapter parked", model_id=model_id)
 
     def _why_none_leaves(self, error: Exception) -> str:
-        """Return the reason why no adapter leaves. Clients of other tenants see the reason, so it names no model."""
+        """Return the reason why no adapter leaves.
+
+        Clients of other tenants see the reason, so the reason names no model.
+        """
         what = "has no room for" if isinstance(error, JournalFull) else "could not take"
         return (
             f"all {self._slots} adapter slots of this worker are in use, and its volume {what} the snapshot that would "

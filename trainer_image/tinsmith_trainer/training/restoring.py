@@ -96,7 +96,7 @@ class Restorer:
         return True
 
     def _wait(self, queue: ModelQueue, work: InFlightWork, error: Exception) -> None:
-        """Hold the model, or quarantine it.
+        """Hold the model, or quarantine the model.
 
         Memory may become free at any time, for example when another adapter leaves or another process ends.
         """

@@ -2,8 +2,8 @@
 
 Clients treat a failed save or load as final, although an outage of the checkpoint root may end within a minute. A full
 volume fails no operation that was accepted. The result of a create or a load becomes visible only together with a
-snapshot. If the volume has no space for the snapshot, the operation is undone. Otherwise the model in memory would be
-ahead of the journal.
+snapshot. If the volume has no space for the snapshot, the operation is undone. Without the undo, the model in memory
+would be newer than the journal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 RELEASE_RETRY_SECONDS = 30.0
 STORAGE_RETRY_SECONDS = 10.0
 STORAGE_WAIT_SECONDS = 300.0
-"""The time for which an operation waits for the checkpoint root, counted from its first attempt."""
+"""The time for which an operation waits for the checkpoint root, counted from the operation's first attempt."""
 
 NEED_STORAGE = (worker_pb2.SAVE_WEIGHTS, worker_pb2.LOAD_WEIGHTS, worker_pb2.LOAD_MODEL)
 NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)
@@ -71,9 +71,9 @@ class Retries:
         return Retry(seconds, _reason(queue, error) if _is_for_room(error) else "")
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Hold the model if the volume had no space for its operation's snapshot before, and still has no space.
+        """Hold the model if the volume had no space for the operation's snapshot before, and still has no space.
 
-        A held model causes no other adapter to leave its slot.
+        For a held model, no other adapter must leave a slot.
         """
         if entry.operation.kind not in NEED_SNAPSHOTS or entry.is_finished or not queue.failed_snapshot_bytes:
             return False

@@ -48,7 +48,7 @@ class SnapshotPolicy:
 
 
 class Snapshotter:
-    """The writer of snapshot files. The journal decides which file is the valid one."""
+    """The writer of snapshot files. The journal decides which file is valid."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Snapshotter:
         return self._attempts.is_suspect(_work_of(queue))
 
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
-        """Take a snapshot whose only purpose is a shorter replay.
+        """Take a snapshot only to make a later replay shorter.
 
         Refuse if earlier attempts ended too many processes.
         """
@@ -177,7 +177,7 @@ class RequestedSnapshot:
 class ModelSnapshots:
     """The snapshots of models, and the saves that make snapshots.
 
-    The journal records a new snapshot before the old one is removed.
+    The journal records a new snapshot before the old snapshot is removed.
     """
 
     def __init__(
@@ -201,11 +201,11 @@ class ModelSnapshots:
 
     @property
     def last_time(self) -> float:
-        """The time of the latest snapshot in Unix seconds, or 0 if there is none."""
+        """The time of the latest snapshot in Unix seconds, or 0 if the worker has no snapshot."""
         return self._snapshotter.last_time
 
     def soon(self) -> Future[float]:
-        """Save every model that has changed since its last snapshot, between two turns. Thread-safe.
+        """Between two turns, save every model that has changed since the last snapshot of the model. Thread-safe.
 
         When the snapshots are on disk, the future returns the time of the snapshots. Requests that arrive before the
         snapshots begin share this future. The future fails with JournalFull or SnapshotRefused, or with Draining if the
@@ -238,7 +238,7 @@ class ModelSnapshots:
             raise failed
 
     def at_stop(self) -> None:
-        """Save all models during a stop. These saves only make the replay at the next start shorter.
+        """Save all models during a stop. The saves during a stop only make the replay at the next start shorter.
 
         If a process has ended during a model's snapshot, this model comes last. Then wait for the saves in progress,
         which a slow checkpoint root may delay.

@@ -23,7 +23,7 @@ from tinsmith_trainer.torch_model.base_model import Image
 from tinsmith_trainer.wire.tensors import array_of, decode_tensor, dense_bytes
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
-"""The limit on the size of a body, and on the size of its decoded sparse tensors.
+"""The limit on the size of a body, and on the size of the body's sparse tensors after decoding.
 
 A sparse tensor of a hundred bytes may become half a gigabyte.
 """
@@ -39,7 +39,7 @@ class OpenedBody:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackward:
-    """A decoded forward_backward or forward call."""
+    """A forward_backward or forward call after decoding."""
 
     datums: tuple[Datum, ...]
     loss: LossSpec

@@ -16,7 +16,7 @@ from tinsmith_trainer.training.fair_shares import Shares
 T = TypeVar("T")
 
 BYTES_A_TOKEN = 4
-"""The number of bytes that count as one token, for a text whose tokens are not known yet."""
+"""The number of bytes that count as one token, for a text before its tokens are known."""
 
 
 class RenderingQueue:

@@ -415,8 +415,8 @@ RESULT_ENTRY_BYTES = 512
 class ResultCache:
     """The latest results. If a client polls right after the end, the journal is not read.
 
-    The newest result is kept for any size. If a large result were not kept, a client that asks for it repeatedly would
-    occupy the journal's thread, for which all submissions wait.
+    The newest result is kept for any size. If a large result were not kept, a client that asks for the result
+    repeatedly would occupy the journal's thread, for which all submissions wait.
     """
 
     def __init__(self, capacity_bytes: int = CACHED_RESULT_BYTES) -> None:

@@ -130,7 +130,7 @@ def is_unsuitable(kind: str) -> bool:
 def file_system_of(directory: Path, mountinfo: str) -> str | None:
     """Return the type of a directory's file system: the type of the deepest mount that contains the directory.
 
-    If several mounts have the same path, the last one counts.
+    If several mounts have the same path, the last mount counts.
     """
     deepest, found = -1, None
     for line in mountinfo.splitlines():

@@ -1,4 +1,4 @@
 """Custom losses: graphs of allowed functions that users send.
 
-This package limits the cost of custom losses, and evaluates them.
+This package limits the cost of custom losses, and evaluates custom losses.
 """

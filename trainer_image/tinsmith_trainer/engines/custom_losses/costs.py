@@ -22,7 +22,7 @@ Rule = Callable[[Args, Mapping[str, Any]], int]
 
 
 class TooCostly(ValueError):
-    """An error for a loss that exceeds its limits. The message is for the author of the loss."""
+    """An error for a loss that exceeds the limits of custom losses. The message is for the author of the loss."""
 
 
 class Budget:
@@ -157,7 +157,7 @@ def _diagonal(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _argument(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) -> Any:
-    """Return an argument by its position or name. Names may come in any order."""
+    """Return an argument by position or name. Names may come in any order."""
     if len(args) > place:
         return args[place]
     for name in names:

@@ -1,7 +1,7 @@
 """The check of an imported adapter's configuration, field by field of PEFT's LoraConfig.
 
 Every field is either supported, or known to have no effect on the result, or refused by name. Unknown fields are
-refused, too, because a later PEFT may use them to compute other results.
+refused, too, because with these fields, a later PEFT may compute other results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tinsmith_trainer.engines.peft_layout import CONFIG_FILE
 from tinsmith_trainer.errors import CheckpointInvalid
 
 MOST_ALPHA = 1e6
-"""The largest accepted value: float32 holds it without loss, and training uses far smaller values."""
+"""The largest accepted value of alpha: float32 holds this value without loss, and training uses far smaller values."""
 MOST_SHOWN_CHARACTERS = 100
 
 HONOURED = frozenset(
@@ -54,7 +54,10 @@ Tinsmith's adapters do not have these parts. A false value turns a field off.
 PLAIN_INITIALIZATIONS = ("gaussian", "eva", "orthogonal", "mica")
 """Initializations that leave the base weights unchanged, in addition to true, false and null."""
 CONVERTED_INITIALIZATIONS = ("pissa", "olora", "corda", "lora_ga")
-"""Initializations that subtract the first A and B from the base weights. PEFT can convert such adapters."""
+"""Initializations that subtract the first A and B from the base weights.
+
+PEFT can convert adapters with these initializations.
+"""
 
 
 def read_rank_and_alpha(content: bytes) -> tuple[int, float]:

@@ -1,8 +1,8 @@
 """Conversion of experts' adapters from the layouts of other programs: the inverse of `engines/peft_layout.py`.
 
 PEFT stores two pairs of matrices for all experts of a layer, and inference servers store one pair for each expert.
-Tinsmith's tensors have three dimensions, and all experts of a layer share the factor whose width is the model's hidden
-size. Adapters whose experts do not share this factor are refused.
+Tinsmith's tensors have three dimensions, and all experts of a layer share the factor at the model's hidden size. An
+adapter is refused if the experts of a layer do not share the factor at the hidden size.
 """
 
 from __future__ import annotations

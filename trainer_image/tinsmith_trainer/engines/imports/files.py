@@ -6,7 +6,7 @@ zero, so the module has no effect until it is trained.
 
 PEFT may write copies of the base model's embeddings into the file. PEFT writes the output projection if the projection
 has an adapter, and both embeddings if the user requests them or the vocabulary was resized. Copies have no effect. An
-embedding that differs from the base model's embedding is refused, because it is not LoRA.
+embedding that differs from the base model's embedding is refused, because a changed embedding is not LoRA.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STORED_NAME = re.compile(r"(?:.*\.)?(?P<name>embed_tokens|lm_head)\.weight")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes between which values may differ by rounding.
 
-A bfloat16 model may be loaded as float32, and a float32 model as bfloat16, before its weights are saved.
+Before a save, a bfloat16 model may be loaded as float32, and a float32 model as bfloat16.
 """
 
 Embeddings = Mapping[str, StoredTensor]

@@ -15,7 +15,7 @@ CONFIG_BYTES = 2**20
 CONFIG_BYTES_OF_A_TENSOR = 64
 """The limit on a configuration's size, for each tensor. PEFT's configurations have some kilobytes.
 
-The configuration of a mixture may name each expert's module with its rank.
+The configuration of a mixture may list the module and the rank of each expert.
 """
 EMBEDDING_COPIES = 2
 LAYOUTS = 2
@@ -33,7 +33,8 @@ ShapesOf = Callable[[LoraSpec], Shapes]
 class SizeLimits:
     """Limits on the sizes of the weights file and of the file's header, which are checked before any read.
 
-    A parsed header takes about thirty times its bytes in memory, and a malicious header may be as long as the file.
+    A parsed header takes about thirty times as much memory as the header's bytes, and a malicious header may be as long
+    as the file.
     """
 
     tensors: int

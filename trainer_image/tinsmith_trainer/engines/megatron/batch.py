@@ -1,10 +1,10 @@
 """Conversion of a call's datums to a batch of tensors with right padding, and of the ranks' results back to datums.
 
 Tinker gives tokens `x[0..T-1]` and targets `t[0..T-1]`, and scores `t[i]` at position i. NeMo RL scores `t[i]` in
-column i + 1 of a batch. So each per-token value is written one column further to the right, and a datum of T tokens has
-a row of T + 1 columns. In most training data the targets are the tokens shifted by one. Then the last target fills the
-additional column, and no separate targets are sent: the batch is *shifted*. In a *general* batch, the additional column
-holds a token that no scored position sees, and the targets are a separate tensor.
+column i + 1 of a batch. So each per-token value is written one column further to the right, and a datum of T tokens
+becomes a row of T + 1 columns. In most training data the targets are the tokens shifted by one. Then the last target
+fills the additional column, and no separate targets are sent: the batch is *shifted*. In a *general* batch, the
+additional column holds a token that no scored position sees, and the targets are a separate tensor.
 
 A batch is a dict of torch tensors on the CPU, with rows in dimension 0 and the sequence in dimension 1. NeMo RL's
 workers read the same names, and NeMo RL's `BatchedDataDict` wraps the dict unchanged.
@@ -112,9 +112,9 @@ def encode(
     """Encode one row per datum, in order. All rows have the same length, which is a multiple of `multiple_of`.
 
     `shifted` is the value of `all_shifted` for the whole call, because all batches of a call have equal columns. If
-    `shifted` is None, `encode` computes the value from `datums`. `loss_arrays` are the arrays of a PreparedLoss: each
-    datum has the same names, with arrays in the shape of its targets. If datums differ in the number of targets per
-    position, all datums get the largest number. The added targets have no weight.
+    `shifted` is None, `encode` computes the value from `datums`. `loss_arrays` are the arrays of a PreparedLoss: every
+    datum has arrays with the same names, in the shape of the datum's targets. If datums differ in the number of targets
+    per position, all datums get the largest number. The added targets have no weight.
     """
     columns = -(-max(row_length(datum) for datum in datums) // multiple_of) * multiple_of
     shifted = all_shifted(datums) if shifted is None else shifted
@@ -167,7 +167,9 @@ def take(batch: Mapping[str, Tensor], rows: Tensor) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class RowResults:
-    """Results of n rows in any order. The tensors are detached and on the CPU, because they are pickled for the driver.
+    """Results of n rows in any order.
+
+    All tensors are detached and on the CPU, because the results are pickled for the driver.
 
     `row_id` int64 `[n]`, `logprobs` float32 `[n, S']` or `[n, S', K]`, `losses` and each of `metrics` float32 `[n]`.
     Row ids below 0 are padding rows.

@@ -1,4 +1,4 @@
-"""The start of ranks and of their engine: CPU ranks of this package, or GPU ranks of the calling engine."""
+"""The start of ranks and of the engine: CPU ranks of this package, or GPU ranks of the calling engine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RanksRequest:
 
 
 GpuRanks = Callable[[RanksRequest], tuple[RankGroup, torch.dtype]]
-"""A function that starts ranks on GPUs, and also returns the dtype of their base weights.
+"""A function that starts ranks on GPUs, and returns the ranks and the dtype of the base weights.
 
 Raises ModelDirectoryInvalid, and ServerError if the ranks cannot start.
 """

@@ -27,7 +27,7 @@ class RanksFailed(Exception):
 class RankGroup(Protocol):
     """The ranks of a model. Each call runs a method on every `Rank`, and only one call runs at a time.
 
-    Raises UserError and RanksFailed if every rank raised the same error, RanksLost if the errors differ.
+    Raises UserError or RanksFailed if every rank raised the same error, and RanksLost if the errors differ.
     """
 
     @property

@@ -49,7 +49,7 @@ ALWAYS = {
     "RAY_gcs_server_port_wait_time_s": "120",
 }
 SYSTEM_CONFIG: Mapping[str, Any] = {"worker_niceness": 0}
-"""Settings that stop Ray from lowering the priority of its workers, because ranks are the main work of this machine."""
+"""Settings with which Ray does not lower the priority of workers, because ranks are the main work of this machine."""
 RAY_FOLDER = "/tmp/ray"
 """Ray's default folder for logs and sockets. Pods mount a volume at this path."""
 FOLDER_PREFIX = "tinray-"
@@ -220,7 +220,7 @@ def _object_store_bytes() -> int:
 
 @contextmanager
 def _only_passed_on(also: Sequence[str]) -> Iterator[None]:
-    """Remove other variables from this process's environment inside the context, because Ray's processes inherit it."""
+    """Remove all variables that Ray's processes must not inherit from the environment, inside the context."""
     kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name) and name not in also}
     for name in kept_back:
         del os.environ[name]

@@ -94,7 +94,7 @@ class RankPlacement:
         return actor
 
     def meet(self) -> None:
-        """Return when every rank has its part of the model. Raises the RayError of the first rank that fails."""
+        """Return when every rank has loaded a part of the model. Raises the RayError of the first rank that fails."""
         _until_all([actor.prepare.remote() for actor in self.actors], "are being prepared")
         [place] = _until_all([self.actors[0].host.remote()], "is looking for a place to meet")
         _until_all([actor.join.remote(*place) for actor in self.actors], "build the model")
@@ -238,7 +238,7 @@ A rank without an answer after this time counts as a rank that waits for the fai
 
 
 def collect(calls: Sequence[Any]) -> list[Answer]:
-    """Return answers by rank. Raises RanksLost if a rank is dead, or if it failed while other ranks wait for it."""
+    """Return answers by rank. Raises RanksLost if a rank is dead, or if ranks wait for a failed rank."""
     answers: dict[Any, Answer] = {}
     pending, give_up_at = list(calls), math.inf
     while pending:

@@ -1,8 +1,8 @@
 """The division of a call among data-parallel ranks and microbatches.
 
-Copies of the model compute independently until a call's gradients are summed, so their microbatches may differ. A
+Copies of the model compute independently until a call's gradients are summed, so the copies' microbatches may differ. A
 microbatch is as long as the longest datum in it; each pipeline stage sends the shape of a microbatch to the next stage.
-If context ranks pack sequences, all rows of a call have one length. The padding of a row is removed before the
+If context ranks pack sequences, all rows of a call have one length. The padding in a row is removed before the
 computation, and padding rows fill the last microbatches.
 """
 
@@ -35,7 +35,7 @@ The logits of a whole sequence would not fit next to the model.
 """
 
 LEAST_FILLED_SHARE = 0.5
-"""The limit on padding in a row: a datum joins longer datums only if at most half of its row is padding."""
+"""The limit on padding in a row: a datum joins longer datums only if at most half of the datum's row is padding."""
 
 
 def shards_of(
@@ -43,7 +43,7 @@ def shards_of(
 ) -> list[list[Batch]]:
     """Return the microbatches of each data-parallel rank; every rank has at least one microbatch.
 
-    Each datum is in exactly one microbatch, identified by its index.
+    Each datum is in exactly one microbatch; row ids are the indices of datums in the call.
 
     The tensors share no memory, because pickling a view copies the whole tensor to which the view belongs.
     """

@@ -21,7 +21,7 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 
 _NEVER_USED = ("--optimizer", "adam", "--lr", "1e-4", "--weight-decay", "0.0", "--clip-grad", "0.0")
-"""Optimizer settings that the parser requires. The settings have no effect, because every step sets its own values.
+"""Optimizer settings that the parser requires. The settings have no effect, because every step sets new values.
 
 The optimizer is Adam. Miles always divides Adam's state among data-parallel ranks.
 """

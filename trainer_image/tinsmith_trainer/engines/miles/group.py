@@ -1,4 +1,4 @@
-"""Ranks as Ray actors with Miles, one on each GPU.
+"""Ranks as Ray actors with Miles, one rank on each GPU.
 
 Tinsmith places the ranks itself, because Miles' code for placement changes every week.
 """
@@ -41,7 +41,7 @@ MILES_VARIABLES override these variables.
 
 
 def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
-    """Start the ranks, and return them with the dtype of the weights.
+    """Start the ranks, and return the ranks and the dtype of the weights.
 
     The ranks read the model from `directory`, which takes minutes.
 
@@ -74,7 +74,7 @@ def _start(arguments: list[str], request: RanksRequest, places: RankPlacement) -
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a rank gets in addition to its node's variables: no secrets, and no choice of GPUs."""
+    """Return the variables that a rank gets in addition to the node's variables: no secrets, and no choice of GPUs."""
     forwarded = {
         name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in GPU_VARIABLES
     }

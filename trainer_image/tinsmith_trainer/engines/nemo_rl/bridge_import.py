@@ -3,8 +3,8 @@
 The program runs once, without a GPU, with the ranks' Python.
 
 The program imports a model in the same way as `AutoBridge.import_ckpt`, and saves the same files as NeMo RL's
-`import_model_from_hf_name`. So ranks find a finished checkpoint, and do not make it themselves. A Megatron checkpoint
-does not depend on the layout of the ranks.
+`import_model_from_hf_name`. So ranks find a finished checkpoint, and need not convert the model themselves. A Megatron
+checkpoint does not depend on the layout of the ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """End the process when its parent ends.
+    """End the process when the parent process ends.
 
     When the parent ends, the kernel closes a pipe to which the parent never writes.
     """

@@ -2,12 +2,12 @@
 
 One process converts the model once to a shared path, before ranks start.
 
-NeMo RL would convert the model on all ranks during their start (`handle_model_import` in
-`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. This has three problems. If the weights
-at the path change, the conversion of the old weights would still be used. An unfinished folder of dead ranks would
-count as finished. Two groups of ranks would write the same files. Tinsmith's conversion is named after the weights and
-the converter, belongs to one process at a time, and gets a marker when it is complete. Ranks receive the path of the
-conversion, and never convert.
+NeMo RL would convert the model on all ranks when the ranks start (`handle_model_import` in
+`nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. The conversion by NeMo RL has three
+problems. If the weights at the path change, the conversion of the old weights would still be used. An unfinished folder
+of dead ranks would count as finished. Two groups of ranks would write the same files. Tinsmith's conversion is named
+after the weights and the converter, belongs to one process at a time, and gets a marker when it is complete. Ranks
+receive the path of the conversion, and never convert.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IMPORTER = "tinsmith_trainer.engines.nemo_rl.bridge_import"
 ITERATION = "iter_0000000"
 """The folder in which Megatron-Bridge saves weights before any step."""
 FAILURE = "failure"
-"""The file to which the importer writes its error."""
+"""The file to which the importer writes an error."""
 
 PROGRESS_SECONDS = 10.0
 STANDARD_ERROR = 2
@@ -62,7 +62,7 @@ def import_model(
 
     `python` is an interpreter with Megatron-Bridge, which this process may lack. The child process also holds the
     lock's descriptor `lock`. If this process is killed, no other process can start a conversion while the child still
-    writes. The child ends when its standard input closes.
+    writes. The child process ends when the standard input closes.
     """
     started = time.monotonic()
     log.info(
@@ -202,7 +202,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _mark_whole(folder: Path) -> None:
-    """Sync the files of the conversion, then mark it as complete.
+    """Sync the files of the conversion, then mark the conversion as complete.
 
     In another order, a power cut could keep the mark but lose the weights.
     """

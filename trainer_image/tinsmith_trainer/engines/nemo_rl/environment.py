@@ -2,7 +2,7 @@
 
 NeMo RL passes every variable of the driver to every rank (`init_ray` in `nemo_rl/distributed/virtual_cluster.py`,
 `_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`). Ray then shows the variables of ranks
-to any client that may list actors. For this reason, secrets are removed while ranks are created.
+to any client that may list actors. For this reason, secrets are removed from the environment while ranks are created.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAUNCHERS = ("PMIX_", "PMI_", "MPI_", "OMPI_", "SLURM_")
 With these variables, a rank would assume that another program started it.
 """
 _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
-"""Variables that describe the process that reads them, and that are wrong in another process."""
+"""Variables that describe one process, and that are wrong in another process."""
 _RAY_KEY = "RAY_AUTH_"
 """The prefix of the token by which the processes of a cluster, including ranks, authenticate.
 
@@ -33,7 +33,7 @@ _OWN_SETTINGS = "TINSMITH_"
 
 
 class DriverEnvironmentInvalid(TrainerError):
-    """An error for a missing variable of the driver. Without this variable NeMo RL creates no ranks."""
+    """An error for a missing variable of the driver. NeMo RL creates no ranks if a required variable is missing."""
 
 
 def stays_with_driver(name: str) -> bool:
@@ -65,7 +65,7 @@ def check_driver(environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def shared_with_ranks(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Remove secrets from the environment while ranks are created, because NeMo RL copies it.
+    """Remove secrets from the environment while ranks are created, because NeMo RL copies the environment.
 
     Other threads must not run in this time, because the variables are missing for all threads.
     """

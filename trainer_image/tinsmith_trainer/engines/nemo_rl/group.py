@@ -43,7 +43,7 @@ class RankPythonMissing(TrainerError):
 
 
 def rank_python(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the interpreter that NeMo RL's image prepared for its Megatron workers.
+    """Return the interpreter that NeMo RL's image has for Megatron workers.
 
     Tinsmith's workers only add a mixin.
 
@@ -95,7 +95,7 @@ OTHER_AXES = ("pipeline_parallel", "context_parallel", "tensor_parallel")
 
 
 def build_nemo_group(request: RanksRequest) -> RankGroup:
-    """Start ranks, one on each GPU.
+    """Start ranks, one rank on each GPU.
 
     The start takes minutes: the first start with a model converts the model, unless a Job has converted it before.
 

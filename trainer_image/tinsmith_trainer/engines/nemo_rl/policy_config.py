@@ -173,7 +173,7 @@ def _peft(model: RankedModel) -> Config:
 def _optimizer(parallelism: Parallelism) -> Config:
     """Return the optimizer's settings.
 
-    The learning rate and decay in these settings are unused, because each step sets its own values.
+    The learning rate and decay in these settings are unused, because each step sets new values.
     """
     return {
         "optimizer": "adam",

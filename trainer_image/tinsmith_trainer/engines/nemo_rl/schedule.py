@@ -134,7 +134,7 @@ class _Cut:
 class NemoSchedule:
     """A schedule on a constructed `MegatronPolicyWorkerImpl`.
 
-    Without packing, the schedule calls the worker's output layer, and the model does not call it.
+    Without packing, the schedule calls the worker's output layer, and the model itself does not.
 
     With packing, the model calls the output layer itself: NeMo RL cuts sequences out of the model's output, and tensor
     ranks would have only pieces of the hidden states.

@@ -101,7 +101,7 @@ class GroupWeights:
 class GroupLayout:
     """The layout of rows in groups of equal size. `take` is the row of each slot, and `back` is the slot of each row.
 
-    None means that the order of the rows does not change.
+    `take` and `back` are None if the order of the rows does not change.
     """
 
     groups: int
@@ -109,7 +109,7 @@ class GroupLayout:
 
     @classmethod
     def of(cls, runs: Sequence[tuple[int, int]], groups: int) -> GroupLayout:
-        """Return the layout. Each item of `runs` is a group and its number of consecutive rows."""
+        """Return the layout. Each item of `runs` is a group and the number of consecutive rows of this group."""
         longest = max(rows for _, rows in runs)
         if runs == [(group, longest) for group in range(groups)]:
             return cls(groups, None)

@@ -2,10 +2,10 @@
 
 A route is a route by products or a stacked route. A route by products is fast. In a route by products, the rows of one
 adapter are adjacent and share one product, so no weights are copied, and a batch may have adapters of any rank and
-size. A stacked route is for rows whose bits must not depend on other rows, and for GPUs, where many small products cost
-more than copies. In a stacked route, the adapters of a batch have one padded rank and one set of modules, and each row
-is a group. Adapters of experts are never stacked. Such adapters are large, and the bits of products of experts do not
-depend on other rows anyway (torch_model/expert_products.py).
+size. A stacked route is used if the bits of a row must not depend on other rows, and on GPUs, where many small products
+cost more than copies. In a stacked route, the adapters of a batch have one padded rank and one set of modules, and each
+row is a group. Adapters of experts are never stacked. Such adapters are large, and the bits of products of experts do
+not depend on other rows anyway (torch_model/expert_products.py).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
 def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
     """Return moves of rows (from, to), after which used rows come first and the rows of each group are adjacent.
 
-    None stands for an idle row. If one row was added or removed, at most one row of each group moves.
+    An idle row is None. If one row was added or removed, at most one row of each group moves.
     """
     sizes = Counter(group for group in groups if group is not None)
     order = [group for group in sorted(sizes) for _ in range(sizes[group])]

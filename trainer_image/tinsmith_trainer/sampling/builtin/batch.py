@@ -226,10 +226,9 @@ class DecodeBatch:
         return sample.own_position + unread
 
     def park(self, sample: Sample) -> None:
-        """Take a sample out of its row.
+        """Take a sample out of the batch.
 
-        The sample's keys and values move to the host's memory, and the sample continues with them later. The sample
-        later continues with them.
+        The sample's keys and values move to the host's memory. Later, the sample continues with these keys and values.
         """
         row = self._samples.index(sample)
         kept = self._kv[:, :, row : row + 1, :, : sample.own_position]
@@ -237,7 +236,7 @@ class DecodeBatch:
         self._take_out(row)
 
     def remove_finished(self) -> None:
-        """Free the rows of jobs that ended before their last token."""
+        """Free the rows of jobs that ended early."""
         for row, sample in enumerate(self._samples):
             if sample is not None and sample.run.finished:
                 self._take_out(row)

@@ -26,9 +26,9 @@ class OutOfMemoryForNow(Exception):
 class Batches:
     """The batches of a sampler.
 
-    A batch is opened when a sample needs it. If rows are scarce, tenants get equal numbers of rows. If a sample loses a
-    row to another tenant, the sample's keys and values are kept outside the batch. The parked sample is the first
-    sample of the same tenant to get a row again.
+    A batch is opened when the first sample needs this batch. If rows are scarce, tenants get equal numbers of rows. If
+    a sample loses a row to another tenant, the sample's keys and values are kept outside the batch. The parked sample
+    is the first sample of the same tenant to get a row again.
     """
 
     def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: FairQueue, shared: SharedPrefixes) -> None:
@@ -75,7 +75,7 @@ class Batches:
         return self._excess_bytes(nbytes) <= 0 or not self._shared.nbytes
 
     def enqueue(self, sample: Sample) -> None:
-        """Queue a sample after its keys and values were computed."""
+        """Queue a sample for a row, after the sample's keys and values were computed."""
         self._queue_of(sample).append(sample)
 
     def fill(self) -> None:
@@ -86,7 +86,7 @@ class Batches:
             self._fill(key)
 
     def co_batched(self, batch: AnyBatch, tenant: str) -> frozenset[str]:
-        """Return the tenants whose samples are computed together with this tenant's samples in its turn.
+        """Return the tenants that share a step in this tenant's turn.
 
         Each tenant pays only for the tenant's own rows.
         """

@@ -67,9 +67,9 @@ def next_for_a_row(waiting: Iterable[str], rows: Mapping[str, int]) -> list[str]
 def gives_up_a_row(rows: Mapping[str, int], wanting: str, lead: Lead, credit: float) -> str | None:
     """Return the tenant that gives a row of a full batch to a waiting tenant, or None.
 
-    This tenant has at least two rows more than the waiting tenant. If the batch has fewer rows than tenants, this
-    tenant must also have used at least `credit` more than the waiting tenant. So a waiting tenant gets a row after a
-    bounded number of steps, and rows do not change tenants in every step.
+    The tenant that gives a row has at least two rows more than the waiting tenant. If the waiting tenant has no row, a
+    tenant with a single row also gives a row, after it has used at least `credit` more than the waiting tenant. So a
+    waiting tenant gets a row after a bounded number of steps, and rows do not change tenants in every step.
     """
     held = rows.get(wanting, 0)
     others = [tenant for tenant in rows if tenant != wanting and rows[tenant]]

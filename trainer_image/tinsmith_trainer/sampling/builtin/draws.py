@@ -62,9 +62,10 @@ def on_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, devic
 def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """Draw a token per row of `logits` `[rows, vocab]` float32. Return the tokens and the logprobs of the tokens.
 
-    Logprobs are at temperature 1 before any filter. Both results are `[rows]` on the device; the function does not wait
-    for the device. Logits that are not finite give a logprob of NaN. In greedy rows the lowest ID wins among equal
-    logits. Other draws invert the cumulative distribution over the IDs in ascending order.
+    Logprobs are at temperature 1 before any filter. Tokens and logprobs are `[rows]` on the device; the function does
+    not wait for the device. Logits that are not finite give a logprob of NaN. In greedy rows the lowest ID wins among
+    equal logits. In rows with a temperature, a draw inverts the cumulative distribution over the IDs in ascending
+    order.
     """
     # The vocabulary is read and written as rarely as possible. For a small model on a CPU this takes a quarter of a
     # step.
@@ -111,8 +112,8 @@ def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return IDs and logprobs `[rows, k]` of the most likely tokens of `logprobs` `[rows, vocab]`.
 
-    The most likely token is first. Of equally likely tokens, the lower ID is first. Each row is independent. A row of
-    NaN gives meaningless IDs.
+    The most likely token is first. Of equally likely tokens, the lower ID is first. The result of a row does not depend
+    on other rows. A row of NaN gives meaningless IDs.
     """
     # `torch.topk` breaks ties arbitrarily, and logits of bfloat16 tie often. A stable sort of the vocabulary takes 40
     # times as long. So equal values are searched only at the end of a row, and only in rows that have them.

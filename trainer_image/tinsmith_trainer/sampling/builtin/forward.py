@@ -142,7 +142,7 @@ class ForwardPass:
         """Compute one token per row: `ids` and `positions` `[rows, 1]`. Return logits `[rows, vocab]` in float32.
 
         `rows` are row numbers in `kv`; by default the first rows. The rows in `shared` contain only the tokens after
-        the shared prefix. `angles` are the rotary positions if they differ from `positions`.
+        the shared prefix. `angles` are the rotary positions if rotary positions differ from `positions`.
         """
         chosen = None if rows is None else on_device(rows, torch.long, self.device)
         own = positions.clone() if shared else positions
@@ -158,7 +158,7 @@ class ForwardPass:
     def shares_prefixes(self) -> bool:
         """Try to replace the model's attention by the attention for shared prefixes. Return whether this works.
 
-        Errors with another cause than the model, such as OutOfMemory, are raised.
+        Errors that the model does not cause, such as OutOfMemory, are raised.
         """
         if self.device.type != "cpu" or self._layer_types != (FULL,):
             return False
@@ -247,8 +247,8 @@ class ForwardPass:
 def check_rotations(torch_model: TorchModel) -> None:
     """Raise ServerError if a sequence's rotary angles depend on the final length, which is unknown at the beginning.
 
-    Such a model rotates the whole batch by the angles of the longest row, but cached keys have the angles of a shorter
-    sequence. Below the length at which the angles change, all sequences have the same angles.
+    A refused model rotates the whole batch by the angles of the longest row, but cached keys have the angles of a
+    shorter sequence. Below the length at which the angles change, all sequences have the same angles.
     """
     angles, longest = changing_angles(torch_model.model.config), torch_model.info.max_sequence_length
     if angles is None or (angles.behind is not None and longest <= angles.behind):

@@ -54,7 +54,7 @@ class KvGeometry:
     def allocate(self, rows: int, extent: int) -> Tensor:
         """Allocate zeros `[layers, 2, rows, kv_heads, extent, head_dim]`.
 
-        On a CPU, the system provides the memory only when it is written.
+        On a CPU, memory is used only after the first write.
         """
         shape = (self.layers, 2, rows, self.kv_heads, extent, self.head_dim)
         nbytes = rows * extent * self.bytes_per_token

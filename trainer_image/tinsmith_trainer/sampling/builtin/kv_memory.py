@@ -19,13 +19,12 @@ from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 log = structlog.get_logger(__name__)
 
 SHARE_WITH_ENGINE, SHARE_ALONE = 0.25, 0.8
-"""The shares of a GPU's free memory, with an engine in the same process and without one.
+"""The shares of a GPU's free memory, with and without an engine in the same process.
 
-Training needs most of the memory for activations. A sampler that is alone on a GPU needs a part for its own
-activations.
+Training needs most of the memory for activations. A sampler that is alone on a GPU needs some memory for activations.
 """
 CPU_SHARE, CPU_BYTES = 0.25, 8 << 30
-"""The share of the host's memory, and the limit on this share. Other processes use this memory, too."""
+"""The share of the host's memory, and the limit on this share. Other processes also need memory of the host."""
 GIB = 1 << 30
 SHORTEST_ROW_TOKENS = 64
 
@@ -37,8 +36,8 @@ CGROUP = Path("/sys/fs/cgroup")
 class KvMemory:
     """The memory in bytes.
 
-    `longest_row_tokens` is the length of the longest sequence that the sampler serves. This length is limited by the
-    model's context and by the memory.
+    `longest_row_tokens` is the length of the longest sequence that the sampler serves. The length of a sequence is
+    limited by the model's context and by the memory.
     """
 
     nbytes: int
@@ -67,8 +66,8 @@ def kv_memory(geometry: RowGeometry, context: int, configured: int | None, *, al
 def chosen_bytes(configured: int | None, geometry: RowGeometry, context: int, free: int, share: int) -> int:
     """Return a share of the free memory, or the size of one row of the whole context.
 
-    The size of a row of the whole context is chosen if this size is larger than the share and fits in half of the free
-    memory. Raises ServerError if the memory is too small for the shortest row.
+    The size of one row is chosen if the row is larger than the share and fits in half of the free memory. Raises
+    ServerError if the memory is too small for the shortest row.
     """
     row_bytes = geometry.row_bytes(context)
     chosen = configured if configured is not None else max(share, row_bytes if row_bytes <= free // 2 else 0)

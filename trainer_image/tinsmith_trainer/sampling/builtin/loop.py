@@ -1,6 +1,6 @@
 """The sampler's thread: continuous batching.
 
-Each round takes new commands and does one piece of work for the tenant whose turn it is. A piece of work is the
+Each round takes new commands, and does one piece of work for the tenant that has the turn. A piece of work is the
 computation of a prompt block, or the draw of a token for each of the tenant's samples in a batch. Samples of other
 tenants are included if a shared step is not slower than separate turns. A tenant's jobs start in order. A job is
 skipped only while the batch of the job is full.
@@ -152,7 +152,7 @@ class SamplingLoop:
         lane.waiting.add(key, run)
 
     def _advance(self) -> None:
-        """Do the smallest piece of work for the tenant whose turn it is: a prompt block or a step."""
+        """Do the smallest piece of work in a tenant's turn: a prompt block or a step."""
         self._batches.fill()
         for tenant in self._fair_queue.order():
             if self._step_tenant(self._lanes[tenant]):

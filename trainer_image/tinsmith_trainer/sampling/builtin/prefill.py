@@ -1,7 +1,8 @@
 """Prefill: the computation of keys and values for prompts, after the longest prefix that is cached.
 
 Prompts are computed one at a time and block by block if bits must not depend on other prompts, or if logits are
-requested. Otherwise, several prompts share a forward, and one forward computes several blocks of a long prompt.
+requested. In all other cases, several prompts share a forward, and one forward computes several blocks of a long
+prompt.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class PromptGroup:
     def __init__(self, prefills: Sequence[Prefill], tokens: int) -> None:
         """Add the part of the first prompt that fits in `tokens`, and parts of other prompts that need little padding.
 
-        If a prompt begins with the same tokens as a prompt of the group, it waits. Later, the waiting prompt finds the
+        A prompt that begins with the same tokens as a prompt of the group waits. Later, the waiting prompt finds the
         common prefix in the cache.
         """
         first = prefills[0]

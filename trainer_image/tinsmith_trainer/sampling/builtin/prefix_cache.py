@@ -102,7 +102,7 @@ class PrefixCache(Generic[KeptT]):
 
 
 LEAST_TOKENS, LEAST_SAMPLES = 256, 4
-"""The smallest prompt that is shared, in tokens, and the smallest number of samples that share it.
+"""The smallest number of tokens of a shared prompt, and the smallest number of samples that share a prompt.
 
 For fewer tokens or samples, the extra calls take longer than reading the prompt for each row.
 """
@@ -147,7 +147,7 @@ class SharedPrefixes:
         return key is not None and self._samples[key] >= LEAST_SAMPLES
 
     def known(self, run: Run) -> SharedPrefix | None:
-        """Return the keys and values of the same prompt, if a running job has computed and still uses them."""
+        """Return the keys and values of the same prompt, if a running job has computed them, otherwise None."""
         return self._kept.get(self._keys[run.serial]) if run.serial in self._keys else None
 
     def keep(self, run: Run, kv: Tensor) -> SharedPrefix:

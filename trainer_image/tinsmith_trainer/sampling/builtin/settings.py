@@ -43,7 +43,7 @@ class BuiltinSamplerSettings:
 
     One batch takes at most a quarter of this size, but has at least one row.
 
-    A worker's value depends on its device (see kv_memory.py).
+    The value on a worker depends on the device (see kv_memory.py).
     """
     longest_row_tokens: int | None = None
     """The length of the longest sequence, if the memory for keys and values is too small for the model's context."""
@@ -60,9 +60,9 @@ class BuiltinSamplerSettings:
     """
 
     reads_behind: bool | None = None
-    """Read a step's tokens while the device computes the next step. None turns this on for GPUs only.
+    """Read a step's tokens while the device computes the next step. With None, `reads_behind` is on for GPUs only.
 
-    On a CPU this saves no time.
+    On a CPU, `reads_behind` saves no time.
     """
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
 """Sampling by a third-party server: vLLM or SGLang.
 
-The server is a child process of the sampler, and loads adapters while it runs.
+The server is a child process of the sampler, and loads adapters at runtime.
 """

@@ -34,7 +34,7 @@ MOST_DRAWS = 768
 MOST_ROWS = 512
 """The number of rows of a server's batch. Two tenants together may have this many draws.
 
-For this reason, a single tenant leaves rows for another tenant.
+With this limit, a single tenant leaves rows for another tenant.
 """
 
 MOST_CANDIDATES = 128

@@ -154,8 +154,8 @@ def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tup
     """Return the stop strings that the server searches for.
 
     This process cuts the text in any case; the strings only save the server unnecessary tokens. If the prompt ends
-    within a character, the server gets no strings: vLLM would also search the prompt, and could stop at a string that
-    was never drawn.
+    within a character, the server gets no strings: vLLM would also search the prompt, and could stop at a string in the
+    prompt.
     """
     if rule.strings and ends_within_character(job.prompt.tolist(), model.tokenizer):
         return ()

@@ -19,7 +19,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class LoopThread:
-    """A thread with an event loop, which runs from its construction until `stop`."""
+    """A thread with an event loop, which runs from the construction until `stop`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()

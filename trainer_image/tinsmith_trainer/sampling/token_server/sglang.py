@@ -1,4 +1,4 @@
-"""SGLang's server, which is called by its native route."""
+"""SGLang's server, which is called at the native route."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ A prompt must be shorter than the context by this number of tokens.
 Prompt and sequence together must be shorter than the context by two tokens.
 """
 BEYOND_VOCABULARY = "NaN happened"
-"""The stop reason that SGLang reports after it drew a token that does not exist and replaced it by a stop token."""
+"""The stop reason of SGLang for a drawn token that does not exist and that SGLang replaced by a stop token."""
 
 
 def sglang_command(settings: ServerSettings) -> ServerCommand:

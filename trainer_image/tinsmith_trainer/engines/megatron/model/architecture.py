@@ -21,7 +21,7 @@ ROTARY_TYPES = ("default", "linear", "llama3")
 class Mixture:
     """Experts that replace the feed-forward of every layer.
 
-    Each token is routed to its `chosen` most probable experts. The results of the experts are weighted by the
+    Each token is routed to the `chosen` most probable experts. The results of the experts are weighted by the
     probabilities. If `renormalised`, the probabilities are scaled to a sum of 1.
     """
 

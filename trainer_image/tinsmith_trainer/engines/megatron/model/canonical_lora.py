@@ -3,8 +3,8 @@
 Megatron-Bridge's `LoRA` has one A for query, key and value, so a PEFT adapter does not fit `LoRA`. Megatron-Bridge's
 `CanonicalLoRA` (`megatron/bridge/peft/canonical_lora.py`) has a separate A for query, key and value. Each layer of
 `CanonicalLoRA` is a module with `to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter`
-(`megatron/bridge/peft/utils.py`), or several by name. A `ParallelLinearAdapter` has `linear_in` (A) and `linear_out`
-(B), and scales by `alpha / dim`.
+(`megatron/bridge/peft/utils.py`), or several adapters by name. A `ParallelLinearAdapter` has `linear_in` (A) and
+`linear_out` (B), and scales by `alpha / dim`.
 
 For the experts of a mixture, `CanonicalLoRA` has one adapter for all experts of a rank, or both factors for each
 expert; gate and up share one adapter. So experts get Tinsmith's adapters (`expert_lora.py`), which are added at the
@@ -83,7 +83,10 @@ def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalLora:
-    """The adapter weights of a pipeline stage, which hold one adapter at a time. `tensors` are sorted by name."""
+    """The adapter weights in a pipeline stage; the weights of one adapter are in the stage at a time.
+
+    `tensors` are sorted by name.
+    """
 
     tensors: tuple[LoraTensor, ...]
     _adapters: tuple[Any, ...]

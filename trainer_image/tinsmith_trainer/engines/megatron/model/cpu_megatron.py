@@ -147,7 +147,7 @@ def _no_stream(*_: Any, **__: Any) -> _NoStream:
 
 
 def _as_counts(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
-    """Return counts as numbers, because Megatron converts counts only when it moves them from a GPU."""
+    """Return counts as numbers, because Megatron converts counts only during a copy from a GPU."""
     return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
 

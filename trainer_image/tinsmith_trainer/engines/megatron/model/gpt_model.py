@@ -156,7 +156,7 @@ def _build_chunk(
 def _with_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
     """Make the embedding require a gradient.
 
-    Otherwise layers would not be recomputed, and LoRA would get no gradient.
+    If the embedding required no gradient, layers would not be recomputed, and LoRA would get no gradient.
     """
     return embedded.detach().requires_grad_() if torch.is_grad_enabled() else embedded
 

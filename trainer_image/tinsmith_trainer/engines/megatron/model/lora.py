@@ -1,6 +1,6 @@
 """LoRA on Megatron's parallel linear layers, one A and one B per projection of the transformers model.
 
-Megatron fuses query, key and value into one layer, and gate and up into another. Each projection has a separate
+Megatron fuses query, key and value into one layer, and gate and up into another layer. Each projection has a separate
 adapter, so an adapter has the same tensors as in PEFT. The delta of a projection is added to the projection's columns
 in the output of the fused layer:
 
@@ -169,7 +169,7 @@ class AdaptedLayer(Protocol):
 
 
 class MegatronLora:
-    """The adapter weights of a pipeline stage, which hold one adapter at a time.
+    """The adapter weights in a pipeline stage; the weights of one adapter are in the stage at a time.
 
     `tensors` are sorted by name. All tensors exist for every adapter, and the tensors of untrained modules are zero.
     """

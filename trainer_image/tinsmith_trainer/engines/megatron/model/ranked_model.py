@@ -1,4 +1,4 @@
-"""The properties of a base model that decide whether GPU ranks can hold the model, and the checks of them."""
+"""The properties of a base model that decide whether GPU ranks can hold it, and checks of these properties."""
 
 from __future__ import annotations
 

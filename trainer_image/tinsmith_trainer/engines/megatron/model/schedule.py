@@ -20,9 +20,9 @@ Scored = tuple[Tensor, Tensor, dict[str, Any]]
 class MegatronSchedule:
     """A schedule that runs in the same way on every rank of the model.
 
-    `chunk` is this rank's stage. The schedule calls the output layer of the stage, so the model does not call it any
-    more. Gradients are plain sums over tokens, rows and microbatches. `calculate_per_token_loss` disables averaging.
-    Megatron then requires a token count; with a count of 0, nothing is divided.
+    `chunk` is this rank's stage. The schedule calls the output layer of the stage, and the model itself no longer calls
+    this layer. Gradients are plain sums over tokens, rows and microbatches. `calculate_per_token_loss` disables
+    averaging. Megatron then requires a token count; with a count of 0, nothing is divided.
     """
 
     def __init__(self, chunk: nn.Module, **model_arguments: Any) -> None:

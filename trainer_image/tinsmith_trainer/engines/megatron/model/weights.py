@@ -2,12 +2,12 @@
 
 Megatron fuses tensors that are separate in transformers, and divides the fused tensors among tensor ranks:
 
-- `linear_qkv` holds, for each key and value head, the query heads of its group, then its key, then its value;
-- `linear_fc1` holds a rank's part of gate, then its part of up;
+- `linear_qkv` holds, for each group of query heads, the query heads, then the key, then the value of the group;
+- `linear_fc1` holds a rank's part of gate, then the rank's part of up;
 - `linear_proj` and `linear_fc2` are divided by columns, and all other weights by rows; norms and routers are whole on
   each rank;
-- each expert of a mixture has its own `linear_fc1` and `linear_fc2`, and each expert rank has some of the experts;
-- the embedding and the output layer are padded with zeros, so that their parts are equal.
+- each expert of a mixture has a separate `linear_fc1` and `linear_fc2`, and each expert rank has some of the experts;
+- the embedding and the output layer are padded with zeros, so that all ranks have equal parts.
 
 A rank reads only the rank's own parts.
 """

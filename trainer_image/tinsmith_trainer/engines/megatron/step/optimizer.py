@@ -63,7 +63,9 @@ class OptimizerState:
         return first, second
 
     def set_moments(self, step: int, moments: Moments | None) -> None:
-        """Set the moments. None removes the moments. Adam creates missing moments in the next step.
+        """Set the moments.
+
+        If `moments` is None, the moments are removed. Adam creates missing moments in the next step.
 
         Zero moments would give another result.
         """
@@ -81,7 +83,10 @@ class OptimizerState:
             master.inner.state[master.tensor] = entry
 
     def set_hyperparameters(self, params: AdamParams) -> None:
-        """Set the hyperparameters in all groups. All matrices of LoRA have weight decay, so all groups are equal."""
+        """Set the hyperparameters in all groups.
+
+        All matrices of LoRA have weight decay, so all parameter groups are equal.
+        """
         for inner in self._inners():
             for group in inner.param_groups:
                 group["lr"] = params.learning_rate
@@ -110,7 +115,7 @@ class OptimizerState:
             parameter.grad = None
 
     def shards(self, whole: Tensor) -> Tensor:
-        """Cut this rank's shards out of flat values of all parameters, and return them as one flat tensor."""
+        """Cut this rank's shards out of flat values of all parameters, and return one flat tensor."""
         by_parameter = {
             id(parameter): part.reshape(-1)
             for parameter, part in zip(self._parameters, split(whole, self._parameters), strict=True)

@@ -55,7 +55,7 @@ class AdapterStep:
 
     `ddp` is Megatron's DistributedDataParallel around the part, `optimizer` is Megatron's optimizer, and `tensors` are
     all parameters of the optimizer. Every rank must make the same calls in the same order, because most calls
-    communicate. Raises ValueError for a model or an optimizer that averages gradients instead of summing them.
+    communicate. Raises ValueError for a model or an optimizer that computes averages of gradients, not sums.
     """
 
     def __init__(self, ddp: Any, optimizer: Any, tensors: Sequence[TrainableTensor]) -> None:

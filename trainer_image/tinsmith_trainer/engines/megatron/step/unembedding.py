@@ -1,4 +1,4 @@
-"""Logprobs of targets from hidden states. Only a part of a microbatch's logits exists at a time.
+"""Logprobs of targets from hidden states. At any time, only a part of a microbatch's logits exists.
 
 A sequence's logits are the largest tensor of a step: for each position, as many values as the vocabulary has tokens. So
 the model does not call the output layer. This module calls the layer for some positions at a time, and reduces the
@@ -135,7 +135,7 @@ def _log_total(logits: Tensor) -> Tensor:
 
 
 def _target_logits(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the logit of each target, which one of the tensor ranks has."""
+    """Return the logit of each target. Only one tensor rank has this logit before the exchange."""
     width = logits.shape[-1]
     own = targets - parallel_state.get_tensor_model_parallel_rank() * width
     is_here = (own >= 0) & (own < width)

@@ -1,7 +1,7 @@
 """Sequences that are drawn with a model's own cache. Each sequence has separate states.
 
 A step computes several sequences of one adapter together if the sequences are equally long and the states can be
-combined, for example for samples of one prompt. Other sequences are computed one by one. In deterministic mode, all
+combined, for example for samples of one prompt. All other sequences are computed one by one. In deterministic mode, all
 sequences are computed one by one, so that the bits of a row do not depend on other rows.
 """
 
@@ -53,7 +53,7 @@ class CacheBatch:
         return sum(self._plan.filled_bytes(sample) for sample in self._states)
 
     def put(self, sample: Sample) -> None:
-        """Give a sample a row with a copy of its states.
+        """Give a sample a row with a copy of the sample's states.
 
         The samples of a prompt share the original states, so the original states must not change.
         """
@@ -63,7 +63,7 @@ class CacheBatch:
         sample.kv = None
 
     def park(self, sample: Sample) -> None:
-        """Take a sample out of its row.
+        """Take a sample out of the batch.
 
         The sample's states move to the host's memory, and the sample continues with these states later.
         """
@@ -72,7 +72,7 @@ class CacheBatch:
         sample.kv = None if states is None else states.clone().to("cpu")
 
     def remove_finished(self) -> None:
-        """Free the rows of jobs that ended before their last token."""
+        """Free the rows of jobs that ended early."""
         self._states = {sample: states for sample, states in self._states.items() if not sample.run.finished}
 
     def step(self, tenants: Collection[str]) -> StepResult:

@@ -1,7 +1,8 @@
 """For each model, the choice of the memory of sequences, the forward and the batches.
 
 If all layers keep keys and values in one shape, the sampler stores keys and values in its own tensors, in rows of any
-length. Otherwise, it uses the model's own cache. A trial at the load of the model decides which cache is used.
+length. For all other models, the sampler uses the model's own cache. A trial at the load of the model decides which
+cache is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forwards of the shared model with its own cache: one sequence at a time, or rows of equal length.
+"""Forwards of the shared model with the model's own cache: one sequence at a time, or rows of equal length.
 
 The model creates the cache and the masks itself, so sequences cannot be padded. A forward takes the next tokens of one
 sequence, or one token from each of several sequences with states that can be combined.
@@ -30,7 +30,7 @@ from tinsmith_trainer.torch_model.lora import Route, routed
 log = structlog.get_logger(__name__)
 
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""The names that models use for a cache in their arguments and outputs."""
+"""The names of a cache in the arguments and outputs of models."""
 
 
 CURE = "Train it with --no-sampling, or sample it by another server."
@@ -45,8 +45,7 @@ class CacheForward:
     """Forwards of the model.
 
     The constructor raises ServerError if the logits with the cache differ from the logits without a cache. `in_blocks`:
-    prompts may be computed block by block. Otherwise, a prompt takes one forward. `in_rows`: several sequences may
-    share a step. Otherwise, each sequence has a separate forward.
+    prompts are computed block by block, not in one forward. `in_rows`: several sequences may share a forward in a step.
     """
 
     def __init__(self, torch_model: TorchModel, trial: Trial | None = None) -> None:
@@ -161,7 +160,7 @@ AT_ONCE = (37, 1, 1, 1)
 TOLERANCE, TOLERANCE_IN_HALVES = 1e-4, 0.1
 """The limits on the difference, as fractions of the error of a model that forgets.
 
-Rounding in float32 and bfloat16 stays below these limits, and a layer that forgets exceeds them.
+Rounding in float32 and bfloat16 stays below these limits, and a layer that forgets tokens exceeds the limits.
 """
 
 
