@@ -89,7 +89,7 @@ def unknown_variables() -> str | None:
 def read_config_file(path: Path) -> dict[str, Any]:
     """Return the mapping of setting names in a YAML or JSON file.
 
-    Raises StartupError if the file does not contain such a mapping.
+    Raises StartupError if the file does not contain a mapping.
     """
     try:
         content = yaml.safe_load(path.read_text())
@@ -109,7 +109,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def describe_settings(settings: Settings) -> str:
-    """Return the settings that are used, as YAML that `--config` can read. Derived and secret values are comments."""
+    """Return the current settings as YAML that `--config` can read.
+
+    In this YAML, derived and secret values are comments.
+    """
     values = settings.model_dump(mode="json")
     lines = [_line(name, value, settings) for name, value in values.items()]
     return "".join(lines)
@@ -232,7 +235,7 @@ class Found:
 
 
 def find_names(environment: Mapping[str, str]) -> Found:
-    """Return the settings that another server's variables give.
+    """Return the settings from another server's variables.
 
     Raises StartupError for a list of models in an unknown form.
     """

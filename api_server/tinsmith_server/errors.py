@@ -22,10 +22,7 @@ class TokenRefused(AuthenticationFailed):
 
 
 class NotFound(TinsmithError):
-    """The object does not exist, or belongs to another tenant.
-
-    To the client, an object of another tenant must look like a missing object.
-    """
+    """The object does not exist, or belongs to another tenant. Another tenant's object looks like a missing object."""
 
 
 class Gone(TinsmithError):
@@ -105,7 +102,7 @@ class CheckpointRootUnavailable(TinsmithError):
 
 
 class CheckpointDamaged(TinsmithError):
-    """Files of a checkpoint differ from its manifest. A retry cannot succeed."""
+    """Files of a checkpoint differ from the checkpoint's manifest. A retry cannot succeed."""
 
 
 # ---- errors of the installation

@@ -43,7 +43,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is a loopback address, its name, or an IPv4 loopback address in IPv6 notation."""
+    """Return whether the host is `localhost` or a loopback address, also an IPv4 address in IPv6 notation."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,7 +1,8 @@
-"""The outline of a training body. The outline is read from the protobuf wire format without building objects.
+"""The outline of a training body: the number of datums, parts and tokens.
 
-A parser takes about 50 bytes of memory for each message of 2 bytes, before anything can be counted. This module does
-not need the memory of a parser. This module counts each tag, and stops at the first tag beyond the limit.
+The outline is read from the protobuf wire format without building objects. A parser takes about 50 bytes of memory for
+each message of 2 bytes, before anything can be counted. This module does not need the memory of a parser. This module
+counts each tag, and stops at the first tag beyond the limit.
 """
 
 from __future__ import annotations
@@ -116,15 +117,15 @@ class Walk:
 MAX_DATUMS = 16_384
 """The limit on datums. The SDK sends at most 1,024.
 
-Without this limit, a million empty datums would fit in two megabytes, and each costs the engine time.
+Without this limit, a million empty datums would fit in two megabytes, and each datum costs the engine time.
 """
 MAX_PARTS = 16 * MAX_DATUMS
 """The limit on chunks and tensors in all datums together, because each part costs the engine time."""
 MAX_TAGS = 8 * MAX_PARTS
 """The limit on fields in all messages, and on bytes in shapes.
 
-In the SDK's bodies, a part has three to twelve tags, and few calls have many parts. A parser takes about 50 bytes for
-each tag.
+In the SDK's bodies, a part has three to twelve tags, and few calls have many parts. A parser takes about 50 bytes of
+memory for each tag.
 """
 TAGS_AT_FIRST = 4096
 TAGS_OF_A_DATUM = TAGS_OF_A_PART = 32
@@ -146,7 +147,7 @@ class BodyInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BodyOutline:
-    """The outline of a body. `tokens` is the number of input tokens.
+    """The outline of a training body. `tokens` is the number of input tokens.
 
     For an image, `tokens` includes the number that the sender gave. The sender's number for an image is verified later.
     """

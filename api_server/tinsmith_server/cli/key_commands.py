@@ -140,8 +140,8 @@ def _missing_file(settings: Settings) -> Path | None:
 def _names_store(settings: Settings) -> bool:
     """Return whether a flag, the environment or a file names the store.
 
-    If the store has no explicit name, it is in the working directory, and a server in another directory does not read
-    it.
+    A store without an explicit name is in the working directory, and a server in another directory does not read this
+    store.
     """
     return bool({"data", "database_url"} & settings.model_fields_set)
 

@@ -179,7 +179,7 @@ def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> Stop
 
 
 def listen_for_metrics(settings: Settings) -> list[socket.socket]:
-    """Return the sockets for `metrics_port`, if it is set. Raises the errors of `listen`."""
+    """Return the sockets for `metrics_port`, or none if the port is not set. Raises the errors of `listen`."""
     if settings.metrics_port is None:
         return []
     return [listen(settings.host, settings.metrics_port, "set metrics_port to another")]
@@ -242,7 +242,10 @@ def on_terminal() -> bool:
 
 
 def announce(listener: socket.socket, first_key: NewKey | None, public_url: str | None) -> None:
-    """Print the URL once the server answers. Print a new key, too, because the server never shows the key again."""
+    """Print the URL when the server answers requests.
+
+    Print a new key, too, because the server never shows the key again.
+    """
     host, port = listener.getsockname()[:2]
     if not on_terminal():
         if first_key is not None:
@@ -258,7 +261,7 @@ def announce(listener: socket.socket, first_key: NewKey | None, public_url: str 
 
 
 def boxed(url: str, key: str | None, *, is_exposed: bool) -> list[str]:
-    """Return the lines between two horizontal rules.
+    """Add a horizontal rule before and after the lines.
 
     The lines have no borders at the sides, so that a selection can be pasted.
     """
@@ -275,7 +278,7 @@ def url_at(host: str, port: int) -> str:
 
 
 def reachable_host(host: str) -> str:
-    """Return `host`. If the server listens on all addresses, return this machine's own address."""
+    """Return `host`, or this machine's own address if the server listens on all addresses."""
     if not ipaddress.ip_address(host).is_unspecified:
         return host
     families = (socket.AF_INET,) if "." in host else (socket.AF_INET, socket.AF_INET6)

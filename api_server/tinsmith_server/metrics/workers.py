@@ -54,7 +54,7 @@ class SamplingFigures:
 
 
 class SamplingCollector(Collector):
-    """A collector for the routing of samples."""
+    """A collector of metrics about the routing of samples."""
 
     def __init__(self, figures: Callable[[], SamplingFigures]) -> None:
         self._figures = figures

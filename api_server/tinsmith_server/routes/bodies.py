@@ -142,7 +142,7 @@ async def read_forward(
 ) -> worker_pb2.SubmitRequest:
     """Return the operation of a call without gradients.
 
-    SDKs from 0.22.3 on send such a call as a forward_backward without a loss.
+    SDKs from 0.22.3 on send a call without gradients as a forward_backward without a loss.
     """
     return await _from_json("forward_input", request, response, services, account, key)
 

@@ -44,7 +44,7 @@ RESULTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {PROTOBUF: {}, "application/json": {}}},
     408: {"model": PendingResponse},
 }
-"""`responses` of a poll."""
+"""The OpenAPI `responses` of a poll."""
 
 # uvicorn copies all bytes that the socket has not taken yet. With pieces, it copies one piece instead of the whole
 # result.

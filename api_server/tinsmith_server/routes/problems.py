@@ -51,7 +51,10 @@ def problem(status: int, detail: str) -> JSONResponse:
 
 
 def set_user_notice(response: Response, sentence: str) -> None:
-    """Set a header. The SDK always shows this header to the user, with a label for deprecations."""
+    """Set the header with a notice for the user.
+
+    The SDK always shows this header to the user, with a label for deprecations.
+    """
     words = " ".join(redact(sentence).split())
     response.headers["x-deprecation-note"] = f"waiting: {words}".encode("ascii", "replace").decode()
 
@@ -85,7 +88,7 @@ async def _validation_error(_request: Request, error: Exception) -> JSONResponse
 
 
 def faults_of(error: RequestValidationError) -> str:
-    """Return one sentence with the error of each parameter."""
+    """Return one sentence with the errors of all parameters."""
     return "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
 
 

@@ -39,7 +39,7 @@ class Store(
     AuditQueries,
     PromotionQueries,
 ):
-    """The store on SQLite or PostgreSQL. Each of its base classes is one area of `store/queries`.
+    """The store on SQLite or PostgreSQL. Each base class of `Store` is one area of `store/queries`.
 
     Every method is one transaction. Several replicas and tasks may use the store at the same time. Each method raises
     `StoreUnavailable` if the database does not answer, and `UnstorableValue` for text, numbers or times that no row can

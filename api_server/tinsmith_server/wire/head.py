@@ -93,7 +93,10 @@ class _Fields:
         raise HeadUnreadable("the body has no model_id or no seq_id")
 
     def _loss(self) -> str | None:
-        """Return the loss, if it can be read. Otherwise return None, because errors after the head fail the future."""
+        """Return the loss, if it can be read.
+
+        Otherwise return None, because errors after the head make the future fail.
+        """
         try:
             for number, wire_type in self._tags():
                 if number == 4 and wire_type == _LENGTH_DELIMITED:

@@ -123,7 +123,7 @@ def is_operation_number(seq_id: object) -> bool:
 
 
 def operation_number(seq_id: int) -> int:
-    """Return the number if an operation can have it. Raises Unprocessable otherwise."""
+    """Return the number if it is valid for an operation. Raises Unprocessable otherwise."""
     if not is_operation_number(seq_id):
         raise Unprocessable(f"seq_id must be a positive 64-bit number, not {seq_id}")
     return seq_id
@@ -178,7 +178,7 @@ def _is_integer(value: object) -> bool:
 
 
 def model_id_of(session_id: str, model_seq_id: int) -> str:
-    """Return the ID of the model. For models made by `load_weights`, the SDK builds the same form itself."""
+    """Return the ID of the model. For models made by `load_weights`, the SDK builds an ID of the same form itself."""
     return f"{session_id}:train:{model_seq_id}"
 
 
@@ -264,7 +264,7 @@ ALL_TYPES: frozenset[CheckpointType] = frozenset(TYPE_OF_KIND.values())
 FIRST_WITH_EXTERNAL = (0, 28)
 """The first SDK version that knows external checkpoints.
 
-If an SDK does not know the type of one checkpoint, it fails on the whole list.
+If an SDK does not know the type of one checkpoint, the SDK fails on the whole list.
 """
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?!\d)")
 

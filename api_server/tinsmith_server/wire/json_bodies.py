@@ -121,7 +121,7 @@ def _too_many(shape: Shape) -> str:
 
 
 def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, LongPart]]:
-    """Return the body with a name in place of each long list or text, and the long parts by name."""
+    """Replace each long list or text in the body by a name. Return the new body, and the long parts by name."""
     mark, rest, taken_out, done, numbers = uuid.uuid4().hex, bytearray(), dict[str, LongPart](), 0, 0
     for start, end in _long_parts(body, shape):
         name = f"{mark}-{len(taken_out)}"
@@ -142,7 +142,10 @@ def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, Lon
 
 
 def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
-    """Yield the begin and the end of each long part. The number of steps is at most the limit on values in the body."""
+    """Yield the start and end positions of each long part.
+
+    The number of steps is at most the limit on values in the body.
+    """
     at, string, steps = 0, body.find(b'"'), 0
     while (steps := steps + 1) <= shape.values:
         opening = body.find(b"[", at, string if string >= 0 else len(body))
@@ -163,7 +166,10 @@ def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_long_text(body: bytes, start: int) -> int:
-    """Return the end of a long text. Return -1 if the text is short, or if its key does not allow a long text."""
+    """Return the position at which a long text ends.
+
+    Return -1 if the text is short, or if its key does not allow a long text.
+    """
     if not _BEFORE_LONG_TEXT.search(body, max(0, start - _KEY_BYTES), start):
         return -1
     end = body.find(b'"', start + 1)

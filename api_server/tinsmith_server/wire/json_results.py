@@ -79,7 +79,7 @@ class _Batch:
 def _numbers(numbers: array[Any]) -> bytes:
     """Return the numbers.
 
-    Infinite values are written as in Python, because the JSON reader of these SDKs accepts this form.
+    Infinite values are written as in Python, because the JSON reader of SDKs below 0.18 accepts this form.
     """
     values = numbers.tolist()
     finite = numbers.typecode != "f" or all(map(math.isfinite, values))

@@ -52,7 +52,7 @@ def bounded_metadata(value: dict[str, T]) -> dict[str, T]:
 
 
 def whole_numbers(value: object) -> array[int]:
-    """Return the numbers of a list. If the list is long, its value is the array that `wire/json_bodies.py` has made."""
+    """Return the numbers of a list. The value of a long list is the array that `wire/json_bodies.py` has made."""
     if isinstance(value, array):
         return value
     if not isinstance(value, list) or any(type(item) is not int for item in value):
@@ -66,7 +66,7 @@ def whole_numbers(value: object) -> array[int]:
 def base64_text(value: object) -> bytes:
     """Return the decoded base64 text.
 
-    If the text is long, its value is the `bytes` that `wire/json_bodies.py` has made.
+    The value of a long text is the `bytes` object that `wire/json_bodies.py` has made.
     """
     if not isinstance(value, str | bytes):
         raise PydanticCustomError("base64", "must be text in base64")
@@ -370,7 +370,8 @@ class SamplingSessionTarget(Request):
 class RetrieveFuturesRequest(Request):
     """A poll for ended samples. Without a `timeout`, the server holds the poll.
 
-    A server may forget the samples in `retrieved_request_ids`. This server keeps these samples like all other samples.
+    A server may forget the samples in `retrieved_request_ids`. This server keeps the samples in `retrieved_request_ids`
+    like all other samples.
     """
 
     target: SamplingSessionTarget

@@ -86,7 +86,7 @@ class TelemetryResponse(Response):
 
 
 class FutureResponse(Response):
-    """A future, without the type of its result."""
+    """A future without the type of its result."""
 
     request_id: str
     model_id: str | None = None
@@ -99,7 +99,10 @@ class PendingResponse(Response):
 
 
 class PlainSampleResponse(FutureResponse):
-    """A sample. If the request has opened a sampling session, `sampling_session_id` names it for the next sample."""
+    """A sample.
+
+    If the request has opened a sampling session, `sampling_session_id` is the ID of this session, for the next sample.
+    """
 
     sampling_session_id: str
 

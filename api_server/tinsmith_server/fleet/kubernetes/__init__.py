@@ -1,1 +1,1 @@
-"""Workers as TrainingSessions of a Kubernetes namespace: watched, connected to, and created from a catalogue."""
+"""Workers in Kubernetes: TrainingSessions that this server watches, connects to, and creates from a catalogue."""

@@ -226,7 +226,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _flattened(text: bytes) -> bytes:
-    """Return the text with empty objects and lists at the deepest level that remains."""
+    """Return the JSON text, with all objects and lists at the depth limit made empty."""
     kept, depth, begins = bytearray(), 0, 0
     for token in _STRINGS_AND_BRACKETS.finditer(text):
         bracket = token[0]
@@ -260,7 +260,7 @@ def own_namespace() -> str | None:
 
 
 def error_of(status: int, content: bytes, what: str) -> KubernetesError:
-    """Return the API's refusal as an error of the server."""
+    """Return the server's error for a refusal by the API."""
     try:
         answer = parse_json(content)
         reason, message = answer.get("reason"), answer.get("message") or ""

@@ -43,7 +43,7 @@ class CatalogueEntry(BaseModel):
         """Return the name of the next session, or None if the limit of sessions is reached.
 
         The result depends only on the names that exist in the namespace. So two servers that need a session try to
-        create the same session, and only one of them succeeds.
+        create the same session, and only one server succeeds.
         """
         if sum(session.entry == self.name for session in sessions.values()) >= self.max_sessions:
             return None

@@ -284,7 +284,7 @@ class SessionProvisioner:
         namespace: str | None,
         made: Callable[[Manifest], None],
     ) -> None:
-        """Keep the catalogue.
+        """Create the provisioner for a catalogue.
 
         Sessions are created in `namespace`. `made` is called with each new session, before the watch reports the
         session.

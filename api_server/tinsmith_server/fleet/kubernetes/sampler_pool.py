@@ -190,7 +190,7 @@ def _endpoint(part: _EndpointPart, port: int) -> Endpoint:
 
 
 def endpoints_of(slices: Iterable[Slice], pool: Key) -> dict[str, Endpoint]:
-    """Return the endpoints by the pod's UID.
+    """Return the endpoints by pod UID.
 
     A pod can be in two slices: in one slice for each address family, or in the old and the new slice during a move.
     """

@@ -130,7 +130,7 @@ def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, 
 
 
 def _saves_socket(worker_id: str, socket: Path) -> list[str]:
-    """Return the flags for the socket that shares saves.
+    """Return the flag with the socket on which a worker streams saves.
 
     The socket's path is always the same for one worker, and short enough for a Unix socket.
     """

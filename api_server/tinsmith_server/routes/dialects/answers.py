@@ -99,7 +99,7 @@ async def whole_answer(
 
 
 async def streamed_answer(request: Request, drawing: TextGeneration, tenant: str, writer: EventWriter) -> Response:
-    """Return a stream whose first piece is already known.
+    """Return a stream after its first piece is known.
 
     Raises the error of a sample that fails before its first piece.
     """

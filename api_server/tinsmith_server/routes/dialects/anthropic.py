@@ -131,7 +131,7 @@ add_not_here(elsewhere, ["/anthropic", "/anthropic/{path:path}", *misplaced("/me
 
 
 class MessageWriter(EventWriter):
-    """A writer of Anthropic's events, each of which has a name."""
+    """A writer of Anthropic's events. Each event has a name."""
 
     def __init__(self, model: str) -> None:
         self._events = MessageEvents(model)

@@ -41,11 +41,11 @@ BAD_REQUEST = 400
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}}}
 }
-"""`responses` of a route whose answer may be a stream."""
+"""The OpenAPI `responses` of a route with an answer that may be a stream."""
 
 
 def problems_as(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a dialect's router."""
+    """Return the OpenAPI `responses` of a dialect's router."""
     return {status: {"model": model, "description": "The error."} for status in PROBLEMS}
 
 
@@ -131,7 +131,10 @@ def full_path(path: str, *, by_anthropic: bool = False) -> str:
 
 
 class ShortPaths:
-    """Middleware that rewrites a short path before routing. Limits and metrics then know one route for both paths."""
+    """Middleware that rewrites a short path before routing.
+
+    Limits and metrics then know only one route for the short and the full path.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

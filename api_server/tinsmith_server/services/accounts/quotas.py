@@ -33,7 +33,7 @@ class AdapterQuota:
     async def one_more(self, tenant: str) -> AsyncIterator[str | None]:
         """Yield the reason why the tenant may have no further model, or None if a further model is allowed.
 
-        Other creations of the tenant wait until the context ends.
+        Other creations of models by the tenant wait until the context ends.
         """
         async with self._creating[tenant]:
             held = await self._store.count_live_models(tenant)

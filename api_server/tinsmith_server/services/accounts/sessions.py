@@ -183,14 +183,17 @@ class KeyedRequest:
 
 
 def keyed_request(key: str | None, content: object) -> KeyedRequest | None:
-    """Return the key with the request's digest, or None without a key. `content` is the complete request as JSON."""
+    """Return the idempotency key with the digest of the request, or None without an idempotency key.
+
+    `content` is the complete request as JSON.
+    """
     if key is None:
         return None
     return KeyedRequest(key, hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
 
 
 def check_repeats(made: Session, request: KeyedRequest) -> None:
-    """Raise Unprocessable if the session of this key was made by another request.
+    """Raise Unprocessable if the session of this idempotency key was made by another request.
 
     This check does not answer 409, because the SDK would retry for minutes after a 409.
     """

@@ -1,4 +1,7 @@
-"""The reaper. The reaper ends silent sessions, and ends models with a permanently lost worker."""
+"""The reaper of silent sessions and lost workers.
+
+The reaper ends silent sessions, and ends models with a permanently lost worker.
+"""
 
 from __future__ import annotations
 

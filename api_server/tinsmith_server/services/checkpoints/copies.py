@@ -132,7 +132,7 @@ class Copies:
         request: CopyWeightsRequest,
         keyed: KeyedRequest | None,
     ) -> Checkpoint:
-        """Return the record in the store.
+        """Return the copy's record in the store.
 
         The record may belong to the copy that another server made for the same request.
         """

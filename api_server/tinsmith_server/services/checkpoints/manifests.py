@@ -78,7 +78,7 @@ def _check_sizes(directory: str, saved: Mapping[str, SavedFile], found: Mapping[
 
 
 def _at_most(parts: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
-    """Yield the parts up to a limit. A manifest that was replaced must not fill the memory."""
+    """Yield the parts up to a limit. A replaced manifest must not fill the memory."""
     size_bytes = 0
     for part in parts:
         yield part

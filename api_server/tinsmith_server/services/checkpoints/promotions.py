@@ -40,7 +40,7 @@ class Expected(Enum):
 
 
 class Promotions:
-    """The promoted names of tenants. A name points to a checkpoint of its own tenant that has no expiry.
+    """The promoted names of tenants. A name points to a checkpoint of its own tenant, and the checkpoint has no expiry.
 
     Each request reads the store, so all servers answer with the current value.
     """

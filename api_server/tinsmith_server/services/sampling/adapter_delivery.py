@@ -21,7 +21,7 @@ from tinsmith_server.store.records import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint that the tenant may sample, and the worker that made it.
+    """A checkpoint that the tenant may sample, and the worker that made the checkpoint.
 
     The worker is "" if the worker is unknown.
     """

@@ -43,7 +43,7 @@ class SampleSubmission:
 def sample_submission(body: dict[str, Any]) -> SampleSubmission:
     """Return the submission.
 
-    Raises Unprocessable if the sampling session or the number is missing. Other errors fail the future.
+    Raises Unprocessable if the sampling session or the number is missing. Other errors make the future fail.
     """
     session_id, seq_id = body.get("sampling_session_id"), body.get("seq_id")
     if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
@@ -70,7 +70,7 @@ class PlainSample:
 
 
 def plain_sample(content: dict[str, Any]) -> PlainSample:
-    """Return the sample. Raises Unprocessable if the body has an unknown form. Other errors fail the future."""
+    """Return the sample. Raises Unprocessable if the body has an unknown form. Other errors make the future fail."""
     named, base_model, model_path = map(content.get, ("sampling_session_id", "base_model", "model_path"))
     sources = (named, base_model, model_path)
     if not any(sources) or not all(isinstance(source, str | None) for source in sources):

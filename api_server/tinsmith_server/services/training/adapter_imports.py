@@ -132,7 +132,7 @@ class AdapterImports:
         return StartedUpload(upload_id, {name: f"{prefix}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)}, expires)
 
     async def upload_of(self, upload_id: str) -> Upload:
-        """Return the upload of an ID.
+        """Return the upload with this ID.
 
         Raises NotFound for an ID that this server did not issue, and for an expired ID.
         """

@@ -61,7 +61,7 @@ class Models:
         self._bound: RowCache[str, Model] = RowCache(BOUND_SECONDS)
 
     async def create(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
-        """Create a model. Errors that occur after the IDs are known fail the model's future.
+        """Create a model. Errors that occur after the IDs are known make the model's future fail.
 
         If the request has no session, the model gets a new session. The same idempotency key gives the same session.
         """

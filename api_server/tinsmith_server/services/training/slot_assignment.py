@@ -117,7 +117,7 @@ class QueuePosition:
     def sentence(self, holders: Sequence[SlotHolder], next_step: str, now: datetime) -> str:
         """Return the message for the tenant of the model.
 
-        The message tells about other tenants only the number of slots that they hold.
+        About other tenants, the message tells only the number of slots that they hold.
         """
         turn = f"{_ordinal(self.number)} of {self.total} waiting" if self.total > 1 else "waiting"
         goal = f"one of {self.slots} places" if self.slots else "a worker"

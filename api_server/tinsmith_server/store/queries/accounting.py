@@ -41,7 +41,8 @@ class UsageQueries(Queries):
     async def add_storage_usage(self, now: datetime, least: timedelta, longest: timedelta) -> None:
         """Add the usage of storage by named checkpoints since the last round.
 
-        A round within `least` of the last round adds nothing. A time longer than `longest` counts as `longest`.
+        A round adds nothing if less than `least` has passed since the last round. A longer time than `longest` since
+        the last round counts as `longest`.
         """
 
         async def add(connection: AsyncConnection) -> None:
@@ -114,7 +115,7 @@ class AuditQueries(Queries):
         return await self._database.read(lambda connection: fetch_all(connection, AuditEntry, query))
 
     async def delete_old_accounts(self, before: datetime) -> None:
-        """Delete older usage and audit entries."""
+        """Delete the usage and the audit entries from before this time."""
         await self._write(delete(usage).where(usage.c.hour < before))
         await self._write(delete(audit).where(audit.c.at < before))
 

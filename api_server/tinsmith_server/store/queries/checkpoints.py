@@ -81,10 +81,7 @@ class CheckpointQueries(Queries):
         return await self._read_page(Checkpoint, query, limit, offset)
 
     async def checkpoint_totals_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, CheckpointTotals]:
-        """Return the totals of the named checkpoints of each session's models.
-
-        Sessions without checkpoints are missing.
-        """
+        """Return the totals of the named checkpoints, by session. Sessions without checkpoints are left out."""
         query = (
             select(models.c.session_id, func.count(), func.sum(checkpoints.c.size_bytes))
             .join_from(checkpoints, models, checkpoints.c.run_id == models.c.model_id)

@@ -49,7 +49,7 @@ class LeaseQueries(Queries):
         return await self._database.read(_attending)
 
     async def hold_leases(self, replica: str, names: Collection[str], seconds: float) -> frozenset[str]:
-        """Take the leases that are free, have expired, or belong to the replica, for `seconds`.
+        """Take, for `seconds`, the given leases that are free, have expired, or belong to the replica.
 
         Return the leases that the replica now holds.
         """

@@ -122,7 +122,7 @@ class PlacementQueries(Queries):
         await self._database.write(displace)
 
     async def used_slots(self) -> Mapping[str, int]:
-        """Return the number of used slots of each worker. Workers without used slots are missing."""
+        """Return the number of used slots of each worker. Workers without used slots are left out."""
 
         async def count(connection: AsyncConnection) -> Mapping[str, int]:
             rows = select(placements.c.worker_id, func.count()).group_by(placements.c.worker_id)

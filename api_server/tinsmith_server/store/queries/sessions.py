@@ -49,7 +49,7 @@ class SessionQueries(Queries):
     async def sessions_after(self, tenant: str, position: tuple[datetime, str] | None, limit: int) -> Sequence[Session]:
         """Return the sessions after a position (creation time and ID), newest first.
 
-        None starts at the newest session.
+        Without a position, start at the newest session.
         """
         age = sessions.c.created_at, sessions.c.session_id
         query = select_records(sessions, Session).where(sessions.c.tenant == tenant)

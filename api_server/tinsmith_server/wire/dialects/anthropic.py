@@ -60,7 +60,10 @@ class CountTokensRequest(Request):
         return self
 
     def _check_unknown(self) -> None:
-        """Refuse the same fields as a message does. So the count is correct for the prompt that would be sampled."""
+        """Refuse the fields that a request for a message refuses.
+
+        So the count is correct for the prompt that would be sampled.
+        """
         unknown = dict(self.model_extra or {})
         if _edits_nothing(unknown.get("context_management")):
             unknown.pop("context_management", None)

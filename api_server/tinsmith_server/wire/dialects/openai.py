@@ -30,7 +30,10 @@ MOST_LIKELIEST = 20
 DEFAULT_COMPLETION_TOKENS = 16
 TOKEN_LIMIT = 2**31
 REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""The newer and the older name of the field for reasoning at other servers. Chat templates read the older name."""
+"""The newer name and the older name of the field in which other servers return reasoning.
+
+Chat templates read the older name.
+"""
 MESSAGE_FIELDS = frozenset(
     {
         *("role", "content", "refusal", "name", "tool_call_id", "tool_calls", *REASONING_FIELDS),

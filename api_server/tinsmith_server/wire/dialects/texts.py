@@ -30,7 +30,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
-"""Fields of other servers, with the values of each field that have no effect."""
+"""Fields of other servers, and the values of each field that have no effect."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 
@@ -85,7 +85,7 @@ class MessagePart:
 
 @dataclass(slots=True)
 class Message:
-    """The message that the pieces of a sequence form. `parts` are in the order of the text."""
+    """The message that is built from the pieces of a sequence. `parts` are in the order of the text."""
 
     parts: list[MessagePart] = field(default_factory=list)
     tokens: list[worker_pb2.TokenText] = field(default_factory=list)
