@@ -87,7 +87,7 @@ class ModelNotAtWorker(WorkerError):
 
 
 class WorkerFull(WorkerError):
-    """The worker has no room: for `Submit` on the journal's disk, for `Sample` in the queue."""
+    """The worker has no room: on the journal's disk for `Submit`, or in the queue for `Sample`."""
 
 
 class StorageFull(WorkerError):

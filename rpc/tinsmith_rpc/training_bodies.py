@@ -135,7 +135,7 @@ Without this limit, a body of unknown fields would take seconds of the engine's 
 """
 TOKEN_BYTES = 4
 UNCOUNTED_IMAGE_TOKENS = 1024
-"""The number of tokens that an image counts if the sender does not give a number.
+"""The number of tokens for an image if the sender does not give a number.
 
 The default is the number for an image of 900 x 900 pixels with Qwen.
 """

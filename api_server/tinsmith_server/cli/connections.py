@@ -43,7 +43,8 @@ _TOO_SLOW = f"the request's header did not arrive within {HEAD_SECONDS:g} s"
 class Addresses:
     """The number of connections of each address.
 
-    Connections of trusted proxies are not counted here. `AddressLimit` counts the requests on these connections.
+    Connections of trusted proxies are not counted here. `AddressLimit` counts the requests on the connections of
+    trusted proxies.
     """
 
     def __init__(self, limit: int, trusted: Sequence[str]) -> None:

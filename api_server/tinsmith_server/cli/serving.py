@@ -214,7 +214,7 @@ def _leave(_number: int, _frame: object) -> None:
 def _stopped(_number: int, _frame: object) -> None:
     """Ignore the signal that uvicorn raises again after a clean stop.
 
-    With this signal, the exit status would mean "killed".
+    If the process raised this signal, the exit status would mean "killed".
     """
 
 

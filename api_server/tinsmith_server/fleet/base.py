@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ServedModel:
     """A base model under the name that clients use. Any number of workers may serve a model.
 
-    Two names of the same base weights have equal `weights`. If a limit is None, the worker decides. `training` and
-    `sampling` are True if a worker for training, or a sampler, exists or may be created.
+    Two names of the same base weights have equal `weights`. If a limit is None, the worker decides. `training` is True
+    if a worker for training exists or may be created; `sampling` is True if a sampler exists or may be created.
     """
 
     name: str
@@ -119,7 +119,7 @@ class WorkerClient(SamplerClient, Protocol):
         """Return the operation's number and epoch when the operation is on the worker's disk.
 
         Tenants share the worker fairly. Raises ModelNotAtWorker, StorageFull if nothing was accepted, StaleEpoch, and
-        Unprocessable if the client numbers only some of the model's operations.
+        Unprocessable if only some of the model's operations have a number from the client.
         """
 
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
@@ -306,9 +306,6 @@ def places_of(description: worker_pb2.DescribeReply) -> int:
 
 
 def share_weights(fleet: Fleet, one: str, other: str) -> bool:
-    """Return whether two names mean the same base weights.
-
-    An adapter of a base model fits every name of the same weights.
-    """
+    """Return whether two names mean the same base weights. An adapter fits all names of the same base weights."""
     first, second = fleet.model(one), fleet.model(other)
     return one == other or (first is not None and second is not None and first.weights == second.weights)

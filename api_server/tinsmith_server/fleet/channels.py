@@ -1,7 +1,7 @@
 """Channels to workers: a Unix socket on this machine, or mutual TLS over the network.
 
 A channel keeps the certificate with which it was opened. The certificate files are replaced while the server runs. So
-the owner of a channel calls `TlsDirectory.shows` regularly, and opens a new channel after the result False.
+the owner of a channel calls `TlsDirectory.shows` regularly, and opens a new channel when this method returns False.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ _ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
 
 
 class GrpcWorkerClient(WorkerClient):
-    """A client of one instance under one epoch."""
+    """A client of one worker instance under one epoch."""
 
     def __init__(self, target: str, tls: WorkerTls | None = None) -> None:
         """Open a channel.

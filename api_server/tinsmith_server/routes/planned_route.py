@@ -126,7 +126,7 @@ async def _run(steps: Sequence[_Step], request: Request, extra: Response | None)
 
 
 async def _run_closing(steps: Sequence[_Step], request: Request, extra: Response | None) -> Response | BaseModel:
-    """Run steps, some of which are generators, and close the generators at the end."""
+    """Run the steps, and close the generators among the steps at the end."""
     made: list[Any] = []
     async with AsyncExitStack() as opened:
         for step in steps:

@@ -44,7 +44,8 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     """Run the missing steps up to `revision`, in the transaction that is open on the connection.
 
     A schema that this version does not know was made by a newer version, and stays unchanged. This version can still
-    use a newer schema, because steps only add to the schema until every replica is new (`migrations/README.md`).
+    use a newer schema, because migration steps only add to the schema until every replica is new
+    (`migrations/README.md`).
     """
     present, known = _revision_of(connection), known_revisions()
     if present == known[-1]:

@@ -138,7 +138,10 @@ def is_sample_number(seq_id: object) -> bool:
 
 
 LAST_CLIENT = (2**63 - 1) // SAMPLES_OF_A_CLIENT
-"""The highest number that a client can have. The numbers of a higher client's samples would need more than 64 bits."""
+"""The highest number that a client can have.
+
+Samples of a client with a higher number would need numbers of more than 64 bits.
+"""
 
 
 def is_client_counter(seq_id: object) -> bool:

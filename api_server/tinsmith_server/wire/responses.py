@@ -48,7 +48,7 @@ class UserAddress(Response):
 
 
 class KeyDetails(Response):
-    """A key in the form of the vendor's accounts. Here, a key belongs to a tenant."""
+    """A key in the form that the vendor's API uses. Here, a key belongs to a tenant."""
 
     org_details: OrganizationName
     user_details: UserAddress

@@ -226,7 +226,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _flattened(text: bytes) -> bytes:
-    """Return the JSON text, with all objects and lists at the depth limit made empty."""
+    """Remove the contents of all objects and lists at the depth limit, and return the JSON text."""
     kept, depth, begins = bytearray(), 0, 0
     for token in _STRINGS_AND_BRACKETS.finditer(text):
         bracket = token[0]

@@ -312,7 +312,7 @@ class SessionProvisioner:
             return _nothing_more(fitting, entries) or _nothing_fits(base_model, rank, sampling)
 
     async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, TrainingSession]) -> str | None:
-        """Return what a caller that needs this entry is waiting for, or None if the entry allows no more sessions.
+        """Return a message about the session that the entry provides, or None if the entry allows no more sessions.
 
         `sessions` are the sessions of the namespace.
         """

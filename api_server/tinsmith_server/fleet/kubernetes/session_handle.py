@@ -105,7 +105,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         await self._epochs.record_home(self._worker_id, str(Home.of(self.session, self._cluster)))
 
     async def _saves_address(self) -> SavesAddress | None:
-        """Return the address with an IP address, because a sampler may be able to reach workers, but no name server."""
+        """Return the address with an IP instead of a host name, because a sampler may reach no name server."""
         target = await numbered(self.session.endpoint or "")
         return SavesAddress(target, self._worker_id, self.session.namespace) if target else None
 

@@ -154,7 +154,7 @@ class LocalFleet(Fleet):
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        """Return the workers that sample, or their samplers, for any rank.
+        """Return the sampler processes, or the workers if the workers themselves sample, for any rank.
 
         A sampler refuses a rank that it does not support.
         """

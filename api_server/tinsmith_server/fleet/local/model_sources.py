@@ -25,7 +25,7 @@ class ModelDirectory:
 
 
 def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
-    """Return the directory of every NAME[=PATH]. For the name of a hub repository, the model is downloaded.
+    """Return the directory of every NAME[=PATH]. If the value is the name of a hub repository, the model is downloaded.
 
     Raises StartupError with the name of the missing file.
     """

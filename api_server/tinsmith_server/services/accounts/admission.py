@@ -23,7 +23,7 @@ INLINE_BYTES = 16 * 1024
 
 
 class Admission:
-    """The limits of one server: for `bodies` of requests, for `results` that it sends, and for `slots` of the loop."""
+    """The limits of one server: `bodies` for requests, `results` for large results, and `slots` for the event loop."""
 
     def __init__(self, settings: Settings, keys: Keys) -> None:
         self.bodies = BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all)

@@ -80,7 +80,7 @@ class BodyBudget:
         self._wake_all()
 
     def received(self, account: Account) -> None:
-        """Mark the body as received completely. The next-oldest request that still receives then always gets room."""
+        """Mark the body as received completely. The oldest request that is still receiving then has priority."""
         _remove(self._receiving, account)
         self._wake_all()
 

@@ -92,7 +92,7 @@ class Keys:
         return digest if token is None else token.key_hash
 
     async def token_for(self, secret: str | None) -> str:
-        """Return a token for an hour. If `key` is a token, the new token expires at the same time.
+        """Return a token for an hour. If `secret` is a token, the new token expires at the same time.
 
         Raises AuthenticationFailed.
         """

@@ -141,7 +141,7 @@ class Sessions:
             self._announce(session_id, "reaped")
 
     async def sweep(self) -> None:
-        """Delete sessions that contain only samples one day after the end of the session.
+        """Delete each session that contains only samples, one day after the end of the session.
 
         Sessions of models are kept, together with the models' checkpoints.
         """

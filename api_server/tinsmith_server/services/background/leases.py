@@ -116,7 +116,6 @@ async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
 def preferred(task: str, replicas: Sequence[str]) -> str:
     """Return the replica that should own a task.
 
-    Every replica computes the same result. When a replica appears or disappears, only the tasks in the share of this
-    replica move.
+    Every replica computes the same result. When a replica appears or disappears, only the tasks in its share move.
     """
     return max(replicas, key=lambda replica: hashlib.sha256(f"{replica}\0{task}".encode()).digest())

@@ -74,8 +74,8 @@ class Reaper:
     async def reap(self) -> None:
         """End silent sessions.
 
-        Silence counts only while a server is running. The time before a start, or while the host sleeps, does not
-        count.
+        Silence counts only while a server is running. The time before a server's start does not count, nor does the
+        time while the host sleeps.
         """
         # The clock is read once. If the host slept between two readings, its sleep would count as silence.
         now = self._clock()

@@ -115,9 +115,9 @@ class Checkpoints:
     async def _unless_promoted(self, path: TinkerPath, promoted: PromotedPath, change: Callable[[], Awaitable[R]]) -> R:
         """Make a change, unless a promoted name points to the checkpoint.
 
-        The store checks the names in the same transaction. Without this transaction, a name could be promoted in
-        between, and would then point to a missing checkpoint. Returns the result of the change, even if the checkpoint
-        no longer exists. Raises Unprocessable with the promoted names.
+        The store checks the names in the same transaction as the change. Without a common transaction, a name could be
+        promoted in between, and would then point to a missing checkpoint. Returns the result of the change, even if the
+        checkpoint no longer exists. Raises Unprocessable with the promoted names.
         """
         while not (changed := await change()):
             await refuse_to_end(self._store, promoted)

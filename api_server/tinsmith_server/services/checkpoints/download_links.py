@@ -99,7 +99,8 @@ class DownloadLinks:
     async def archive(self, token: str) -> Iterator[bytes]:
         """Yield the archive.
 
-        Raises NotFound for a forged link, an expired link or removed files, and CheckpointDamaged before any part.
+        Raises NotFound for a forged link, an expired link or removed files, and CheckpointDamaged before the first
+        part.
         """
         directory, digest = await self._linked(ARCHIVE, token)
         try:

@@ -145,7 +145,7 @@ def finish_file(written: str, path: str) -> None:
 
 
 def _sync_upwards(folder: str, root: str) -> None:
-    """Make the names in a folder, and in all its parents up to the root, durable."""
+    """Make the names in a folder durable, and also the names in all parent folders up to the root."""
     while True:
         _sync(folder)
         if folder == root or folder == posixpath.dirname(folder):

@@ -19,7 +19,7 @@ class CheckpointRefused(TinsmithError):
 class CheckpointLookup:
     """An object that finds the tenant's own checkpoints and public checkpoints.
 
-    For a checkpoint that is not in the store yet, this object asks the worker.
+    For a checkpoint that is not in the store yet, the lookup asks the worker.
     """
 
     def __init__(self, store: Store, events: Events, keys: Keys, clock: Clock = utc_now) -> None:
@@ -36,7 +36,7 @@ class CheckpointLookup:
         Raises CheckpointRefused; another tenant's private checkpoint looks like a missing checkpoint.
 
         An external checkpoint contains weights, so it is accepted wherever weights are required. `access_token` may be
-        a key or a token of another tenant. With this token, the other tenant's checkpoints can be read, too.
+        a key or a token of another tenant. With `access_token`, the other tenant's checkpoints can be read, too.
         """
         try:
             parsed = parse_tinker_path(path)

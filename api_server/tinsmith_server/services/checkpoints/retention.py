@@ -46,10 +46,10 @@ class Retention:
         await self._store.delete_old_tombstones(now - TOMBSTONE_RETENTION)
 
     async def enforce_ephemeral_cap(self, tenant: str) -> None:
-        """Remove the tenant's oldest unnamed weights over the limit. Sampling from removed weights answers 410.
+        """Remove the tenant's oldest unnamed weights if there are more than the limit.
 
-        The newest weights of each model are kept, because a program that saves often must not remove the current
-        weights of another program.
+        Sampling from removed weights answers 410. The newest weights of each model are kept, because a program that
+        saves often must not remove the current weights of another program.
         """
         kept = await self._store.ephemeral_checkpoints(tenant)
         newest = {checkpoint.run_id: checkpoint for checkpoint in kept}

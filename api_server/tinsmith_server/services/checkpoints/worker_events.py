@@ -134,7 +134,7 @@ class Events:
                 await self._model_created(worker_id, event.model_created.model_id)
 
     async def _model_created(self, worker_id: str, model_id: str) -> None:
-        """Bind a model after the worker's acknowledgement was lost.
+        """Bind a model that a worker has created, if the worker's acknowledgement was lost.
 
         If the model is bound to another worker or has ended, release the model at this worker. An accepted model that
         no other worker has created is bound to this worker, even if the model was placed at another worker. After a

@@ -350,7 +350,7 @@ class Sampling:
             )
 
     async def _checkpoint(self, session: SamplingSession) -> Checkpoint:
-        """Return the checkpoint that the sampling session samples.
+        """Return the checkpoint from which the sampling session samples.
 
         Raises Gone if the checkpoint is not kept any more.
         """

@@ -127,7 +127,7 @@ class Models:
         self._binding.note_free()
 
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
-        """End a bound model that its worker does not hold, because the creation failed or the worker's volume is lost.
+        """End a bound model that its worker does not hold: the creation failed, or the worker's volume is lost.
 
         `creation` is the worker's answer for operation 0. The model ends only if it is bound and `creation` is a
         failure or "not found". Returns the current model.

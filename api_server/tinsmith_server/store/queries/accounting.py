@@ -41,7 +41,7 @@ class UsageQueries(Queries):
     async def add_storage_usage(self, now: datetime, least: timedelta, longest: timedelta) -> None:
         """Add the usage of storage by named checkpoints since the last round.
 
-        A round adds nothing if less than `least` has passed since the last round. A longer time than `longest` since
+        A round adds nothing if less than `least` has passed since the last round. A time of more than `longest` since
         the last round counts as `longest`.
         """
 

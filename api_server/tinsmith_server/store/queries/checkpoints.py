@@ -265,16 +265,16 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, extra_rows: 
 
 
 async def _keep(connection: AsyncConnection, directory: str) -> None:
-    """Remove the directory from the garbage, in the transaction that gives the directory a name.
+    """Remove the directory from the list of garbage, in the transaction that stores a record of the directory.
 
-    The files of the directory are then not collected.
+    The files of the directory are then kept.
     """
     await connection.execute(delete(garbage).where(garbage.c.directory == directory))
 
 
 async def _discard(connection: AsyncConnection, directory: str) -> None:
-    """Add the directory to the garbage, in the transaction that removes its name.
+    """Add the directory to the list of garbage, in the transaction that removes the record of the directory.
 
-    So after a crash, all files without a name are in the garbage.
+    So after a crash, all files without a record are in the list of garbage.
     """
     await insert_unless_there(connection, garbage, {"directory": directory})

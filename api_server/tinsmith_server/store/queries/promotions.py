@@ -111,7 +111,7 @@ def _names_of(tenant: str) -> Select[Any]:
 
 
 def _lasting(checkpoint: Checkpoint) -> Select[Any]:
-    """Count the checkpoint, unless the checkpoint was deleted or got an expiry in the meantime."""
+    """Return a query that counts 1 if the checkpoint still exists and has no expiry, otherwise 0."""
     named = (checkpoints.c.run_id, checkpoints.c.type, checkpoints.c.name)
     lasts = checkpoints.c.deleted_at.is_(None) & checkpoints.c.expires_at.is_(None)
     this = (checkpoint.run_id, checkpoint.type, checkpoint.name)

@@ -60,7 +60,7 @@ class CountTokensRequest(Request):
         return self
 
     def _check_unknown(self) -> None:
-        """Refuse the fields that a request for a message refuses.
+        """Refuse the same fields as the request for a message.
 
         So the count is correct for the prompt that would be sampled.
         """
@@ -345,7 +345,7 @@ def model(name: str, created: int) -> Answer:
 
 
 def usage_of(usage: TokenUsage) -> Answer:
-    """Return the usage. The number of other input tokens does not include cached tokens."""
+    """Return the usage. `input_tokens` does not include cached tokens."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,

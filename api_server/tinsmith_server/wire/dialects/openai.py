@@ -42,8 +42,8 @@ MESSAGE_FIELDS = frozenset(
 )
 """The fields of a message.
 
-The fields in the last line are ignored. Ignored fields are notes about caches, and notes in answers that clients send
-back (LiteLLM adds some to every answer).
+The fields in the last line of the set are ignored. Ignored fields are notes about caches, and notes in answers that
+clients send back (LiteLLM adds some to every answer).
 """
 
 # Fields that clients may send and that are ignored: they change no sample.
@@ -240,7 +240,7 @@ def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_fields(where: str, role: str, message: Mapping[str, Any]) -> None:
-    """Refuse a message that has a field which the prompt would not contain."""
+    """Refuse a message with fields that cannot become a part of the prompt."""
     for name in sorted(message.keys() - MESSAGE_FIELDS):
         refuse(f"{where}.{name}", message[name])
     if role != "assistant" and message.get("content") is None:

@@ -125,7 +125,7 @@ class Message:
 
 
 def refuse(what: str, value: object) -> None:
-    """Raise ValueError if the value has an effect."""
+    """Raise ValueError if the field `what` has a value with an effect."""
     if value:
         raise ValueError(f"{what} is not supported; remove it")
 
