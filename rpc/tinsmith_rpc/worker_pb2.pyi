@@ -3,7 +3,7 @@
 isort:skip_file
 The protocol between an API server and a worker. A worker holds one base model,
 its adapters, and the journal of accepted operations. A sampler holds a base
-model and the adapters that samples need, but no journal: it answers only
+model and the adapters that samples need, but no journal. A sampler answers only
 Describe and the calls about samples.
 
 Workers keep their image while servers are upgraded. The default value of a new

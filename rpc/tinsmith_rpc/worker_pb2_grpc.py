@@ -130,31 +130,31 @@ class WorkerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Returns the worker's identity and state, also before it is activated.
+        """Returns the worker's identity and state, also before the worker is activated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Activate(self, request, context):
-        """Fences older servers: the epoch is written to the volume before the journal
+        """Refuses older servers from now on: the epoch is written to the volume before the journal
         is opened. Repeating the same epoch has no effect.
         FAILED_PRECONDITION: the worker has seen a higher epoch.
-        RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when it has.
+        RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when the volume has space.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request, context):
-        """Accepts an operation, and returns after it is on disk. A repeated (model_id,
-        seq_id) gets the same answer and runs once; bodies are not compared.
-        An operation without a number gets the model's next one; the same idempotency_key gets the same number.
+        """Accepts an operation, and returns when the operation is on disk. A repeated (model_id, seq_id) gets the same
+        answer, and the operation runs once; bodies are not compared.
+        An operation without a number gets the model's next number; the same idempotency_key gets the same number.
         INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
         NOT_FOUND: the worker does not hold this model, and the operation does not create it.
         RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
         FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.
-        UNAVAILABLE: draining.
+        UNAVAILABLE: the worker is draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,9 +184,9 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AwaitSamples(self, request, context):
-        """Waits until a sample of one sampling client has ended and was not reported yet, and returns the ended samples
-        without their results. A round is reported again until a request confirms it (`seen`) or the result was fetched,
-        and after a minute without either.
+        """Waits for ended samples of one sampling client that were not reported yet, and returns the samples without results.
+        A sample is reported again until a request confirms the round of the report (`seen`), or until the result of
+        the sample is fetched. After a minute, a sample is reported again unless its result was fetched.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -195,7 +195,7 @@ class WorkerServicer(object):
     def RenderPrompt(self, request, context):
         """Returns the tokens of a text, or of a conversation rendered by the model's chat template.
         INVALID_ARGUMENT: the model has no chat template, or the template rejects the conversation; the message says why.
-        UNIMPLEMENTED: this worker has no sampler, or one that supports only tokens.
+        UNIMPLEMENTED: this worker has no sampler, or its sampler supports only tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,8 +216,8 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
-        """Announces samples of this adapter. A sampler with space loads it into memory, unless other samples would have to
-        wait. Returns at once, without a guarantee.
+        """Announces samples of this adapter. A sampler with space loads the adapter into memory, unless other samples would
+        have to wait. Returns immediately, without a guarantee.
         UNIMPLEMENTED: this worker has no sampler.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -225,9 +225,9 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StreamSave(self, request, context):
-        """Streams the weights of a recent save from memory to a sampler: first its manifest, by whose digest it is
-        requested, then the content of its weights file. The receiver checks both digests.
-        NOT_FOUND: the save is not in memory; it may be on the checkpoint root.
+        """Streams the weights of a recent save from memory to a sampler: first the manifest, then the content of the weights
+        file. The request names the digest of the manifest. The receiver checks both digests.
+        NOT_FOUND: the save is not in memory, but may be on the checkpoint root.
         RESOURCE_EXHAUSTED: too many streams are open; read the checkpoint root.
         UNIMPLEMENTED: this is a sampler.
         """
@@ -236,7 +236,7 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Events(self, request, context):
-        """Long-polls for events after the cursor that the store must record, oldest first.
+        """Waits for events that the store must record, and returns the events after the cursor, oldest first.
         Events at or below the cursor may be deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -244,10 +244,11 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ImportAdapter(self, request, context):
-        """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. It is not in the
-        journal: the same files make the same checkpoint.
+        """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. The journal
+        does not record the import: the same files make the same checkpoint.
         INVALID_ARGUMENT: a file is missing, or the files are not an adapter of this base model; the message says why.
-        INTERNAL: the checkpoint root refused the write. UNAVAILABLE: draining, or retry the checkpoint root later.
+        INTERNAL: the checkpoint root refused the write. UNAVAILABLE: the worker is draining, or
+        the checkpoint root cannot be reached; retry later.
         UNIMPLEMENTED: this is a sampler.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -255,9 +256,9 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request, context):
-        """Takes a snapshot of every adapter that has changed since its last one, between two operations, and returns when
-        they are on disk. Concurrent calls share one round.
-        FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: draining, which takes snapshots too.
+        """Takes a snapshot of every adapter that has changed since its last snapshot, between two operations, and returns
+        when the snapshots are on disk. Concurrent calls share one round.
+        FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: the worker is draining, and takes snapshots anyway.
         RESOURCE_EXHAUSTED: the volume has no space.
         UNIMPLEMENTED: this is a sampler.
         """
@@ -266,8 +267,8 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TakeUsage(self, request, context):
-        """Returns the usage since the last call. Each amount is returned once, so the caller must record it. Usage counts
-        when an operation has succeeded; a replay does not count.
+        """Returns the usage since the last call. Each amount is returned once, so the caller must record the amount.
+        Usage counts when an operation has succeeded; a replay does not count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -283,7 +284,7 @@ class WorkerServicer(object):
 
     def ReadTokenizer(self, request, context):
         """Returns the files of the base model's tokenizer that are on an allow-list, or no files if `known_digest` matches.
-        INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file links to a path outside the model.
+        INVALID_ARGUMENT: there is no tokenizer, the tokenizer is too large, or a file links to a path outside the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

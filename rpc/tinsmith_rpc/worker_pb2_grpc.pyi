@@ -3,7 +3,7 @@
 isort:skip_file
 The protocol between an API server and a worker. A worker holds one base model,
 its adapters, and the journal of accepted operations. A sampler holds a base
-model and the adapters that samples need, but no journal: it answers only
+model and the adapters that samples need, but no journal. A sampler answers only
 Describe and the calls about samples.
 
 Workers keep their image while servers are upgraded. The default value of a new
@@ -40,22 +40,22 @@ class WorkerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeReply]
-    """Returns the worker's identity and state, also before it is activated."""
+    """Returns the worker's identity and state, also before the worker is activated."""
     Activate: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ActivateRequest, _worker_pb2.ActivateReply]
-    """Fences older servers: the epoch is written to the volume before the journal
+    """Refuses older servers from now on: the epoch is written to the volume before the journal
     is opened. Repeating the same epoch has no effect.
     FAILED_PRECONDITION: the worker has seen a higher epoch.
-    RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when it has.
+    RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when the volume has space.
     """
     Submit: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitReply]
-    """Accepts an operation, and returns after it is on disk. A repeated (model_id,
-    seq_id) gets the same answer and runs once; bodies are not compared.
-    An operation without a number gets the model's next one; the same idempotency_key gets the same number.
+    """Accepts an operation, and returns when the operation is on disk. A repeated (model_id, seq_id) gets the same
+    answer, and the operation runs once; bodies are not compared.
+    An operation without a number gets the model's next number; the same idempotency_key gets the same number.
     INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
     NOT_FOUND: the worker does not hold this model, and the operation does not create it.
     RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
     FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.
-    UNAVAILABLE: draining.
+    UNAVAILABLE: the worker is draining.
     """
     Await: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitRequest, _worker_pb2.AwaitReply]
     """Waits up to timeout_seconds for a result, which can be read any number of times."""
@@ -67,52 +67,53 @@ class WorkerStub:
     """
     AwaitSample: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitSampleRequest, _worker_pb2.AwaitReply]
     AwaitSamples: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitSamplesRequest, _worker_pb2.AwaitSamplesReply]
-    """Waits until a sample of one sampling client has ended and was not reported yet, and returns the ended samples
-    without their results. A round is reported again until a request confirms it (`seen`) or the result was fetched,
-    and after a minute without either.
+    """Waits for ended samples of one sampling client that were not reported yet, and returns the samples without results.
+    A sample is reported again until a request confirms the round of the report (`seen`), or until the result of
+    the sample is fetched. After a minute, a sample is reported again unless its result was fetched.
     """
     RenderPrompt: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RenderPromptRequest, _worker_pb2.RenderPromptReply]
     """Returns the tokens of a text, or of a conversation rendered by the model's chat template.
     INVALID_ARGUMENT: the model has no chat template, or the template rejects the conversation; the message says why.
-    UNIMPLEMENTED: this worker has no sampler, or one that supports only tokens.
+    UNIMPLEMENTED: this worker has no sampler, or its sampler supports only tokens.
     """
     AwaitText: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitTextRequest, _worker_pb2.AwaitTextReply]
     """Waits for the next pieces of a sample that is read as text. Pieces before `seen` are discarded."""
     CancelSample: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CancelSampleRequest, _worker_pb2.CancelSampleReply]
     """Cancels a sample. Unknown ids are ignored."""
     Prepare: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PrepareRequest, _worker_pb2.PrepareReply]
-    """Announces samples of this adapter. A sampler with space loads it into memory, unless other samples would have to
-    wait. Returns at once, without a guarantee.
+    """Announces samples of this adapter. A sampler with space loads the adapter into memory, unless other samples would
+    have to wait. Returns immediately, without a guarantee.
     UNIMPLEMENTED: this worker has no sampler.
     """
     StreamSave: _grpc.UnaryStreamMultiCallable[_worker_pb2.StreamSaveRequest, _worker_pb2.SavePart]
-    """Streams the weights of a recent save from memory to a sampler: first its manifest, by whose digest it is
-    requested, then the content of its weights file. The receiver checks both digests.
-    NOT_FOUND: the save is not in memory; it may be on the checkpoint root.
+    """Streams the weights of a recent save from memory to a sampler: first the manifest, then the content of the weights
+    file. The request names the digest of the manifest. The receiver checks both digests.
+    NOT_FOUND: the save is not in memory, but may be on the checkpoint root.
     RESOURCE_EXHAUSTED: too many streams are open; read the checkpoint root.
     UNIMPLEMENTED: this is a sampler.
     """
     Events: _grpc.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]
-    """Long-polls for events after the cursor that the store must record, oldest first.
+    """Waits for events that the store must record, and returns the events after the cursor, oldest first.
     Events at or below the cursor may be deleted.
     """
     ImportAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ImportAdapterRequest, _worker_pb2.ImportAdapterReply]
-    """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. It is not in the
-    journal: the same files make the same checkpoint.
+    """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. The journal
+    does not record the import: the same files make the same checkpoint.
     INVALID_ARGUMENT: a file is missing, or the files are not an adapter of this base model; the message says why.
-    INTERNAL: the checkpoint root refused the write. UNAVAILABLE: draining, or retry the checkpoint root later.
+    INTERNAL: the checkpoint root refused the write. UNAVAILABLE: the worker is draining, or
+    the checkpoint root cannot be reached; retry later.
     UNIMPLEMENTED: this is a sampler.
     """
     Snapshot: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SnapshotRequest, _worker_pb2.SnapshotReply]
-    """Takes a snapshot of every adapter that has changed since its last one, between two operations, and returns when
-    they are on disk. Concurrent calls share one round.
-    FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: draining, which takes snapshots too.
+    """Takes a snapshot of every adapter that has changed since its last snapshot, between two operations, and returns
+    when the snapshots are on disk. Concurrent calls share one round.
+    FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: the worker is draining, and takes snapshots anyway.
     RESOURCE_EXHAUSTED: the volume has no space.
     UNIMPLEMENTED: this is a sampler.
     """
     TakeUsage: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TakeUsageRequest, _worker_pb2.TakeUsageReply]
-    """Returns the usage since the last call. Each amount is returned once, so the caller must record it. Usage counts
-    when an operation has succeeded; a replay does not count.
+    """Returns the usage since the last call. Each amount is returned once, so the caller must record the amount.
+    Usage counts when an operation has succeeded; a replay does not count.
     """
     Timeline: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TimelineRequest, _worker_pb2.TimelineReply]
     """Returns when the operations and samples of a session were submitted, started and ended: the operations that are
@@ -120,29 +121,29 @@ class WorkerStub:
     """
     ReadTokenizer: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReadTokenizerRequest, _worker_pb2.ReadTokenizerReply]
     """Returns the files of the base model's tokenizer that are on an allow-list, or no files if `known_digest` matches.
-    INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file links to a path outside the model.
+    INVALID_ARGUMENT: there is no tokenizer, the tokenizer is too large, or a file links to a path outside the model.
     """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeReply]  # type: ignore[assignment]
-    """Returns the worker's identity and state, also before it is activated."""
+    """Returns the worker's identity and state, also before the worker is activated."""
     Activate: _aio.UnaryUnaryMultiCallable[_worker_pb2.ActivateRequest, _worker_pb2.ActivateReply]  # type: ignore[assignment]
-    """Fences older servers: the epoch is written to the volume before the journal
+    """Refuses older servers from now on: the epoch is written to the volume before the journal
     is opened. Repeating the same epoch has no effect.
     FAILED_PRECONDITION: the worker has seen a higher epoch.
-    RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when it has.
+    RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when the volume has space.
     """
     Submit: _aio.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitReply]  # type: ignore[assignment]
-    """Accepts an operation, and returns after it is on disk. A repeated (model_id,
-    seq_id) gets the same answer and runs once; bodies are not compared.
-    An operation without a number gets the model's next one; the same idempotency_key gets the same number.
+    """Accepts an operation, and returns when the operation is on disk. A repeated (model_id, seq_id) gets the same
+    answer, and the operation runs once; bodies are not compared.
+    An operation without a number gets the model's next number; the same idempotency_key gets the same number.
     INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
     NOT_FOUND: the worker does not hold this model, and the operation does not create it.
     RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
     FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.
-    UNAVAILABLE: draining.
+    UNAVAILABLE: the worker is draining.
     """
     Await: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitRequest, _worker_pb2.AwaitReply]  # type: ignore[assignment]
     """Waits up to timeout_seconds for a result, which can be read any number of times."""
@@ -154,52 +155,53 @@ class WorkerAsyncStub(WorkerStub):
     """
     AwaitSample: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitSampleRequest, _worker_pb2.AwaitReply]  # type: ignore[assignment]
     AwaitSamples: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitSamplesRequest, _worker_pb2.AwaitSamplesReply]  # type: ignore[assignment]
-    """Waits until a sample of one sampling client has ended and was not reported yet, and returns the ended samples
-    without their results. A round is reported again until a request confirms it (`seen`) or the result was fetched,
-    and after a minute without either.
+    """Waits for ended samples of one sampling client that were not reported yet, and returns the samples without results.
+    A sample is reported again until a request confirms the round of the report (`seen`), or until the result of
+    the sample is fetched. After a minute, a sample is reported again unless its result was fetched.
     """
     RenderPrompt: _aio.UnaryUnaryMultiCallable[_worker_pb2.RenderPromptRequest, _worker_pb2.RenderPromptReply]  # type: ignore[assignment]
     """Returns the tokens of a text, or of a conversation rendered by the model's chat template.
     INVALID_ARGUMENT: the model has no chat template, or the template rejects the conversation; the message says why.
-    UNIMPLEMENTED: this worker has no sampler, or one that supports only tokens.
+    UNIMPLEMENTED: this worker has no sampler, or its sampler supports only tokens.
     """
     AwaitText: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitTextRequest, _worker_pb2.AwaitTextReply]  # type: ignore[assignment]
     """Waits for the next pieces of a sample that is read as text. Pieces before `seen` are discarded."""
     CancelSample: _aio.UnaryUnaryMultiCallable[_worker_pb2.CancelSampleRequest, _worker_pb2.CancelSampleReply]  # type: ignore[assignment]
     """Cancels a sample. Unknown ids are ignored."""
     Prepare: _aio.UnaryUnaryMultiCallable[_worker_pb2.PrepareRequest, _worker_pb2.PrepareReply]  # type: ignore[assignment]
-    """Announces samples of this adapter. A sampler with space loads it into memory, unless other samples would have to
-    wait. Returns at once, without a guarantee.
+    """Announces samples of this adapter. A sampler with space loads the adapter into memory, unless other samples would
+    have to wait. Returns immediately, without a guarantee.
     UNIMPLEMENTED: this worker has no sampler.
     """
     StreamSave: _aio.UnaryStreamMultiCallable[_worker_pb2.StreamSaveRequest, _worker_pb2.SavePart]  # type: ignore[assignment]
-    """Streams the weights of a recent save from memory to a sampler: first its manifest, by whose digest it is
-    requested, then the content of its weights file. The receiver checks both digests.
-    NOT_FOUND: the save is not in memory; it may be on the checkpoint root.
+    """Streams the weights of a recent save from memory to a sampler: first the manifest, then the content of the weights
+    file. The request names the digest of the manifest. The receiver checks both digests.
+    NOT_FOUND: the save is not in memory, but may be on the checkpoint root.
     RESOURCE_EXHAUSTED: too many streams are open; read the checkpoint root.
     UNIMPLEMENTED: this is a sampler.
     """
     Events: _aio.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]  # type: ignore[assignment]
-    """Long-polls for events after the cursor that the store must record, oldest first.
+    """Waits for events that the store must record, and returns the events after the cursor, oldest first.
     Events at or below the cursor may be deleted.
     """
     ImportAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.ImportAdapterRequest, _worker_pb2.ImportAdapterReply]  # type: ignore[assignment]
-    """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. It is not in the
-    journal: the same files make the same checkpoint.
+    """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. The journal
+    does not record the import: the same files make the same checkpoint.
     INVALID_ARGUMENT: a file is missing, or the files are not an adapter of this base model; the message says why.
-    INTERNAL: the checkpoint root refused the write. UNAVAILABLE: draining, or retry the checkpoint root later.
+    INTERNAL: the checkpoint root refused the write. UNAVAILABLE: the worker is draining, or
+    the checkpoint root cannot be reached; retry later.
     UNIMPLEMENTED: this is a sampler.
     """
     Snapshot: _aio.UnaryUnaryMultiCallable[_worker_pb2.SnapshotRequest, _worker_pb2.SnapshotReply]  # type: ignore[assignment]
-    """Takes a snapshot of every adapter that has changed since its last one, between two operations, and returns when
-    they are on disk. Concurrent calls share one round.
-    FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: draining, which takes snapshots too.
+    """Takes a snapshot of every adapter that has changed since its last snapshot, between two operations, and returns
+    when the snapshots are on disk. Concurrent calls share one round.
+    FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: the worker is draining, and takes snapshots anyway.
     RESOURCE_EXHAUSTED: the volume has no space.
     UNIMPLEMENTED: this is a sampler.
     """
     TakeUsage: _aio.UnaryUnaryMultiCallable[_worker_pb2.TakeUsageRequest, _worker_pb2.TakeUsageReply]  # type: ignore[assignment]
-    """Returns the usage since the last call. Each amount is returned once, so the caller must record it. Usage counts
-    when an operation has succeeded; a replay does not count.
+    """Returns the usage since the last call. Each amount is returned once, so the caller must record the amount.
+    Usage counts when an operation has succeeded; a replay does not count.
     """
     Timeline: _aio.UnaryUnaryMultiCallable[_worker_pb2.TimelineRequest, _worker_pb2.TimelineReply]  # type: ignore[assignment]
     """Returns when the operations and samples of a session were submitted, started and ended: the operations that are
@@ -207,7 +209,7 @@ class WorkerAsyncStub(WorkerStub):
     """
     ReadTokenizer: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReadTokenizerRequest, _worker_pb2.ReadTokenizerReply]  # type: ignore[assignment]
     """Returns the files of the base model's tokenizer that are on an allow-list, or no files if `known_digest` matches.
-    INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file links to a path outside the model.
+    INVALID_ARGUMENT: there is no tokenizer, the tokenizer is too large, or a file links to a path outside the model.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -217,7 +219,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DescribeReply, _abc.Awaitable[_worker_pb2.DescribeReply]]:
-        """Returns the worker's identity and state, also before it is activated."""
+        """Returns the worker's identity and state, also before the worker is activated."""
 
     @_abc_1.abstractmethod
     def Activate(
@@ -225,10 +227,10 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ActivateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ActivateReply, _abc.Awaitable[_worker_pb2.ActivateReply]]:
-        """Fences older servers: the epoch is written to the volume before the journal
+        """Refuses older servers from now on: the epoch is written to the volume before the journal
         is opened. Repeating the same epoch has no effect.
         FAILED_PRECONDITION: the worker has seen a higher epoch.
-        RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when it has.
+        RESOURCE_EXHAUSTED: the volume has no space for the epoch; retry when the volume has space.
         """
 
     @_abc_1.abstractmethod
@@ -237,14 +239,14 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.SubmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SubmitReply, _abc.Awaitable[_worker_pb2.SubmitReply]]:
-        """Accepts an operation, and returns after it is on disk. A repeated (model_id,
-        seq_id) gets the same answer and runs once; bodies are not compared.
-        An operation without a number gets the model's next one; the same idempotency_key gets the same number.
+        """Accepts an operation, and returns when the operation is on disk. A repeated (model_id, seq_id) gets the same
+        answer, and the operation runs once; bodies are not compared.
+        An operation without a number gets the model's next number; the same idempotency_key gets the same number.
         INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
         NOT_FOUND: the worker does not hold this model, and the operation does not create it.
         RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
         FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.
-        UNAVAILABLE: draining.
+        UNAVAILABLE: the worker is draining.
         """
 
     @_abc_1.abstractmethod
@@ -280,9 +282,9 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.AwaitSamplesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AwaitSamplesReply, _abc.Awaitable[_worker_pb2.AwaitSamplesReply]]:
-        """Waits until a sample of one sampling client has ended and was not reported yet, and returns the ended samples
-        without their results. A round is reported again until a request confirms it (`seen`) or the result was fetched,
-        and after a minute without either.
+        """Waits for ended samples of one sampling client that were not reported yet, and returns the samples without results.
+        A sample is reported again until a request confirms the round of the report (`seen`), or until the result of
+        the sample is fetched. After a minute, a sample is reported again unless its result was fetched.
         """
 
     @_abc_1.abstractmethod
@@ -293,7 +295,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.RenderPromptReply, _abc.Awaitable[_worker_pb2.RenderPromptReply]]:
         """Returns the tokens of a text, or of a conversation rendered by the model's chat template.
         INVALID_ARGUMENT: the model has no chat template, or the template rejects the conversation; the message says why.
-        UNIMPLEMENTED: this worker has no sampler, or one that supports only tokens.
+        UNIMPLEMENTED: this worker has no sampler, or its sampler supports only tokens.
         """
 
     @_abc_1.abstractmethod
@@ -318,8 +320,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.PrepareRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.PrepareReply, _abc.Awaitable[_worker_pb2.PrepareReply]]:
-        """Announces samples of this adapter. A sampler with space loads it into memory, unless other samples would have to
-        wait. Returns at once, without a guarantee.
+        """Announces samples of this adapter. A sampler with space loads the adapter into memory, unless other samples would
+        have to wait. Returns immediately, without a guarantee.
         UNIMPLEMENTED: this worker has no sampler.
         """
 
@@ -329,9 +331,9 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.StreamSaveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.SavePart], _abc.AsyncIterator[_worker_pb2.SavePart]]:
-        """Streams the weights of a recent save from memory to a sampler: first its manifest, by whose digest it is
-        requested, then the content of its weights file. The receiver checks both digests.
-        NOT_FOUND: the save is not in memory; it may be on the checkpoint root.
+        """Streams the weights of a recent save from memory to a sampler: first the manifest, then the content of the weights
+        file. The request names the digest of the manifest. The receiver checks both digests.
+        NOT_FOUND: the save is not in memory, but may be on the checkpoint root.
         RESOURCE_EXHAUSTED: too many streams are open; read the checkpoint root.
         UNIMPLEMENTED: this is a sampler.
         """
@@ -342,7 +344,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.EventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.EventsReply, _abc.Awaitable[_worker_pb2.EventsReply]]:
-        """Long-polls for events after the cursor that the store must record, oldest first.
+        """Waits for events that the store must record, and returns the events after the cursor, oldest first.
         Events at or below the cursor may be deleted.
         """
 
@@ -352,10 +354,11 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ImportAdapterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ImportAdapterReply, _abc.Awaitable[_worker_pb2.ImportAdapterReply]]:
-        """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. It is not in the
-        journal: the same files make the same checkpoint.
+        """Makes a checkpoint from an adapter's files that a server has written to the checkpoint root. The journal
+        does not record the import: the same files make the same checkpoint.
         INVALID_ARGUMENT: a file is missing, or the files are not an adapter of this base model; the message says why.
-        INTERNAL: the checkpoint root refused the write. UNAVAILABLE: draining, or retry the checkpoint root later.
+        INTERNAL: the checkpoint root refused the write. UNAVAILABLE: the worker is draining, or
+        the checkpoint root cannot be reached; retry later.
         UNIMPLEMENTED: this is a sampler.
         """
 
@@ -365,9 +368,9 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.SnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SnapshotReply, _abc.Awaitable[_worker_pb2.SnapshotReply]]:
-        """Takes a snapshot of every adapter that has changed since its last one, between two operations, and returns when
-        they are on disk. Concurrent calls share one round.
-        FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: draining, which takes snapshots too.
+        """Takes a snapshot of every adapter that has changed since its last snapshot, between two operations, and returns
+        when the snapshots are on disk. Concurrent calls share one round.
+        FAILED_PRECONDITION: the worker is not activated. UNAVAILABLE: the worker is draining, and takes snapshots anyway.
         RESOURCE_EXHAUSTED: the volume has no space.
         UNIMPLEMENTED: this is a sampler.
         """
@@ -378,8 +381,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.TakeUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.TakeUsageReply, _abc.Awaitable[_worker_pb2.TakeUsageReply]]:
-        """Returns the usage since the last call. Each amount is returned once, so the caller must record it. Usage counts
-        when an operation has succeeded; a replay does not count.
+        """Returns the usage since the last call. Each amount is returned once, so the caller must record the amount.
+        Usage counts when an operation has succeeded; a replay does not count.
         """
 
     @_abc_1.abstractmethod
@@ -399,7 +402,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ReadTokenizerReply, _abc.Awaitable[_worker_pb2.ReadTokenizerReply]]:
         """Returns the files of the base model's tokenizer that are on an allow-list, or no files if `known_digest` matches.
-        INVALID_ARGUMENT: there is no tokenizer, it is too large, or a file links to a path outside the model.
+        INVALID_ARGUMENT: there is no tokenizer, the tokenizer is too large, or a file links to a path outside the model.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

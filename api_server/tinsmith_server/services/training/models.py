@@ -111,7 +111,10 @@ class Models:
         return self._fleet.model(model.base_model)
 
     async def touch(self, model_id: str) -> None:
-        """Record the time of the last request, at most every TOUCH_SECONDS: a pipelined run sends hundreds a second."""
+        """Record the time of the last request, at most every TOUCH_SECONDS.
+
+        A pipelined run sends hundreds of requests a second.
+        """
         if not self._touched.get(model_id):
             self._touched.put(model_id, True)
             await self._store.touch_model(model_id, self._clock())
