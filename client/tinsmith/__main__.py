@@ -1,4 +1,4 @@
-"""`python -m tinsmith`, for programs that must run the installation to which they belong."""
+"""`python -m tinsmith`, which runs the installation of the current Python interpreter."""
 
 from tinsmith.cli import main
 

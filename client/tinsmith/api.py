@@ -17,7 +17,7 @@ from tinsmith.credentials import API_KEY_VARIABLE, UnusableKey, check_key
 
 API_PATH = "/api/v1"
 NO_SUCH_CALL = "Not Found"
-"""The `detail` with which a server of Tinsmith answers an unknown path."""
+"""The `detail` in a Tinsmith server's answer to an unknown path."""
 BASE_PATHS = {
     "/oai/api/v1": "the base URL for clients of OpenAI",
     "/anthropic/api/v1": "which is for clients of Anthropic",
@@ -25,24 +25,27 @@ BASE_PATHS = {
     API_PATH: "which the SDK adds",
     "/v1": "the base URL for clients of OpenAI",
 }
-"""Path endings that users append to a server's address by mistake. The longest are first."""
+"""Path endings that users append to a server's address by mistake. Longer endings come first."""
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
 RETRY_SECONDS = 1.0
 REFUSALS = (408, 413, 422, 429, 503, 507)
-"""The statuses for which the answer has a `detail` for people.
+"""The statuses for which a Tinsmith server's answer contains a `detail` for people.
 
-If the answer has no `detail`, it comes from another kind of server.
+An answer without a `detail` comes from another kind of server.
 """
 
 FROM_PROXIES = (502, 504)
-"""The statuses with which a proxy answers when it stops waiting. The server continues with the request."""
+"""The statuses of a proxy's answer when the proxy stops waiting for the server.
+
+The server continues with the request.
+"""
 
 Returned = TypeVar("Returned")
 
 
 class ApiError(Exception):
-    """An error for a missing or unusable answer. `str(error)` names the server and its answer."""
+    """An error for a missing or unusable answer. `str(error)` names the server and quotes the answer."""
 
 
 class Unreachable(ApiError):
@@ -50,11 +53,11 @@ class Unreachable(ApiError):
 
 
 class SpeaksHttp(ApiError):
-    """An error for an https URL at which the server speaks http."""
+    """An error for an https URL of a server that speaks http."""
 
 
 class CertificateRefused(ApiError):
-    """An error for an https server whose certificate this machine does not trust."""
+    """An error for an https server with a certificate that this machine does not trust."""
 
 
 class CallUnknown(ApiError):
@@ -75,7 +78,7 @@ class KeyRefused(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A base model: the name that clients use, and its longest sequence in tokens if the server reports it."""
+    """A base model: the name for clients, and the longest sequence in tokens if the server reports this length."""
 
     name: str
     max_context_length: int | None
@@ -83,7 +86,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class WaitingModel:
-    """A model that waits for a worker, and the reason."""
+    """A model that waits for a worker, and the reason for the wait."""
 
     model_id: str
     seconds: float
@@ -132,7 +135,7 @@ class ServerClient:
 
 
 class Api(ServerClient):
-    """The server's Tinker API. Each call raises ApiError if the server cannot answer it."""
+    """The server's Tinker API. Each call raises ApiError if the server cannot answer the call."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         super().__init__(base_url, api_key, API_PATH, TIMEOUT_SECONDS)
@@ -143,7 +146,10 @@ class Api(ServerClient):
             raise ApiError(f"{self.base_url} reports that it is not healthy: {answer}")
 
     def send_client_config(self, sdk_version: str) -> None:
-        """Send the first request that every SDK client sends. It is also the first request that needs the key."""
+        """Send the first request that every SDK client sends.
+
+        This request is also the first request that needs the key.
+        """
         self._call("POST", "/client/config", {"sdk_version": sdk_version})
 
     def served_models(self) -> list[ServedModel]:
@@ -151,7 +157,7 @@ class Api(ServerClient):
         return [ServedModel(model["model_name"], model.get("max_context_length")) for model in models]
 
     def loading_models(self) -> list[str]:
-        """Return the base models that no worker has described yet. They are being loaded, or were never used."""
+        """Return the base models that no worker has described yet. Such models are being loaded, or were never used."""
         models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
         return [model["model_name"] for model in models if model.get("images") is None]
 
@@ -166,7 +172,7 @@ class Api(ServerClient):
         return _until_loaded(lambda: self._answer("GET", path, timeout=UPLOAD_SECONDS)).content
 
     def start_upload(self, base_model: str, rank: int) -> StartedUpload:
-        """Start the upload of an adapter for this base model. The adapter may change any of its modules."""
+        """Start the upload of an adapter for this base model. The adapter may change any module of the base model."""
         body = {"base_model": base_model, "lora_config": {"rank": rank}}
         started = self._call("POST", "/external_weights_upload_start", body)
         return StartedUpload(started["upload_id"], started["urls"])
@@ -270,7 +276,7 @@ def is_here(base_url: str) -> bool:
 
 
 def find_mistake(url: str) -> Mistake | None:
-    """Return what is wrong with the URL, or None if requests can be sent to it."""
+    """Return what is wrong with the URL, or None if the URL is usable."""
     if "://" not in url:
         return Mistake(f"{url} has no http:// or https://", f"put http:// in front: http://{url}")
     try:

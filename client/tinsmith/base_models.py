@@ -1,8 +1,8 @@
-"""`tinsmith models` and `tinsmith tokenizer`: the base models of a server, and their tokenizers.
+"""`tinsmith models` and `tinsmith tokenizer`: list the base models of a server, and download a tokenizer.
 
 The SDK looks for a tokenizer by the name of the model: first in a directory with this name, then on the public hub.
-These commands never ask the hub. It must not learn the names of private models, and it may have another repository with
-the same name.
+These commands never ask the hub. The hub must not learn the names of private models, and may contain another repository
+with the same name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tinsmith.console import AsJson, BaseUrl, fail, make_console
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
-"""The names of vocabulary files. Every tokenizer has one of them.
+"""The names of vocabulary files. Every tokenizer has at least one of these files.
 
-Without any, transformers makes an empty tokenizer and reports no error.
+Without a vocabulary file, transformers makes an empty tokenizer and reports no error.
 """
 LLAMA_3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
 
@@ -45,13 +45,13 @@ FILES = frozenset(
         "config.json",
     }
 )
-"""The files that a server may send. If it sends another file, the archive is refused."""
+"""The files that a server may send. An archive with any other file is refused."""
 MOST_BYTES = 64 * 2**20
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 class TokenizerError(Exception):
-    """An error about a tokenizer. `str(error)` names the tokenizer, and says why it failed and what to do."""
+    """An error about a tokenizer. `str(error)` names the tokenizer, the cause and the remedy."""
 
 
 def tokenizer(
@@ -73,9 +73,9 @@ def tokenizer(
 
 
 def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None:
-    """Return the model's tokenizer from this machine or from the server, or None if neither has one.
+    """Return the model's tokenizer from this machine or from the server, or None if neither of the two has a tokenizer.
 
-    It never asks the hub. Raises TokenizerError if the server's files are not a tokenizer, and ApiError.
+    The function never asks the hub. Raises TokenizerError if the server's files are not a tokenizer, and ApiError.
     """
     from transformers import AutoTokenizer
 
@@ -100,7 +100,7 @@ def load_tokenizer(model: str, base_url: str, api_key: str | None) -> Any | None
 
 
 def folder_of(model: str) -> Path:
-    """Return the directory in which the SDK looks, relative to the working directory.
+    """Return the directory in which the SDK looks for the tokenizer, relative to the working directory.
 
     Raises TokenizerError for a name that leads outside the working directory, because the server chooses the names.
     """
@@ -137,7 +137,7 @@ def unpacked(archive: bytes) -> dict[str, bytes]:
 def put(files: Mapping[str, bytes], folder: Path, *, replace: bool) -> int:
     """Write the files that are missing, and return their number.
 
-    Raises TokenizerError if files with these names have other content.
+    Raises TokenizerError if an existing file has other content.
     """
     there = {name: (folder / name).read_bytes() for name in files if (folder / name).exists()}
     differing = sorted(name for name, content in there.items() if content != files[name])
@@ -175,7 +175,7 @@ def kept(archive: bytes) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace the file in one step, so that a reader sees the old file or the new one."""
+    """Replace the file in one step, so that a reader sees the old file or the new file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
     os.chmod(file.name, 0o644)

@@ -1,4 +1,4 @@
-"""`tinsmith chat`: a conversation with a server's model, streamed from its OpenAI-compatible endpoint."""
+"""`tinsmith chat`: a conversation with a model, streamed from the server's OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """The parameters of an answer. If a parameter is None, the server uses its default."""
+    """The parameters of an answer. For a parameter with the value None, the server uses the server's default."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -39,7 +39,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A part of an answer. `is_cut` is true for the last part if the answer reached its token limit."""
+    """A part of an answer. `is_cut` is true for the last part of an answer that reached the token limit."""
 
     content: str = ""
     reasoning: str = ""
@@ -47,7 +47,7 @@ class AnswerPart:
 
 
 class Completions(ServerClient):
-    """The server's OpenAI-compatible endpoint. Each call raises ApiError if the server refuses it."""
+    """The server's OpenAI-compatible endpoint. Each call raises ApiError if the server refuses the call."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         timeout = httpx.Timeout(CONNECT_SECONDS, read=ANSWER_SECONDS)
@@ -63,7 +63,7 @@ class Completions(ServerClient):
     def stream(
         self, model: str, messages: Sequence[Message], options: SamplingOptions
     ) -> Generator[AnswerPart, None, None]:
-        """Yield the answer while it is sampled. Closing the iterator stops the sampling."""
+        """Yield the parts of the answer while the server samples. Closing the iterator stops the sampling."""
         body = {"model": model, "messages": list(messages), "stream": True, **options.as_json()}
         try:
             with self._http.stream("POST", "/chat/completions", json=body) as response:
@@ -105,7 +105,10 @@ class Completions(ServerClient):
 
 
 def _message_of(response: httpx.Response) -> str:
-    """Return the message of an error in OpenAI's format. For any other answer, return the status and its first line."""
+    """Return the message of an error in OpenAI's format.
+
+    For a message in another format, return the status and the first line.
+    """
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, TypeError, KeyError):
@@ -166,7 +169,7 @@ def chat(
 
 @dataclass(slots=True)
 class Conversation:
-    """The messages so far. Each request sends all of them."""
+    """The messages of the conversation so far. Each request contains all messages."""
 
     completions: Completions
     model: str
@@ -174,7 +177,10 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
 
     def answer(self, message: str) -> Generator[AnswerPart, None, None]:
-        """Yield the answer in parts, and add it to the conversation. If there is no answer, the message is removed."""
+        """Yield the answer in parts, and add the answer to the conversation.
+
+        If no answer arrives, the user's message is removed from the conversation.
+        """
         self.messages.append({"role": "user", "content": message})
         content = ""
         try:
@@ -214,7 +220,7 @@ def _converse(talk: Conversation) -> None:
 
 
 def _take_turn(talk: Conversation, message: str) -> None:
-    """Print one answer. After an error, only this turn ends."""
+    """Print one answer. An error ends only this turn, not the conversation."""
     try:
         _print_answer(talk, message)
     except KeyboardInterrupt:
@@ -236,7 +242,7 @@ def _print_answer(talk: Conversation, message: str) -> None:
 
 
 def shown(text: str, *, on_terminal: bool) -> str:
-    """Return the text. If it is printed on a terminal, remove its control characters."""
+    """Return the text as it should be printed. For a terminal, control characters are removed."""
     if not on_terminal:
         return text
     return "".join(character for character in text if character.isprintable() or character in LAYOUT)

@@ -1,8 +1,8 @@
-"""The `tinsmith` command. It finds the installed commands, and runs the requested one.
+"""The `tinsmith` command. This module finds the installed commands, and runs the requested command.
 
-A command is an entry point in the group `tinsmith.commands`. It is a function, or a `typer.Typer` with subcommands. In
-brackets after the name of the function are the extras of the distribution that the command needs: `serve =
-"tinsmith_server.cli.serving:serve [server,trainer]"`.
+A command is an entry point in the group `tinsmith.commands`. The entry point names a function, or a `typer.Typer` with
+subcommands. The extras of the distribution that the command needs are in brackets after the name of the function:
+`serve = "tinsmith_server.cli.serving:serve [server,trainer]"`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUP = "tinsmith.commands"
 class MissingExtra(Exception):
     """An error for a command whose packages are not installed.
 
-    `str(error)` ends with the command that installs them.
+    `str(error)` ends with the command that installs the packages.
     """
 
     def __init__(self, command: EntryPoint, module: str) -> None:
@@ -62,9 +62,9 @@ def find_commands() -> dict[str, EntryPoint]:
 
 
 def summary_of(command: EntryPoint) -> str:
-    """Return the first line of the function's docstring, or the `help` of a `typer.Typer`. It is read from the source.
+    """Return the first line of the function's docstring, or the `help` of a `typer.Typer`.
 
-    If there is no source, return "".
+    The line is read from the source code. Without source code, return "".
     """
     source = _source_of(command.module)
     for node in ast.parse(source).body:
@@ -77,7 +77,7 @@ def summary_of(command: EntryPoint) -> str:
 
 
 def _source_of(module: str) -> str:
-    """Return the source of the module, without importing its parents as `importlib.util.find_spec` would."""
+    """Return the source of the module. Unlike `importlib.util.find_spec`, do not import parent packages."""
     folders: Sequence[str] | None = None
     name, spec = "", None
     for part in module.split("."):
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(commands: Mapping[str, EntryPoint], arguments: Sequence[str]) -> None:
-    """Run the requested command. Raises MissingExtra if the command, or a module that it imports, is not installed."""
+    """Run the requested command. Raises MissingExtra if the command or an imported module is not installed."""
     words = _words_to_complete() if COMPLETION in os.environ else arguments
     requested = next((word for word in words if not word.startswith("-")), None)
     command = commands.get(requested or "")
@@ -181,7 +181,7 @@ def hide_types_of_flags(command: Any) -> None:
 def build_app(commands: Mapping[str, EntryPoint], requested: EntryPoint | None) -> typer.Typer:
     """Return an app with only the requested command, or with the names and summaries of all commands.
 
-    All commands are not imported for a help page, because importing torch and the web framework takes seconds.
+    A help page imports no commands, because the import of torch and the web framework takes seconds.
     """
     app = typer.Typer(name="tinsmith", help=HELP, no_args_is_help=True, rich_markup_mode="rich")
     app.callback()(_root)
@@ -211,7 +211,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Keep `tinsmith` a group of commands, even if only one command is installed."""
+    """Do nothing. This callback makes typer treat the app as a group of commands, even with only one command."""
 
 
 def _not_requested() -> None:

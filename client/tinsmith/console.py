@@ -1,4 +1,4 @@
-"""Terminal output and options that several commands share."""
+"""Terminal output, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
     """Return a console that prints text unchanged, and lets the terminal break long lines.
 
-    Rich would print `:train:` in the ID of a run as an emoji, and would read brackets in a path as a style. A style is
-    given as the argument `style`, or in a `rich.text.Text`.
+    Rich would print `:train:` in the ID of a run as an emoji, and would read brackets in a path as a style. To print
+    with a style, use the argument `style` or a `rich.text.Text`.
     """
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
@@ -30,7 +30,7 @@ def print_error(message: str) -> None:
 
 
 def fail(command: str, message: str) -> NoReturn:
-    """Print each line of the message on standard error, each after the command's name. Exit with status 1."""
+    """Print each line of the message on standard error, with the command's name before the line. Exit with status 1."""
     for line in message.splitlines() or [""]:
         print_error(f"tinsmith {command}: {line}")
     raise typer.Exit(1)
@@ -38,7 +38,7 @@ def fail(command: str, message: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A line in a tree, and the lines below it. `style` is a style of rich, which is used only on terminals."""
+    """A line in a tree, and the branches below this line. `style` is a style of rich, used only on terminals."""
 
     text: str
     branches: tuple[Branch, ...] = ()

@@ -1,4 +1,4 @@
-"""The server's address and the user's key, which are read from the environment."""
+"""The server's address and the user's key, from environment variables."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PRINTABLE = range(0x21, LAST_ASCII)
 class UnusableKey(ValueError):
     """An error for a key that cannot be sent in a request.
 
-    `str(error)` says what is wrong, where it is, and how to fix it.
+    `str(error)` says what is wrong with the key, where the key was found, and how to fix the key.
     """
 
 
 def api_key_from_environment() -> str | None:
-    """Return the key, or None if there is no key. Raises UnusableKey."""
+    """Return the key, or None if no key is set. Raises UnusableKey."""
     api_key = os.environ.get(API_KEY_VARIABLE) or None
     check_key(api_key)
     return api_key
@@ -35,7 +35,10 @@ def check_key(api_key: str | None) -> None:
 
 
 def find_key_mistake(api_key: str | None) -> str | None:
-    """Return why the key cannot be sent in a header, or None if it can. The text does not contain the key."""
+    """Return why the key cannot be sent in a header, or None if the key is usable.
+
+    The text does not contain the key.
+    """
     for place, character in enumerate(api_key or "", start=1):
         if ord(character) not in PRINTABLE:
             return f"{API_KEY_VARIABLE} has {_named(character)} as character {place} of {len(api_key or '')}"
@@ -43,7 +46,7 @@ def find_key_mistake(api_key: str | None) -> str | None:
 
 
 def _named(character: str) -> str:
-    """Return a name for the character that is safe to print."""
+    """Return a printable name of the character."""
     if ord(character) > LAST_ASCII:
         return "a character that is not ASCII"
     return NAMES.get(character, "a control character")

@@ -20,12 +20,15 @@ from tinsmith.files import make_output_folder
 from tinsmith.local_server import ServerFailed, free_port, running_server, tinsmith_command
 
 MODEL = "demo/tiny"
-"""The name of the model. It is also the model's directory in the output folder, where the SDK finds the tokenizer."""
+"""The name of the model.
+
+The model's directory in the output folder has the same name, so that the SDK finds the tokenizer.
+"""
 
 PROGRAM = "first_steps.py"
 DEFAULT_PORT = 8000
 NEEDED_MODULES = ("fastapi", "torch", "tinker")
-"""One module of each extra that the programs of the demo need."""
+"""One module for each extra that the programs of the demo need."""
 
 SERVE_SECONDS = 20
 """The time limit for the server's start. A server with the tiny model starts faster, even on a slow machine."""
@@ -58,7 +61,10 @@ def demo(
 
 
 def find_program() -> Path:
-    """Return the path of `examples/first_steps.py`. It is next to this package in a wheel, and in a checkout."""
+    """Return the path of `examples/first_steps.py`.
+
+    In a wheel, the file is next to this package; otherwise, in the checkout.
+    """
     installed = Path(__file__).parent / "examples" / PROGRAM
     return installed if installed.exists() else Path(__file__).parents[2] / "examples" / PROGRAM
 
@@ -86,7 +92,7 @@ def _run_program(console: Console, out: Path, base_url: str, api_key: str) -> No
 
 
 def write_environment(file: Path, api_key: str, port: int) -> None:
-    """Write shell variables. A later server of the demo gets the same key from them."""
+    """Write shell variables. A later server of the demo gets the same key from these variables."""
     file.touch(mode=0o600)
     file.write_text(
         f"export PATH={Path(sys.executable).parent}:$PATH\n"

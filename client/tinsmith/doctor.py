@@ -1,4 +1,4 @@
-"""`tinsmith doctor`: checks of what an SDK program needs to reach a server. Each failure has a remedy."""
+"""`tinsmith doctor`: check everything that an SDK program needs to reach a server. Each failure has a remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OLDEST_SDK = (0, 38)
 """The oldest version of the SDK that is supported. Older versions send requests that the server cannot read."""
 
 KEY_PREFIXES = ("tml-", "eyJ")
-"""The prefixes of keys that the SDK accepts. It refuses other keys before it sends any request."""
+"""The prefixes of keys that the SDK accepts. The SDK refuses other keys before the first request."""
 
 MAKE_A_KEY = (
     "make one where the server runs, with `tinsmith keys create NAME --data DIR`; DIR is the server's data directory, "
@@ -51,7 +51,7 @@ MAKE_A_KEY = (
 DATA_VARIABLE = "TINSMITH_DATA"
 STORE_FILE = "tinsmith.db"
 OFFER_A_MODEL = "apply a TrainingSession, or give the chart an entry of `models`"
-"""The remedy for a server without a model. Outside Kubernetes a server does not start without one."""
+"""The remedy for a server without a model. Outside Kubernetes, a server does not start without a model."""
 
 RETRY_SECONDS = 0.2
 
@@ -74,9 +74,10 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class ClientEnvironment:
-    """The settings that a program would use in this environment.
+    """The settings that an SDK program would use in this environment.
 
-    `environment_url` is TINKER_BASE_URL if it is set. Otherwise `base_url` is the default address of a server.
+    `environment_url` is TINKER_BASE_URL if it is set. If TINKER_BASE_URL is not set, `base_url` is the default address
+    of a server.
     """
 
     base_url: str
@@ -85,9 +86,9 @@ class ClientEnvironment:
 
 
 def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
-    """Yield the result of each check, in the order in which a program needs them.
+    """Yield the result of each check, in the order in which a program depends on the checks.
 
-    For `wait_seconds`, retry if a server does not answer or is loading its models.
+    If a server does not answer or is loading models, retry for `wait_seconds`.
     """
     yield _check_address(environment)
     yield _check_sdk()
@@ -150,7 +151,7 @@ def _wait_for_server(api: Api, deadline: float) -> CheckResult:
 
 
 def _as_hint(server: CheckResult, api: Api) -> CheckResult:
-    """Return a skipped check if no server answers at the default address, because this is not a failure."""
+    """Return a skipped check if no server answers at the default address, because that is not a failure."""
     if server.status is Status.OK:
         return server
     return CheckResult(
@@ -180,13 +181,16 @@ def _check_server(api: Api) -> CheckResult:
 
 
 def _cure_for_a_key(base_url: str) -> str:
-    """Return how to make a key. Include the data directory, if it is known and the server runs on this machine."""
+    """Return how to make a key.
+
+    Include the data directory if the directory is known and the server runs on this machine.
+    """
     data = data_directory_here() if is_here(base_url) else None
     return MAKE_A_KEY if data is None else f"make one with `tinsmith keys create NAME --data {shlex.quote(str(data))}`"
 
 
 def data_directory_here() -> Path | None:
-    """Return the directory in TINSMITH_DATA, or the only directory in this folder with a server's store."""
+    """Return the directory in TINSMITH_DATA, or the only subdirectory of this folder with a server's store."""
     if named := os.environ.get(DATA_VARIABLE):
         return Path(named)
     found = list(Path().glob(f"*/{STORE_FILE}"))
@@ -242,7 +246,7 @@ def _check_tokenizer(model_name: str) -> CheckResult:
 def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
     """Wait for models that no worker has loaded yet, and list the models that are still not loaded.
 
-    They are not failures, because requests wait until a model is loaded.
+    A model that is not loaded is not a failure, because requests wait until the model is loaded.
     """
     try:
         while (loading := api.loading_models()) and time.monotonic() < deadline:
@@ -254,9 +258,9 @@ def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
 
 
 def _list_waiting(api: Api) -> Iterator[CheckResult]:
-    """List the models that wait for a worker. They are not failures.
+    """List the models that wait for a worker.
 
-    The reason of each model says whether the user must do something.
+    A waiting model is not a failure. The reason of each model says whether the user must do something.
     """
     try:
         waiting = api.waiting_models()
@@ -297,7 +301,7 @@ def doctor(
 
 
 def _print_lines(results: Iterable[CheckResult]) -> bool:
-    """Print each result as soon as it is known, because checks take time if the server cannot be reached."""
+    """Print each result immediately, because checks take time if the server cannot be reached."""
     console = make_console()
     healthy = True
     for result in results:

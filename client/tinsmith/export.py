@@ -1,4 +1,4 @@
-"""`tinsmith export`: export a checkpoint as a PEFT adapter or a merged model, from a server or from its files."""
+"""`tinsmith export`: export a checkpoint on a server or on disk as a PEFT adapter or a merged model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 TINKER = "tinker://"
 FROM_FILES = "tinsmith.exports_from_files"
-"""The group of the entry point that reads the files of a checkpoint. The trainer provides it."""
+"""The group of the entry point that reads the files of a checkpoint.
+
+The trainer's distribution provides this entry point.
+"""
 
 
 class Layout(StrEnum):
@@ -40,8 +43,8 @@ def export(
 ) -> None:
     """Export a saved checkpoint as a PEFT adapter or as a merged Hugging Face model.
 
-    A tinker:// path is downloaded from its server over HTTP. The files of a checkpoint (the directory with
-    manifest.json, or its URL, such as s3://…) are read where they are.
+    A tinker:// path is downloaded from the server over HTTP. The files of a checkpoint (the directory with
+    manifest.json, or its URL, such as s3://…) are read directly.
     """
     if checkpoint.startswith(TINKER):
         _from_server(checkpoint, to, layout, base_model, base_url)

@@ -13,7 +13,7 @@ import typer
 
 
 def make_output_folder(folder: Path, option: str) -> None:
-    """Create the folder if it does not exist.
+    """Create the folder if the folder does not exist.
 
     Raise typer.BadParameter for the option if the folder cannot be written.
     """
@@ -26,7 +26,7 @@ def make_output_folder(folder: Path, option: str) -> None:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Replace the content of the file in one step. If this raises OSError, it leaves no other file."""
+    """Replace the content of the file in one step. After an OSError, no temporary file is left."""
     written = file.with_name(f".{file.name}.new")
     try:
         written.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -37,11 +37,11 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 class NoJson(ValueError):
-    """An error for a line that contains no usable JSON value. `str(error)` says why."""
+    """An error for a line that contains no usable JSON value. `str(error)` is the reason."""
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the non-empty lines with their numbers. Raises OSError and UnicodeDecodeError.
+    """Yield each non-empty line with its number. Raises OSError and UnicodeDecodeError.
 
     Only line feeds end a line, as in an editor or in `wc`. `str.splitlines` would also split at U+2028, U+0085 and
     other characters that JSON allows in strings. A byte order mark at the start is skipped.
@@ -51,7 +51,7 @@ def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def parse_line(line: str) -> Any:
-    """Return the JSON value in the line. Raises NoJson. It is also raised for strings that UTF-8 cannot encode."""
+    """Return the JSON value in the line. Raises NoJson. NoJson is also raised for strings that UTF-8 cannot encode."""
     try:
         value = json.loads(line)
         json.dumps(value, ensure_ascii=False).encode()
@@ -66,5 +66,8 @@ def parse_line(line: str) -> Any:
 
 
 def without_empty(record: dict[str, Any], *kept: str) -> dict[str, Any]:
-    """Return the record without empty values. For example, exporters write `"tools": []` in every record."""
+    """Return the record without keys that have empty values.
+
+    For example, exporters write `"tools": []` in every record.
+    """
     return {name: value for name, value in record.items() if name in kept or value not in (None, [], {}, "")}

@@ -1,4 +1,4 @@
-"""A local process of `tinsmith serve`: its start, the wait until it answers, and its stop."""
+"""A local process of `tinsmith serve`, which is started, answers, and is stopped."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LOG_LINES_SHOWN = 5
 class ServerFailed(Exception):
     """An error for a server that does not start, or does not stop cleanly.
 
-    `str(error)` ends with the end of its log.
+    `str(error)` ends with the last lines of the server's log.
     """
 
 
 def free_port(preferred: int) -> int:
-    """Return the preferred port. If it is in use, return another free port."""
+    """Return the preferred port if this port is free. Otherwise, return another free port."""
     try:
         return _bind(preferred)
     except OSError:
@@ -33,7 +33,7 @@ def free_port(preferred: int) -> int:
 
 
 def tinsmith_command() -> list[str]:
-    """Return the command that runs this installation, whatever is on the PATH."""
+    """Return the command that runs this installation, independent of the PATH."""
     return [sys.executable, "-m", "tinsmith"]
 
 
@@ -41,11 +41,11 @@ def tinsmith_command() -> list[str]:
 def running_server(
     arguments: Sequence[str], api_key: str, directory: Path, *, start_seconds: float = START_SECONDS
 ) -> Iterator[str]:
-    """Start a server, yield its URL when it answers, and stop it at the end of the context.
+    """Start a server, yield the server's URL when the server answers, and stop the server at the end of the context.
 
-    Its log is `directory/server.log`.
+    The server's log is `directory/server.log`.
 
-    Raises ServerFailed if it does not start, or if it ends with a status other than 0.
+    Raises ServerFailed if the server does not start, or ends with a status other than 0.
     """
     log = directory / "server.log"
     command = [*tinsmith_command(), "serve", "--port=0", *arguments]
@@ -81,7 +81,7 @@ def _start(command: Sequence[str], api_key: str, stderr: IO[str]) -> subprocess.
 def _wait_for_url(process: subprocess.Popen[str], log: Path, start_seconds: float) -> str:
     """Return the URL, which the server prints on standard output.
 
-    If a server does not print it in time, it is killed.
+    A server that does not print the URL in time is killed.
     """
     assert process.stdout is not None
     deadline = threading.Timer(start_seconds, process.kill)

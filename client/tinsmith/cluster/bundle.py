@@ -1,4 +1,4 @@
-"""The archive that `kubectl tinsmith report` writes. Secrets are removed from it."""
+"""The archive that `kubectl tinsmith report` writes, without secrets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from urllib.parse import quote
 from tinsmith.cluster.kubectl import PluginError
 
 REMOVED = "<removed>"
-"""The replacement for a secret. It is a single word, so that cleaning a clean text changes nothing."""
+"""The replacement for a secret. The replacement is a single word, so that a second cleaning changes nothing."""
 
 SHORTEST_LEARNED = 4
-"""The minimum length of a secret. A shorter value also occurs in other texts by chance."""
+"""The minimum length of a secret. A shorter value could also occur in other texts by chance."""
 
 _NEVER_LEARNED = frozenset({"true", "false", "none", "null"})
 _USELESS_FIELDS = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
@@ -33,12 +33,12 @@ _SECRET_FIELD = re.compile(rf"{_NAMES}$", re.IGNORECASE)
 _SECRET_ARGUMENT = re.compile(rf"--?[\w-]*{_NAMES}$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|PASS|PWD|SECRET|CREDENTIAL|AUTH", re.IGNORECASE)
 _NAME_OF_A_SECRET = re.compile(r"TINSMITH_\w+_SECRET")
-"""Variables whose value is the name of a Secret, not a secret."""
+"""Variables that contain the name of a Secret. The name of a Secret is not secret."""
 
 _ADDRESS = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s\"'<>]*)@")
 """The credentials in an address.
 
-The match extends to the last @ in the word, because a password may contain an @.
+The pattern matches up to the last @ of a word, because a password may contain an @.
 """
 
 _PRIVATE_KEY = re.compile(
@@ -47,7 +47,7 @@ _PRIVATE_KEY = re.compile(
 _END_OF_A_PRIVATE_KEY = re.compile(
     r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]+\s*(?:\\r|\\n|\s)+)*-----END [A-Z0-9 ]*PRIVATE KEY-----"
 )
-"""The end of a private key whose beginning was cut off together with the log."""
+"""The end of a private key, without the beginning, which a shortened log may have lost."""
 
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (_ADDRESS, rf"\g<1>{REMOVED}@"),
@@ -83,7 +83,7 @@ class Redactor:
                 self._learned |= {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}
 
     def clean(self, value: Any) -> Any:
-        """Return the same object without secrets. From an address, only the credentials are removed."""
+        """Return a copy of the object without secrets. In an address, only the credentials are replaced."""
         if isinstance(value, str):
             return self.clean_text(value)
         if isinstance(value, list):
@@ -151,7 +151,7 @@ def _secret_places(items: list[Any]) -> Iterator[int]:
 
 
 def _credentials_in(text: str) -> Iterable[str]:
-    """Yield the passwords and the user names in addresses, because other texts may contain either of them."""
+    """Yield `user:password` and the password of each address, because another text may contain only the password."""
     for found in _ADDRESS.finditer(text):
         user, colon, password = found[2].partition(":")
         yield found[2]
@@ -173,13 +173,13 @@ recognized: read the files before you send them.
 
 
 class NotWritten(PluginError):
-    """An error for a path at which the archive cannot be written."""
+    """An error for an archive that cannot be written to the given path."""
 
 
 class Bundle:
     """The files of a report.
 
-    The files stay in memory until `write`, because the last file may show that a text in the first file is secret.
+    The files stay in memory until `write`, because the last file may reveal that a text in the first file is a secret.
     """
 
     def __init__(self, created_at: datetime) -> None:
@@ -199,7 +199,7 @@ class Bundle:
         self._left_out.append((part, why))
 
     def files(self) -> dict[str, str]:
-        """Return the clean content of each path. The index is first."""
+        """Return the clean content of each path. The first path is the index."""
         redactor = Redactor()
         for value in self._objects.values():
             redactor.learn(value)
@@ -208,7 +208,7 @@ class Bundle:
         return {INDEX: redactor.clean_text(self._index(contents)), **dict(sorted(contents.items()))}
 
     def write(self, file: Path) -> None:
-        """Write the archive. Only its owner can read it. Raises NotWritten."""
+        """Write the archive. Only the user who owns the file can read the archive. Raises NotWritten."""
         folder = file.name.removesuffix(".gz").removesuffix(".tgz").removesuffix(".tar")
         try:
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER_ALONE)

@@ -25,7 +25,7 @@ from tinsmith.cluster.why import NamespaceFacts, explain
 from tinsmith.console import Branch, draw, make_console, print_error
 
 MOST_STREAMS = 64
-"""The limit on concurrent log streams. kubectl's own default is five."""
+"""The limit on concurrent log streams. The default of kubectl is five."""
 
 cluster = typer.Typer(
     help="Inspect and manage TrainingSessions and SamplerPools in a cluster with kubectl.",
@@ -66,7 +66,7 @@ def status(
 ) -> None:
     """Show sessions and pools with their conditions, pods and volumes.
 
-    Sessions and pools that need attention are first.
+    Sessions and pools that need attention come first.
     """
     with errors_as_sentences():
         seen = read_families(Kubectl(Access(context, namespace, kubeconfig), all_namespaces=all_namespaces))
@@ -104,7 +104,7 @@ def logs(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Print the log of a session's worker, or of all replicas of a pool. Each line begins with the name of its pod."""
+    """Print the log of a session's worker, or of all replicas of a pool. Each line begins with the name of the pod."""
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
         family, _ = read_family(kubectl, parse_target(name))
@@ -135,7 +135,7 @@ def resume(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Start the worker of a suspended session again. It continues from its last snapshot."""
+    """Start the worker of a suspended session again. The worker continues from its last snapshot."""
     with errors_as_sentences():
         _send(Kubectl(Access(context, namespace, kubeconfig)), name, requests.resume, timeout if wait else None)
 
@@ -201,7 +201,10 @@ def report(
 
 
 def log_arguments(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
-    """Return the arguments of `kubectl logs`, for the namespace of the family. Raises NotFound if it has no pod."""
+    """Return the arguments of `kubectl logs`, for the namespace of the family.
+
+    Raises NotFound for a family without a pod.
+    """
     if not family.pods:
         verdict = judge(family)
         raise NotFound(f"{family.title} has no pod now. It is {verdict.headline}: {verdict.message}")
@@ -220,7 +223,7 @@ def _pod_selector(family: Family) -> list[str]:
 
 
 def _send(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:
-    """Change the resource. Wait for the outcome, unless timeout_seconds is None."""
+    """Change the resource. If timeout_seconds is not None, wait until the change is complete."""
     target = parse_target(name)
     family, _ = read_family(kubectl, target)
     request = make(family)
@@ -262,7 +265,7 @@ def errors_as_sentences() -> Iterator[None]:
 def show(branches: Iterable[Branch]) -> None:
     """Print the tree. Colours are used only on a terminal.
 
-    Lines are never wrapped, so that users can search in them.
+    Lines are never wrapped, so that users can search in the output.
     """
     console = make_console()
     for line in draw(branches):
@@ -274,6 +277,6 @@ def now() -> datetime:
 
 
 def main() -> NoReturn:
-    """Run as `kubectl tinsmith`, for which kubectl looks for the program `kubectl-tinsmith` on the PATH."""
+    """Run `kubectl tinsmith`; kubectl starts this program under the name `kubectl-tinsmith`."""
     cluster(prog_name="kubectl tinsmith")
     raise AssertionError("a command ends its program")

@@ -1,4 +1,4 @@
-"""Sessions and pools, together with the objects that belong to them."""
+"""Families: sessions and pools, together with the objects that belong to a session or pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONVERSION_APPLICATION = "tinsmith-conversion"
 """The label `app.kubernetes.io/name` of the pods of the Job that converts a session's model."""
 
 INSTALLATION_SELECTOR = "app.kubernetes.io/name=tinsmith"
-"""The selector of the objects that the chart installs: the operator, the API server, and the objects of both."""
+"""The selector of the objects that the chart installs: the operator, the API server, and other objects."""
 
 SNAPSHOT_REQUEST = f"{GROUP}/snapshot-requested-at"
 RESTART_REQUEST = f"{GROUP}/restart-requested-at"
@@ -30,7 +30,7 @@ RESTART_REQUEST = f"{GROUP}/restart-requested-at"
 class Kind(Enum):
     """A kind of resource: TrainingSession or SamplerPool.
 
-    `word` is its short name, as in `session/NAME` and `pool/NAME`.
+    `word` is the short name of the kind, as in `session/NAME` and `pool/NAME`.
     """
 
     SESSION = ("TrainingSession", "trainingsessions", "session", frozenset({"StatefulSet", "RayCluster"}))
@@ -43,11 +43,11 @@ class Kind(Enum):
         self.workloads = workloads
         """The kinds of workloads that run the pods of the resource."""
         self.label = f"{GROUP}/{word}"
-        """The label of each child. Its value is the name of the resource."""
+        """The label of each child. The value of the label is the name of the resource."""
 
     @property
     def spellings(self) -> frozenset[str]:
-        """Return the names that a user may write for the kind before the slash."""
+        """Return the names of the kind that a user may write before the slash."""
         plural = self.resource.partition(".")[0]
         return frozenset({self.word, self.kind.lower(), plural, self.resource, f"{self.kind.lower()}.{GROUP}"}) | (
             {"tsess"} if self is Kind.SESSION else {"spool"}
@@ -55,17 +55,17 @@ class Kind(Enum):
 
 
 CHILDREN = ("pods", "statefulsets.apps", "deployments.apps", "replicasets.apps", "persistentvolumeclaims")
-"""The kinds of objects that belong to a family. Secrets are left out, so users need no right to read them."""
+"""The kinds of objects that belong to a family. Secrets are left out, so users need no right to read Secrets."""
 
 MANAGED_BY_OPERATOR = f"{MANAGED_BY_LABEL}={OPERATOR}"
 
 
 @dataclass(frozen=True)
 class Family:
-    """A session or pool with its objects.
+    """A session or pool, with all objects that belong to it.
 
-    `workload` is the StatefulSet, RayCluster or Deployment. `pods` begins with a session's worker. If there is no
-    worker yet, it begins with the unfinished conversion pods, newest first. `claim` is the claim for a session's
+    `workload` is the StatefulSet, RayCluster or Deployment. `pods` begins with a session's worker. Before the worker
+    exists, `pods` begins with the unfinished conversion pods, newest first. `claim` is the claim for a session's
     journal.
     """
 
@@ -117,7 +117,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Parse NAME, session/NAME or pool/NAME. Raises Misused."""
+    """Parse NAME, session/NAME or pool/NAME. Raises Misused for any other text."""
     word, slash, name = text.rpartition("/")
     if not slash:
         return Target(text)
@@ -130,7 +130,7 @@ def parse_target(text: str) -> Target:
 def choose(families: Sequence[Family], target: Target) -> Family:
     """Return the family that the target names.
 
-    Raises NotFound, and Misused if both a session and a pool have the name.
+    Raises NotFound if no family has the name, and Misused if both a session and a pool have the name.
     """
     found = [family for family in families if family.name == target.name and target.kind in (None, family.kind)]
     if not found:
@@ -157,13 +157,16 @@ def read_families(kubectl: Kubectl) -> Seen:
 
 
 def read_family(kubectl: Kubectl, target: Target) -> tuple[Family, tuple[str, ...]]:
-    """Return the family that the target names, and a message for each part of it that could not be read."""
+    """Return the family that the target names, and a message for each part of the family that could not be read."""
     seen = read_families(kubectl)
     return choose(seen.families, target), seen.unread
 
 
 def _read_owners(kubectl: Kubectl) -> dict[Kind, list[Manifest]]:
-    """Return the resources of both kinds. Raises KindUnknown if the cluster has neither kind."""
+    """Return all sessions and pools.
+
+    Raises KindUnknown if the cluster knows neither TrainingSessions nor SamplerPools.
+    """
     owners: dict[Kind, list[Manifest]] = {}
     unknown: KindUnknown | None = None
     for kind in Kind:
@@ -177,7 +180,10 @@ def _read_owners(kubectl: Kubectl) -> dict[Kind, list[Manifest]]:
 
 
 def list_readable(kubectl: Kubectl, resources: Sequence[str], selector: str | None) -> tuple[list[Manifest], list[str]]:
-    """List the kinds in one request. If this is not allowed, list each kind, with a message for each forbidden kind."""
+    """List all kinds in one request.
+
+    If the user may not read some kind, list each kind separately, and return a message for each forbidden kind.
+    """
     try:
         return kubectl.find(",".join(resources), selector), []
     except Forbidden:
@@ -209,7 +215,7 @@ def _ray_clusters(kubectl: Kubectl) -> tuple[list[Manifest], list[str]]:
 
 
 def _adopted_claims(kubectl: Kubectl, sessions: list[Manifest], children: list[Manifest]) -> list[Manifest]:
-    """Return the claims that users created. Such claims have no label of the operator."""
+    """Return the claims that users created. Claims that users created do not have the label of the operator."""
     known = {(namespace_of(child), name_of(child)) for child in children if child["kind"] == "PersistentVolumeClaim"}
     claims = []
     for session in sessions:
@@ -224,7 +230,7 @@ def _adopted_claims(kubectl: Kubectl, sessions: list[Manifest], children: list[M
 
 
 def assemble(owners: dict[Kind, list[Manifest]], children: Iterable[Manifest]) -> tuple[Family, ...]:
-    """Assign each child to the owner in its namespace that its label names."""
+    """Assign each child to the owner in the same namespace that the child's label names."""
     listed = list(children)
     return tuple(_family(kind, owner, listed) for kind in Kind for owner in owners[kind])
 

@@ -1,4 +1,4 @@
-"""The health of a session or pool, from its conditions: a state, a reason, and a message."""
+"""The health of a session or pool: a state, a reason and a message, all derived from the conditions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UPGRADE_AVAILABLE = "UpgradeAvailable"
 
 
 class Health(IntEnum):
-    """The states of a family. The most urgent is first."""
+    """The states of a family. The most urgent state is first."""
 
     STUCK = 0
     UNSEEN = 1
@@ -41,7 +41,7 @@ class Verdict:
 
 
 def judge(family: Family) -> Verdict:
-    """Return the verdict that follows from the most important condition."""
+    """Return the health that follows from the most important condition."""
     conditions = conditions_of(family.owner)
     ready = conditions.get("Ready")
     if ready is None:
@@ -58,13 +58,13 @@ def judge(family: Family) -> Verdict:
 
 
 def upgrade_hint(family: Family) -> Condition | None:
-    """Return the condition that reports that a restart would use another image, or None."""
+    """Return the condition UpgradeAvailable if a restart would use another image, or None."""
     found = conditions_of(family.owner).get(UPGRADE_AVAILABLE)
     return found if found is not None and found.holds else None
 
 
 def is_outdated(family: Family) -> bool:
-    """Return whether the status still describes an earlier spec."""
+    """Return whether the status describes an earlier version of the spec."""
     observed = (family.owner.get("status") or {}).get("observedGeneration")
     return observed is not None and bool(observed < family.owner["metadata"].get("generation", 0))
 

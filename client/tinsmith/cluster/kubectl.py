@@ -1,4 +1,7 @@
-"""The user's own kubectl, and its errors. Every request to a cluster goes through kubectl."""
+"""Calls of the user's own kubectl, and exceptions for the errors of kubectl.
+
+Every request to a cluster goes through kubectl.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from tinsmith.cluster.manifests import Manifest
 
 
 class PluginError(Exception):
-    """An error that ends a command. Its message is printed on standard error."""
+    """An error that ends a command. The message of the error is printed on standard error."""
 
     exit_status: ClassVar[int] = 1
 
 
 class Misused(PluginError):
-    """An error in the command line. Nothing was changed in the cluster."""
+    """An error in the command line, which is raised before anything in the cluster is changed."""
 
     exit_status: ClassVar[int] = 2
 
@@ -37,7 +40,7 @@ class KindUnknown(PluginError):
 
 
 class Forbidden(PluginError):
-    """An error for a request that the user's rights do not allow."""
+    """An error for a request that the user has no right to send."""
 
 
 class NotFound(PluginError):
@@ -45,7 +48,7 @@ class NotFound(PluginError):
 
 
 class KubectlFailed(PluginError):
-    """Any other error of kubectl, which the message quotes."""
+    """Any other error of kubectl, with a message that quotes kubectl."""
 
 
 class RequestFailed(PluginError):
@@ -62,12 +65,12 @@ _UNREACHABLE = re.compile(
 _LOGIN = re.compile(r"must be logged in|\(Unauthorized\)|getting credentials", re.IGNORECASE)
 _FROM_SERVER = re.compile(r"Error from server \((?P<reason>\w+)\): (?P<words>.*)", re.DOTALL)
 _LOG_LINE = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ .*$\n?", re.MULTILINE)
-"""Log lines of kubectl's library. The error itself is the last line, and has no timestamp."""
+"""Log lines of kubectl's library. The error itself is in the last line, which has no timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The cluster and namespace to use. If a value is None, the value in the kubeconfig is used."""
+    """The cluster and namespace to use. For None, the value in the kubeconfig is used."""
 
     context: str | None = None
     namespace: str | None = None
@@ -88,12 +91,12 @@ class Kubectl:
         self._program = program
 
     def within(self, namespace: str) -> Kubectl:
-        """Return a runner for one namespace of the same cluster."""
+        """Return a runner for the same cluster and one namespace."""
         access = Access(self._access.context, namespace, self._access.kubeconfig)
         return Kubectl(access, program=self._program)
 
     def everywhere(self) -> Kubectl:
-        """Return a runner for all namespaces of the same cluster."""
+        """Return a runner for the same cluster and all namespaces."""
         return Kubectl(self._access, all_namespaces=True, program=self._program)
 
     @property

@@ -1,4 +1,4 @@
-"""Functions that read Kubernetes objects in the form in which kubectl prints them."""
+"""Functions that read values from Kubernetes objects in kubectl's JSON output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Condition:
 
 
 def conditions_of(manifest: Manifest) -> dict[str, Condition]:
-    """Return the conditions by type, in the object's order."""
+    """Return a dictionary of the conditions by type, in the same order as in the object."""
     listed = (manifest.get("status") or {}).get("conditions") or []
     return {found["type"]: _condition(found) for found in listed}
 
@@ -59,7 +59,7 @@ def label_of(manifest: Manifest, label: str) -> str | None:
 
 
 def reference_to(manifest: Manifest) -> str:
-    """Return the object's name as kubectl writes it: `pod/qwen-0`."""
+    """Return the kind and name of the object in kubectl's notation: `pod/qwen-0`."""
     return f"{manifest['kind'].lower()}/{name_of(manifest)}"
 
 
@@ -84,7 +84,7 @@ def ago(since: datetime | None, now: datetime) -> str:
 
 
 def container_statuses(pod: Manifest) -> list[Manifest]:
-    """Return the statuses in the order of start. Init containers are first."""
+    """Return the container statuses in the order in which the containers start. Init containers come first."""
     status = pod.get("status") or {}
     found: list[Manifest] = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return found

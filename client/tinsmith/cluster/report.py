@@ -1,4 +1,4 @@
-"""The content of a report. Its index names the parts that could not be read."""
+"""The content of a report. The index of a report names the parts that could not be read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinsmith.console import Branch, draw
 
 LOG_LINES = 5000
 LOG_CHARACTERS = 2 * 1024 * 1024
-"""The limit on the log of each container. The newest characters are kept."""
+"""The limit on the log of each container. Of a longer log, the end is kept."""
 
 OTHER_KINDS = (
     "services",
@@ -60,7 +60,10 @@ def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, progress: P
 
 
 def _add_versions(kubectl: Kubectl, bundle: Bundle) -> None:
-    """Add the versions. This part is first, because its request fails if the cluster cannot be reached."""
+    """Add the versions.
+
+    The versions come first, because their request fails at once if the cluster cannot be reached.
+    """
     bundle.add_object("versions/client.json", installed_versions())
     try:
         bundle.add_text("versions/cluster.json", kubectl.text("version", "--output=json"))
@@ -69,7 +72,7 @@ def _add_versions(kubectl: Kubectl, bundle: Bundle) -> None:
 
 
 class _Collector:
-    """A collector. It has a method for each part. If a part is missing, the bundle contains the reason."""
+    """A collector with a method for each part of the report. For a missing part, the bundle contains the reason."""
 
     def __init__(self, kubectl: Kubectl, bundle: Bundle, progress: Progress) -> None:
         self._kubectl = kubectl
@@ -80,7 +83,8 @@ class _Collector:
     def families(self, target: Target | None) -> tuple[Family, ...]:
         """Return the families.
 
-        Raises NotFound and Misused for a wrong name, because this is an error and not a missing part.
+        Raises NotFound and Misused for a wrong name, because a wrong name is a mistake of the user and not a missing
+        part.
         """
         try:
             seen = read_families(self._kubectl)
@@ -125,7 +129,7 @@ class _Collector:
                     self._log(pod, container["name"], folder, previous=True)
 
     def installation(self) -> None:
-        """Add the operator and the API server, in all namespaces in which the user may see them."""
+        """Add the operator and the API server from all namespaces that the user may read."""
         found, unread = list_readable(self._kubectl.everywhere(), INSTALLATION, INSTALLATION_SELECTOR)
         if unread:
             found, unread = list_readable(self._kubectl, INSTALLATION, INSTALLATION_SELECTOR)

@@ -1,4 +1,4 @@
-"""Requests to a session or pool: a change of its resource, and the wait until the change is complete."""
+"""Requests that change a session or pool, and the wait until the change is complete."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tinsmith.cluster.kubectl import ClusterUnreachable, Misused, RequestFailed
 from tinsmith.cluster.manifests import Manifest, is_ready, moment, span
 
 SUSPENDED = "Suspended"
-"""The reason in the conditions of a session that its spec stops."""
+"""The reason in the conditions of a session with `suspend: true` in the spec."""
 
 LOOK_SECONDS = 2.0
 
 Outcome = Callable[[Family], str | None]
 """A function that returns a message when the request is complete.
 
-It raises RequestFailed if the request cannot complete.
+The function raises RequestFailed if the request cannot complete.
 """
 
 
 @dataclass(frozen=True)
 class Request:
-    """A change of a resource: a merge patch, and a sentence that announces it."""
+    """A change of a resource: a merge patch, and a sentence that announces the change."""
 
     patch: Manifest
     announcement: str
@@ -34,7 +34,7 @@ class Request:
 
 
 def suspend(family: Family) -> Request:
-    """Return a request that stops a session. Raises Misused for a pool, which has no volume."""
+    """Return a request that stops a session. Raises Misused for a pool, because a pool has no volume."""
     if family.kind is Kind.POOL:
         raise Misused(
             f"{family.title} cannot be suspended; `kubectl scale samplerpool {family.name} --replicas=0` stops its "
@@ -59,7 +59,7 @@ def resume(family: Family) -> Request:
 def snapshot(family: Family, at: datetime) -> Request:
     """Return a request for a snapshot.
 
-    Raises Misused for a pool, and for a suspended session, which has a snapshot already.
+    Raises Misused for a pool, and for a suspended session, because a suspended session already has a snapshot.
     """
     if family.kind is Kind.POOL:
         raise Misused(f"{family.title} has no state; only a TrainingSession takes snapshots.")
@@ -69,8 +69,9 @@ def snapshot(family: Family, at: datetime) -> Request:
     def outcome(now: Family) -> str | None:
         """Check the answered request, and the time of the last snapshot.
 
-        The operator records which request was answered. It changes the time only if a snapshot was taken. The time of
-        the snapshot and the time of the request come from different clocks, so they are not compared.
+        The operator always records which request was answered. The operator changes the time of the last snapshot only
+        if a snapshot was taken. The times of the snapshot and of the request are not compared, because different clocks
+        measured the two times.
         """
         if _answered(now, "snapshot") != request:
             return None
@@ -90,7 +91,7 @@ def restart(family: Family, at: datetime) -> Request:
     before = family.pod_uids
 
     def outcome(now: Family) -> str | None:
-        """Check both the status and the pods, because the status may be behind."""
+        """Check the status and the pods, because the status may be out of date."""
         all_new = not (before & now.pod_uids) and sum(map(is_ready, now.pods)) >= _desired_pods(now)
         return _ready_again(now) if all_new else None
 
@@ -107,7 +108,9 @@ def wait_for(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Wait for the outcome, and return its message. `name` is the name of the family in the next command.
+    """Wait for the outcome, and return the message about the outcome.
+
+    `name` is the name of the family for the commands that messages suggest.
 
     Each new reason is reported once. If the cluster cannot be reached, the wait continues. Raises RequestFailed at the
     timeout, and if the request cannot complete.
@@ -163,7 +166,7 @@ def _annotated(annotation: str, request: str) -> Manifest:
 
 
 def _answered(family: Family, kind: str) -> str | None:
-    """Return the latest request of this kind that was answered."""
+    """Return the latest answered request of this kind."""
     answered = ((family.owner.get("status") or {}).get("requests") or {}).get(kind)
     return str(answered) if answered is not None else None
 

@@ -37,7 +37,7 @@ def most_urgent_first(families: Iterable[Family]) -> list[Family]:
 
 
 def status_tree(families: Iterable[Family], now: datetime, *, with_namespaces: bool = False) -> list[Branch]:
-    """Return a tree for each family. The most urgent is first."""
+    """Return a tree for each family. The family with the most urgent state comes first."""
     return [_family(family, now, with_namespaces) for family in most_urgent_first(families)]
 
 
@@ -66,7 +66,7 @@ def _parts(family: Family, now: datetime) -> Iterator[Branch]:
 
 
 def conditions_line(owner: Manifest) -> str:
-    """Return the conditions that are true, with their reasons, and the names of the other conditions."""
+    """Return the true conditions with reasons, and the names of the conditions that are not true."""
     found = conditions_of(owner).values()
     holding = [f"{condition.type} {condition.reason}" for condition in found if condition.holds]
     words_of_status = {"False": "not", "Unknown": "unknown:"}
@@ -143,7 +143,7 @@ def _claim(claim: Manifest) -> str:
 
 
 def as_json(families: Iterable[Family]) -> list[dict[str, Any]]:
-    """Return the same facts for scripts, in the same order."""
+    """Return the facts in the tree as JSON values for scripts, in the same order."""
     return [_json(family) for family in most_urgent_first(families)]
 
 

@@ -1,4 +1,4 @@
-"""`kubectl tinsmith why`: an answer, then its evidence, most relevant first. The functions are pure."""
+"""`kubectl tinsmith why`: an answer, and then the evidence, most relevant first. The functions are pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class NamespaceFacts:
-    """The objects in the namespace of a family. `unread` has a message for each kind that could not be read."""
+    """The objects in the family's namespace that may serve as evidence.
+
+    `unread` has a message for each kind that could not be read.
+    """
 
     events: tuple[Manifest, ...] = ()
     quotas: tuple[Manifest, ...] = ()
@@ -110,8 +113,8 @@ def _events(family: Family, events: Iterable[Manifest], now: datetime) -> Iterat
 def concerns(family: Family, event: Manifest) -> bool:
     """Return whether the event is about the family.
 
-    Objects are compared by their UIDs. A deleted pod is compared by its name, because the next pod of the StatefulSet
-    has the same name.
+    The UID of an Event's object must be the UID of an object of the family. For a deleted pod, the name must match,
+    because the next pod of the StatefulSet has the same name.
     """
     about = event.get("involvedObject") or {}
     if about.get("uid") in {uid_of(member) for member in family.members}:
@@ -141,7 +144,7 @@ def _event(event: Manifest, now: datetime) -> Branch:
 
 
 def _quotas(family: Family, quotas: Iterable[Manifest]) -> Iterator[Branch]:
-    """Yield the quotas, if one of them may prevent that a pod is created."""
+    """Yield the quotas if a quota may prevent the creation of a pod."""
     if family.pods or judge(family).health in (Health.WELL, Health.RESTING):
         return
     for quota in quotas:

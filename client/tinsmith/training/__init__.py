@@ -1,6 +1,6 @@
-"""The library for code around a training loop, based on the `tinker` SDK.
+"""A library of the parts around a training loop that uses the `tinker` SDK.
 
-It needs the extra `training`; RL, evaluations and run logs also need `cookbook`.
+The library needs the extra `training`; RL, evaluations and run logs also need the extra `cookbook`.
 """
 
 from __future__ import annotations

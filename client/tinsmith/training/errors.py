@@ -1,4 +1,4 @@
-"""The errors of the library. `str(error)` says what happened, to what, and what to do."""
+"""The errors of the library. `str(error)` says what happened, which object is concerned, and what to do."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class DownloadDamaged(TrainingError):
 
 
 class ExportError(TrainingError):
-    """The base class of errors when weights are exported."""
+    """The base class of errors of exports of weights."""
 
 
 class NoSuchWeights(ExportError):
-    """An error for a path at which this key can see no checkpoint on the server."""
+    """An error for a path without a checkpoint that this key may see on the server."""
 
 
 class BaseModelUnusable(ExportError):
-    """An error for a base model that is missing, cannot be read, or is not the adapter's base model."""
+    """An error for a base model that is missing, unreadable, or not the base model of the adapter."""
 
 
 class PromotionRefused(TrainingError):
@@ -38,11 +38,11 @@ class CheckpointError(TrainingError):
 
 
 class NoCheckpoint(CheckpointError):
-    """An error if there is no checkpoint at the step, or if the run has no checkpoint."""
+    """An error for a step without a checkpoint, or a run without a checkpoint."""
 
 
 class CheckpointDamaged(CheckpointError):
-    """An error for a checkpoint whose files differ from the files that were written."""
+    """An error for a checkpoint with files that differ from the files that were written."""
 
 
 class CheckpointExists(CheckpointError):
@@ -50,7 +50,10 @@ class CheckpointExists(CheckpointError):
 
 
 class SaveFailed(CheckpointError):
-    """An error for a save that failed. `__cause__` is the reason. Complete checkpoints are not affected."""
+    """An error for a save that failed.
+
+    `__cause__` is the exception that made the save fail. A failed save does not affect complete checkpoints.
+    """
 
     def __init__(self, step: int, cause: BaseException) -> None:
         super().__init__(f"saving step {step}: {str(cause) or type(cause).__name__}")
@@ -80,7 +83,7 @@ class MinibatchFailed(TrainingError):
 class ShadowCutOff(TrainingError):
     """An error for a shadow that was cancelled during a step.
 
-    Its next step would include the gradient of the cancelled step.
+    The next step of such a shadow would include the gradient of the cancelled step.
     """
 
     def __init__(self, step: int) -> None:
@@ -92,11 +95,11 @@ class ShadowCutOff(TrainingError):
 
 
 class EvaluationError(TrainingError):
-    """The base class of errors about tasks, evaluators and their results."""
+    """The base class of errors about tasks, evaluators and results."""
 
 
 class TaskFileError(EvaluationError):
-    """An error for a file of examples, or the name of a task, that cannot be used. The message names the line."""
+    """An error for an unusable file of examples, or an unusable name of a task. The message names the line."""
 
 
 class GradeFailed(EvaluationError):
@@ -104,7 +107,7 @@ class GradeFailed(EvaluationError):
 
 
 class ResultsUnfit(EvaluationError):
-    """An error for results that belong to other tasks, cannot be read, or are used by another sweep."""
+    """An error for results that belong to other tasks, are unreadable, or are in use by another sweep."""
 
 
 class RunLogError(TrainingError):
@@ -112,7 +115,10 @@ class RunLogError(TrainingError):
 
 
 class BackendMissing(RunLogError):
-    """An error for a backend whose package is not installed. The message ends with the command that installs it."""
+    """An error for a backend without an installed package.
+
+    The message ends with the command that installs the package.
+    """
 
 
 class BackendRefused(RunLogError):
@@ -120,7 +126,7 @@ class BackendRefused(RunLogError):
 
 
 class MetricsLost(RunLogError):
-    """An error for a run whose record cannot be written, for example because the disk is full."""
+    """An error for a failed write to the record of a run, for example because the disk is full."""
 
 
 class RunError(TrainingError):
@@ -128,19 +134,19 @@ class RunError(TrainingError):
 
 
 class BadConfig(RunError):
-    """An error for settings that are missing, unknown or wrong. The message has a line for each of them."""
+    """An error for settings that are missing, unknown or wrong. The message has one line for each wrong setting."""
 
 
 class BadData(RunError):
-    """An error for lines that are not examples. The message has `file:line` and the reason for each of them."""
+    """An error for lines that are not examples. For each such line, the message contains `file:line` and the reason."""
 
 
 class ServerNotReady(RunError):
-    """An error if no server answers, or it does not serve the model."""
+    """An error if no server answers, or if the server does not serve the model."""
 
 
 class NothingToTrainOn(TrainingError):
-    """An error that is raised after many groups in a row had no data.
+    """An error for a run with too many consecutive groups without data.
 
     `causes` is the number of groups for each kind of reason.
     """
@@ -157,4 +163,4 @@ class NothingToTrainOn(TrainingError):
 
 
 class EnvironmentFailed(TrainingError):
-    """An error for an environment that breaks the rules of environments. Only its group is lost."""
+    """An error for an environment that breaks the rules of environments. Only the group of this environment is lost."""

@@ -26,25 +26,25 @@ from tinsmith.training.errors import NotOffered, PromotionRefused, TrainingError
 PROMOTIONS = "/api/v1/promotions"
 RUN_SUMMARY = "summary.json"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")
-"""Parts of the answers of servers that have no promotions.
+"""Texts in the answers of servers without promotions.
 
-A server with promotions would name the missing name instead.
+A server with promotions answers with the missing name instead.
 """
 
 Service = tinker.ServiceClient | tinker.RestClient
 
 
 class Expected(Enum):
-    """The value of `expected` that is neither a path nor None."""
+    """The default of `expected`, which is neither a path nor None."""
 
     ANYTHING = "whatever the name stands for"
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A promoted name, which has pointed to the sampler at `path` since `time`.
+    """A promoted name: since `time`, the name points to the sampler at `path`.
 
-    `number` is the number of the change, from 1.
+    `number` counts the changes of the name, from 1.
     """
 
     name: str
@@ -64,7 +64,7 @@ def promote(
     """Make a name point to a saved sampler, such as `tinker://RUN/sampler_weights/NAME`, from the next request on.
 
     `expected` is the path to which the name must point now, or None if the name must be new. In all functions of this
-    module, `service` is by default a client with the server and key of the environment.
+    module, the default of `service` is a client with the server and key from the environment.
 
     Raises PromotionRefused with the server's message, NotOffered if the server has no promotions, and the errors of the
     SDK.
@@ -75,10 +75,12 @@ def promote(
 
 
 def rollback(name: str, *, service: Service | None = None) -> Promotion:
-    """Make a name point to its previous sampler. A second rollback makes it point to the sampler before that one.
+    """Make a name point to its previous sampler.
 
-    The request contains the number of the current change. The SDK repeats a call whose answer is lost, and without the
-    number this could roll back twice. Raises the errors of `promote`.
+    A second rollback makes the name point to the sampler before the previous sampler.
+
+    The request contains the number of the current change. Without the number, a call that the SDK repeats after a lost
+    answer could roll back twice. Raises the errors of `promote`.
     """
     newest, *_ = promotion_history(name, service=service)
     expected = {"expected_number": newest.number}
@@ -101,9 +103,9 @@ def remove_promotion(name: str, *, service: Service | None = None) -> None:
 
 
 def sampler_of_run(directory: Path) -> str:
-    """Return the path of the sampler that a finished run of `tinsmith train` has saved last.
+    """Return the path of the last sampler of a finished `tinsmith train` run.
 
-    Raises PromotionRefused if the directory has no such run.
+    Raises PromotionRefused for a directory without a finished run.
     """
     summary = directory / RUN_SUMMARY
     try:
@@ -133,7 +135,7 @@ def _promotion(answer: Mapping[str, Any]) -> Promotion:
 def _send(
     service: Service | None, method: str, address: str, body: Mapping[str, Any] | None = None, **more: Any
 ) -> Any:
-    """Send a request through the HTTP layer of the SDK, because the SDK has no function for it."""
+    """Send a request through the HTTP layer of the SDK, because the SDK has no function for promotions."""
     holder = (service or tinker.RestClient()).holder
     content = more if body is None else {"body": body, **more}
 
@@ -150,7 +152,7 @@ def _send(
 
 
 def explained(status: int, body: object) -> NotOffered | PromotionRefused | None:
-    """Return the error for a refusal. Return None if the refusal is not about promotions."""
+    """Return the error for a refusal. For a refusal that is not about promotions, return None."""
     detail = str(body.get("detail", "")) if isinstance(body, Mapping) else ""
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and (
         not detail or any(words in detail for words in NO_SUCH_CALL)
@@ -162,7 +164,7 @@ def explained(status: int, body: object) -> NotOffered | PromotionRefused | None
 
 
 OTHER_COLUMNS_WIDTH = 60
-"""The width of the other columns, which includes their headers."""
+"""The width of the other columns, including the headers."""
 USAGE = "say NAME and a tinker:// path or --run, NAME and one of --rollback, --history and --remove, or --list alone"
 
 
@@ -186,7 +188,7 @@ def promote_command(
     as_json: AsJson = False,
     base_url: BaseUrl = None,
 ) -> None:
-    """Give a saved sampler a stable name on the OpenAI endpoint, change the name's sampler, or roll it back."""
+    """Give a saved sampler a stable name on the OpenAI endpoint, change the sampler of a name, or roll a name back."""
     promotes = path is not None or run is not None
     acts = [path is not None, run is not None, back, history, remove, list_]
     if sum(acts) != 1 or (name is None) is not list_ or (expect is not None and not promotes):

@@ -1,6 +1,6 @@
 """Downloads of the files of a checkpoint from a server. Links and archives are streamed to disk.
 
-A link is fetched without a key, because it needs none and may lead to a storage service that must not learn the key.
+A link is fetched without a key, because the link may lead to a storage service that must not learn the key.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tinsmith.training.errors import DownloadDamaged, NotOffered
 PURPOSE = "tinsmith-purpose"
 """The key in user_metadata that marks the temporary training run of a command.
 
-The lists of the server leave such runs out.
+The server's lists do not contain temporary runs.
 """
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 SILENCE_SECONDS = 60.0
-"""The longest time to wait for the next byte. It does not limit the whole download."""
+"""The longest time to wait for the next byte. The whole download may take longer."""
 NO_SUCH_CALL = (tinker.NotFoundError, tinker.UnprocessableEntityError, tinker.BadRequestError)
 GZIP_MAGIC = b"\x1f\x8b"
 DRAIN_BYTES = 2**20
 
 
 def fetch_export(rest: tinker.RestClient, export_path: str, targets: Mapping[str, Path]) -> None:
-    """Download files of an export that was made by `save_weights_external`. `targets` maps names to paths.
+    """Download files from an export of `save_weights_external`. `targets` maps names to paths.
 
-    Raises NotOffered if the export lacks one of these files, and DownloadDamaged.
+    Raises DownloadDamaged, and NotOffered if the export does not contain one of the files.
     """
     urls = rest.get_external_weights_urls(export_path).result().urls
     for name, target in targets.items():
@@ -50,7 +50,7 @@ def fetch_export(rest: tinker.RestClient, export_path: str, targets: Mapping[str
 
 
 def fetch_from_archive(rest: tinker.RestClient, path: str, targets: Mapping[str, Path]) -> None:
-    """Download files of a checkpoint, which may be of any kind. `targets` maps names to paths.
+    """Download files of a checkpoint of any kind. `targets` maps names to paths.
 
     The disk of this machine must have space for the whole archive. Raises NotOffered if the server has no archives or
     if the archive lacks a file, and DownloadDamaged.
@@ -72,7 +72,7 @@ def fetch_from_archive(rest: tinker.RestClient, path: str, targets: Mapping[str,
 
 @contextmanager
 def _archive(rest: tinker.RestClient, path: str) -> Iterator[BinaryIO]:
-    """Download the archive, and yield its content without the gzip compression."""
+    """Download the archive, and yield the uncompressed content."""
     with tempfile.TemporaryFile() as file:
         _ask_for_archive(rest, path, file)
         file.seek(0)
@@ -82,9 +82,9 @@ def _archive(rest: tinker.RestClient, path: str) -> Iterator[BinaryIO]:
 
 
 def _opened(content: BinaryIO, path: str) -> tarfile.TarFile:
-    """Open the archive, and read its first header.
+    """Open the archive, and read the first header.
 
-    Raises NotOffered if it is not an archive, and the errors of gzip.
+    Raises NotOffered if the file is not an archive, and the errors of gzip.
     """
     try:
         return tarfile.open(fileobj=content, mode="r|")
@@ -95,13 +95,16 @@ def _opened(content: BinaryIO, path: str) -> tarfile.TarFile:
 
 
 def _read_to_the_end(content: BinaryIO) -> None:
-    """Read to the end, because gzip compares its digest there. A reader of archives would stop earlier."""
+    """Read to the end of the stream, because gzip compares the digest only at the end.
+
+    A reader of archives would stop earlier.
+    """
     while content.read(DRAIN_BYTES):
         pass
 
 
 def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> None:
-    """Request the archive through the HTTP layer of the SDK, because the SDK has no function for it any more.
+    """Request the archive through the HTTP layer of the SDK, because the SDK has no function for archives any more.
 
     Most servers answer with a redirect to a link.
     """
@@ -135,7 +138,7 @@ def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> N
 
 
 def _trusted() -> ssl.SSLContext:
-    """Return the certificate authorities of httpx and of this machine. The SDK trusts the same ones."""
+    """Return the certificate authorities of httpx and of this machine. The SDK trusts the same authorities."""
     context = httpx.create_ssl_context()
     context.load_default_certs()
     return context

@@ -23,8 +23,9 @@ from tinsmith.training.errors import MinibatchFailed
 class RolloutGroup:
     """The training data from one group of rollouts.
 
-    `policy_step` is the number of optimizer steps that the sampling weights had made. A group may have no data, for
-    example because all its rewards are equal. It counts as a group of its step, but trains nothing.
+    `policy_step` is the number of optimizer steps before the sampling weights were saved. A group may have no data, for
+    example because all rewards of the group are equal. A group without data counts as a group of the step, but is not
+    trained on.
     """
 
     data: Sequence[tinker.Datum]
@@ -36,7 +37,10 @@ class BufferClosed(Exception):
 
 
 class RolloutBuffer(AsyncIterator[RolloutGroup]):
-    """A queue of at most `groups` rollout groups. It is used on one event loop. While it is full, `put` waits."""
+    """A queue of at most `groups` rollout groups.
+
+    Use a buffer on only one event loop. While the buffer is full, `put` waits.
+    """
 
     def __init__(self, groups: int) -> None:
         if groups < 1:
@@ -51,7 +55,7 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
         return len(self._waiting)
 
     async def put(self, group: RolloutGroup) -> None:
-        """Add a group when there is room. Raises BufferClosed."""
+        """Add a group as soon as the buffer has room. Raises BufferClosed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_closed or len(self._waiting) < self._most)
             if self._is_closed:
@@ -60,7 +64,10 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
             self._changed.notify_all()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """End the stream after the groups that are in the buffer. Iteration then ends, or raises `error`."""
+        """End the stream after the groups that are in the buffer.
+
+        After these groups, the iteration ends, or raises `error`.
+        """
         async with self._changed:
             self._is_closed, self._error = True, error
             self._changed.notify_all()
@@ -77,16 +84,16 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
 
 
 Send: TypeAlias = Callable[[list[tinker.Datum]], Awaitable[types.ForwardBackwardOutput]]
-"""A function that submits a forward-backward pass in the order of calls, and returns its future."""
+"""A function that submits a forward-backward pass in the order of calls, and returns the future of the pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class MinibatchPlan:
     """The number of groups and minibatches in each optimizer step, and the limit on staleness.
 
-    `most_stale_steps` is the largest age of a group's sampling weights. The age is the number of optimizer steps by
-    which they are older than the trained weights; 0 is on-policy. `minibatches_in_flight` is the largest number of
-    minibatches that the server has at the same time.
+    `most_stale_steps` is the largest age of a group's sampling weights. The age is the number of optimizer steps
+    between the sampling weights and the trained weights; 0 is on-policy. `minibatches_in_flight` is the largest number
+    of minibatches on the server at the same time.
     """
 
     groups_per_step: int
@@ -127,9 +134,10 @@ class MinibatchPlan:
 class StepReport:
     """The result of one optimizer step.
 
-    `step` counts from 0. `staleness` has an entry for each group that was trained on, in optimizer steps. `metrics` has
-    the metrics of the loss over all data and the metrics of the optimizer. Both are reduced as the SDK reduces the
-    metrics of one call. `outputs` has the output of the loss for each datum, in the order of `data`.
+    `step` counts from 0. `staleness` is the staleness in optimizer steps of each group that was trained on. `metrics`
+    has the metrics of the loss over all data and the metrics of the optimizer. Metrics of several calls are combined in
+    the way in which the SDK combines the metrics of one call. `outputs` has the output of the loss for each datum, in
+    the order of `data`.
     """
 
     step: int
@@ -140,11 +148,11 @@ class StepReport:
     dropped_groups: int
     minibatches: int
     waited_seconds: float
-    """The time spent waiting for rollouts. It counts even if the server was computing."""
+    """The time spent waiting for rollouts. Time in which the server was computing counts, too."""
 
 
 class StepInProgress:
-    """A step that collects groups until it is full. It sends each minibatch when the minibatch is complete."""
+    """A step that collects groups until the step is full. Each minibatch is sent when the minibatch is complete."""
 
     def __init__(self, step: int, plan: MinibatchPlan, send: Send) -> None:
         self.step = step
@@ -161,7 +169,7 @@ class StepInProgress:
 
     @property
     def groups(self) -> int:
-        """Return the number of groups that were taken so far, including groups without data."""
+        """Return the number of groups so far, including groups without data."""
         return len(self.staleness)
 
     @property
@@ -169,7 +177,7 @@ class StepInProgress:
         return self.groups == self._plan.groups_per_step
 
     async def take(self, group: RolloutGroup) -> bool:
-        """Take a group, and return whether it was fresh enough. A stale group is dropped and counted.
+        """Take a group, and return whether the group was fresh enough. A stale group is dropped and counted.
 
         If too many minibatches are in flight, wait. Raises MinibatchFailed, and ValueError if the group's weights are
         of a later step.
@@ -185,7 +193,10 @@ class StepInProgress:
         return True
 
     async def results(self) -> types.ForwardBackwardOutput:
-        """Send the last minibatch, which is incomplete, and return the results for all data. Raises MinibatchFailed."""
+        """Send the last minibatch, which may be incomplete, and return the results for all data.
+
+        Raises MinibatchFailed.
+        """
         await self._submit()
         while self._under_way:
             await self._settle()
@@ -232,14 +243,15 @@ async def stream_minibatch_train(
 ) -> AsyncGenerator[StepReport, None]:
     """Make an optimizer step from every `plan.groups_per_step` groups, and yield the report of each step.
 
-    Losses are sums over data. So the steps are equal to steps on whole batches, up to the order of float32 additions.
-    `adam` holds the parameters for every step, or is a function of the number of the step, which counts from
-    `first_step`. Stale groups are dropped and counted. If groups are left when `rollouts` ends, they make a smaller
-    step. A step without data is skipped, and the next groups use its number.
+    Losses are sums over data. So a step on minibatches equals a step on the whole batch, up to the order of float32
+    additions. `adam` is the parameters for every step, or a function that returns the parameters for a step. Steps
+    count from `first_step`. Stale groups are dropped and counted. Groups that are left when `rollouts` ends make a
+    smaller step. A step without data is skipped, and the next step has the same number.
 
-    Raises MinibatchFailed if the server refuses or fails a minibatch. The optimizer step is then not made. The
-    gradients of the step's other minibatches then stay on the server. They also stay there if the caller stops during a
-    step. In both cases, load the state that was saved last before you continue. Raises the errors of `rollouts`.
+    Raises MinibatchFailed if the server refuses or fails a minibatch. After a failed minibatch, no optimizer step is
+    made. The gradients of the other minibatches of this step stay on the server. Gradients also stay on the server if
+    the caller stops during a step. After a failed minibatch or a stop, load the last saved state before you continue.
+    Raises the errors of `rollouts`.
     """
     of_step = adam if callable(adam) else lambda _: adam
     send = partial(_send, client, loss_fn, loss_fn_config)
@@ -272,10 +284,10 @@ def _send(
 async def _finish(
     client: tinker.TrainingClient, current: StepInProgress, adam: Callable[[int], types.AdamParams]
 ) -> StepReport | None:
-    """Make the optimizer step. If there is no data, return None.
+    """Make the optimizer step. For a step without data, return None.
 
-    The optimizer step is submitted after all results. Earlier, it would use an incomplete gradient if a minibatch
-    failed.
+    The optimizer step is submitted after all results. An earlier optimizer step would use an incomplete gradient if a
+    minibatch failed.
     """
     trained = await current.results()
     if not current.data:

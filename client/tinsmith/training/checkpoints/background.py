@@ -1,4 +1,4 @@
-"""Saves in a background thread, one at a time. If a save fails, the next call raises its failure."""
+"""Saves in a background thread, one at a time. After a failed save, the next call raises the failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinsmith.training.errors import CheckpointError, SaveFailed
 
 
 class BackgroundSaves:
-    """An object that runs at most one save at a time.
+    """A runner of saves, with at most one save at a time.
 
     On exit, the interpreter waits for the save, unless the save was abandoned.
     """
@@ -43,7 +43,7 @@ class BackgroundSaves:
             self._finish()
 
     def raise_failure(self) -> None:
-        """Raise SaveFailed if a save has failed since the last call. Do not wait."""
+        """Raise SaveFailed if a save has failed since the last call. Do not wait for a save in progress."""
         with self._lock:
             if self._under_way is not None and self._under_way.done():
                 self._finish()
@@ -59,9 +59,11 @@ class BackgroundSaves:
             atexit.unregister(self._at_end)
 
     def abandon(self) -> int | None:
-        """Abandon the save that is in progress. Return its step, or None if there is none.
+        """Abandon the save that is in progress.
 
-        Callers that wait for it get SaveFailed.
+        Return the step of the abandoned save, or None if no save was in progress.
+
+        Callers that wait for the abandoned save get SaveFailed.
         """
         self.is_abandoned = True
         atexit.unregister(self._at_end)
@@ -81,7 +83,7 @@ class BackgroundSaves:
 
 
 def _run(save: Callable[[], None], became: Future[None]) -> None:
-    """Run the save in its thread."""
+    """Run the save in the background thread."""
     try:
         save()
     except BaseException as error:
@@ -91,7 +93,10 @@ def _run(save: Callable[[], None], became: Future[None]) -> None:
 
 
 def _settle(became: Future[None], failure: BaseException | None) -> bool:
-    """Settle the future. Return False if it was settled before. This happens if the save has ended or was abandoned."""
+    """Settle the future.
+
+    Return False if the future was already settled. A future is settled when its save has ended or was abandoned.
+    """
     try:
         became.set_exception(failure) if failure is not None else became.set_result(None)
     except InvalidStateError:
@@ -100,7 +105,10 @@ def _settle(became: Future[None], failure: BaseException | None) -> bool:
 
 
 def _wait(saves: weakref.ref[BackgroundSaves]) -> None:
-    """Wait when the interpreter exits. This is for programs that do not use the manager as a context."""
+    """Wait for the save in progress when the interpreter exits.
+
+    Programs that do not use the manager as a context need this wait.
+    """
     left = saves()
     if left is not None and left._under_way is not None:
         left._under_way.exception()

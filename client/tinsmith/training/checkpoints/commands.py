@@ -90,7 +90,7 @@ def show(root: Root, step: Step, as_json: AsJson = False) -> None:
 def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
     """Read every file of the checkpoints, and compare the digests.
 
-    The exit status is 1 if a checkpoint is damaged or if there is none.
+    The exit status is 1 if a checkpoint is damaged or if no checkpoint exists.
     """
     with errors_as_sentences():
         store = CheckpointStore(root)
@@ -135,7 +135,7 @@ def prune(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the checkpoints that no rule keeps."""
+    """Remove the checkpoints that no rule selects to keep."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         removable = store.removable(Retention(keep_last, keep_best, metric, mode, keep_every))
@@ -177,7 +177,7 @@ def resume(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show from which checkpoint a run resumes, whether the server has its state, and the code that resumes it."""
+    """Show from which checkpoint a run resumes, whether the server has the state, and the code that resumes the run."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         chosen = newest_step(store) if step is None else store.verify(step).step
@@ -230,7 +230,7 @@ def _server(base_url: str | None) -> ServerStates:
 
 
 def _leave_state(state_path: str) -> None:
-    """Keep the state, because another program may use it."""
+    """Do not delete the state on the server, because another program may use the state."""
 
 
 def _described(metadata: Metadata) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`CheckpointManager`, which saves a run in the background and resumes it."""
+"""`CheckpointManager`, which saves a run in the background and resumes the run from a checkpoint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FastTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run that was resumed at the end of `step`.
+    """A run that was resumed after `step`.
 
     `skipped` lists newer checkpoints that are damaged, each with a reason.
     """
@@ -64,7 +64,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """The content of a save, as it was at the time of the request."""
+    """The content of a save at the time of the request."""
 
     step: int
     started: StartedSave
@@ -79,17 +79,18 @@ class CheckpointManager:
     docs/how-to/training.md lists the files of a checkpoint.
 
     - `config`: the settings that are written to `config.yaml`.
-    - `save_every`: the number of steps between saves of `maybe_save`; with 0 it never saves.
+    - `save_every`: the number of steps between saves of `maybe_save`; with 0, `maybe_save` never saves.
     - `adapter`: if False, the adapter's weights stay on the server.
-    - `optimizer`: if True, the moments of the optimizer are downloaded, if the server offers them.
+    - `optimizer`: if True, the moments of the optimizer are downloaded from a server that offers this.
     - `tokenizer`: None uses the training client's tokenizer; False writes no file.
-    - `ttl_seconds`: the lifetime of the states on the server, at least an hour; None keeps a state as long as its
-      directory.
-    - `delete_states`: if True, the server's state is deleted when `retention` removes its directory.
+    - `ttl_seconds`: the lifetime of the states on the server, at least an hour; None keeps a state as long as the
+      checkpoint's directory.
+    - `delete_states`: if True, the server's state is deleted when `retention` removes the checkpoint's directory.
     - `user_metadata`: the metadata of the training run that `resume` creates.
 
-    Only one manager at a time may write below a root. As a context, it waits for the last save and raises its failure.
-    After a KeyboardInterrupt it does not wait; the save in progress is discarded.
+    At any time, only one manager may write below a root. Used as a context, the manager waits for the last save at the
+    end, and raises the failure of this save. After a KeyboardInterrupt, the manager does not wait, and discards the
+    save in progress.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class CheckpointManager:
 
     @property
     def store(self) -> CheckpointStore:
-        """Return the store. It can list, read and verify checkpoints."""
+        """Return the store. The store can list, read and verify checkpoints."""
         return self._store
 
     def maybe_save(
@@ -137,9 +138,9 @@ class CheckpointManager:
         loop_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Save if `save_every` divides `step`. Return whether it does.
+        """Save if `save_every` divides `step`. Return whether `save_every` divides `step`.
 
-        At any step, this raises the errors of `save`.
+        Raises the errors of `save`, at every step.
         """
         if self._save_every < 1 or step < 1 or step % self._save_every:
             self._saves.raise_failure()
@@ -155,10 +156,11 @@ class CheckpointManager:
         loop_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Save the result of all calls so far as the checkpoint of `step`. The loop continues during the save.
+        """Save the state after all calls so far as the checkpoint of `step`. The loop continues during the save.
 
-        `loop_state` is the position of the loop, for example `{"epoch": 1, "batch": 30}`. It is copied. If another save
-        is in progress, wait for it. Raises SaveFailed for the earlier save, CheckpointExists, and UnfitLoopState.
+        `loop_state` is the position of the loop, for example `{"epoch": 1, "batch": 30}`. The state is copied before
+        `save` returns. If another save is in progress, wait until that save is complete. Raises SaveFailed for the
+        earlier save, CheckpointExists, and UnfitLoopState.
         """
         self._saves.wait()
         if self._saves.is_abandoned:
@@ -175,8 +177,9 @@ class CheckpointManager:
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add measurements that were made later, such as evaluation scores, to the metrics of a checkpoint.
 
-        `retention` considers them at the next save. If a save is in progress, wait for it. Raises SaveFailed for this
-        save, NoCheckpoint if `retention` has removed the checkpoint, and CheckpointDamaged.
+        At the next save, `retention` takes the new measurements into account. If a save is in progress, wait until the
+        save is complete. Raises SaveFailed for the save in progress, NoCheckpoint if `retention` has removed the
+        checkpoint, and CheckpointDamaged.
         """
         self._saves.wait()
         self._store.add_metrics(step, metrics)
@@ -184,10 +187,10 @@ class CheckpointManager:
     def resume(self, step: int | None = None) -> Resumed | None:
         """Resume from the newest complete checkpoint, or from the checkpoint of `step`.
 
-        Return None if there is no checkpoint.
+        Return None if no checkpoint exists.
 
-        After a resume from `step`, the next save removes the checkpoints that are newer. Raises NoCheckpoint and
-        CheckpointDamaged if `step` is given, and StateGone.
+        After a resume from `step`, the next save removes the checkpoints that are newer than `step`. Raises StateGone,
+        and if `step` is given, also NoCheckpoint and CheckpointDamaged.
         """
         self._saves.wait()
         metadata, damaged = self._store.newest_whole() if step is None else (self._store.verify(step), [])
@@ -209,13 +212,15 @@ class CheckpointManager:
         self._saves.wait()
 
     def close(self) -> None:
-        """Wait as `wait` does. This must be the last call."""
+        """Wait as `wait` does. `close` must be the last call."""
         self._saves.close()
 
     def abandon(self) -> int | None:
-        """Discard the save that is in progress, without waiting. Return its step, or None.
+        """Discard the save that is in progress, without waiting.
 
-        A program that was interrupted makes this its last call. Callers that wait for the save get SaveFailed.
+        Return the step of the discarded save, or None if no save was in progress.
+
+        In an interrupted program, this must be the last call. Callers that wait for the save get SaveFailed.
         """
         return self._saves.abandon()
 
@@ -283,7 +288,7 @@ class CheckpointManager:
     def _retire_newer(self) -> None:
         """Remove the checkpoints that are newer than the checkpoint from which the run was resumed, newest first.
 
-        So if the process is killed in between, the steps are still a consistent sequence. This is called after the
+        Because of this order, the remaining steps are a consistent sequence even after a kill. Call this only after the
         server has the new state, so that no checkpoint is lost if the server cannot be reached.
         """
         if self._went_back_to is None:
@@ -305,7 +310,7 @@ class CheckpointManager:
             raise CheckpointError(f"step {step} was saved, and an older one was not removed: {error}") from error
 
     def _sweep(self) -> None:
-        """Remove, once, what a killed run has left: writes or removals that are incomplete."""
+        """Remove the incomplete writes and removals of a killed run, once."""
         if self._swept:
             return
         for name in self._store.leftovers():
@@ -313,7 +318,7 @@ class CheckpointManager:
         self._swept = True
 
     def _discard(self, name: str) -> None:
-        """Remove an incomplete directory, and the state that is named in it."""
+        """Remove an incomplete directory, and the state on the server that the directory names."""
         content = self._store.read_leftover(name, TRAINER_STATE_FILE)
         if content is not None and (state_path := _state_path_in(content)) is not None:
             self._delete_state(state_path)
@@ -325,7 +330,7 @@ class CheckpointManager:
 
 
 def _state_path_in(trainer_state: bytes) -> str | None:
-    """Return the path of the state, or None if the file is incomplete."""
+    """Return the path of the state on the server, or None if the file is incomplete."""
     try:
         return read_trainer_state(trainer_state).state_path
     except CheckpointDamaged:
@@ -333,7 +338,10 @@ def _state_path_in(trainer_state: bytes) -> str | None:
 
 
 def has_tokenizer_json(tokenizer: Any) -> bool:
-    """Return whether the tokenizer can write a tokenizer.json. Slow tokenizers of transformers cannot."""
+    """Return whether the tokenizer can write a tokenizer.json.
+
+    The slow tokenizers of transformers cannot write this file.
+    """
     return getattr(tokenizer, "backend_tokenizer", None) is not None
 
 

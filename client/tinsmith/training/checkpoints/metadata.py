@@ -26,7 +26,7 @@ STEP_DIRECTORY = re.compile(r"step-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """The SHA-256 of a file in hexadecimal, and its length in bytes."""
+    """The SHA-256 of a file in hexadecimal, and the length of the file in bytes."""
 
     sha256: str
     size_bytes: int
@@ -37,7 +37,7 @@ class Metadata:
     """The content of the file `metadata.json`.
 
     `state_path` is the `tinker://` path of weights and optimizer on the server. `adapter_config` is PEFT's
-    configuration, or None if there is no adapter. `files` lists all files except `metadata.json`.
+    configuration, or None for a checkpoint without an adapter. `files` lists all files except `metadata.json`.
     """
 
     step: int
@@ -62,13 +62,13 @@ def directory_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in the name of a directory, or None if it is no checkpoint's directory."""
+    """Return the step in the name of a directory, or None if the name is not that of a checkpoint."""
     matched = STEP_DIRECTORY.fullmatch(name)
     return int(matched[1]) if matched else None
 
 
 def digest_of(stream: BinaryIO) -> FileDigest:
-    """Read the stream to its end, and return the digest of its content."""
+    """Read the whole stream, and return the digest of the content."""
     sha256, size = hashlib.sha256(), 0
     while part := stream.read(2**20):
         sha256.update(part)
@@ -82,7 +82,10 @@ def digest_of_file(path: Path) -> FileDigest:
 
 
 def to_json(metadata: Metadata) -> bytes:
-    """Return the metadata as JSON. It includes a digest of itself, which shows whether it was changed."""
+    """Return the metadata as JSON.
+
+    The JSON includes a digest of the metadata, which shows whether the file was changed.
+    """
     described = {
         "format": FORMAT,
         "step": metadata.step,

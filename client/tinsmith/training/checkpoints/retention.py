@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 
 class Scored(Protocol):
-    """A checkpoint's step, and its metrics."""
+    """The step and the metrics of a checkpoint."""
 
     @property
     def step(self) -> int: ...
@@ -20,14 +20,14 @@ class Scored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Rules for keeping checkpoints. A checkpoint is kept if at least one rule selects it.
+    """Rules for keeping checkpoints. A checkpoint is kept if at least one rule selects the checkpoint.
 
     The newest checkpoint is always kept.
 
-    `keep_last=None` keeps all checkpoints. `keep_best` is the number of checkpoints with the smallest `metric`
-    (`mode="min"`) or the largest. Of equal checkpoints, the newer one counts as better. A checkpoint that lacks the
-    metric, or has NaN, is never among the best. `keep_every=n` keeps the steps that n divides. Raises ValueError for
-    inconsistent rules.
+    `keep_last=None` keeps all checkpoints. `keep_best` is the number of checkpoints to keep with the smallest `metric`
+    (`mode="min"`) or the largest `metric`. Of equal checkpoints, the newer checkpoint counts as better. A checkpoint
+    that lacks the metric, or has NaN, is never among the best. `keep_every=n` keeps the steps that n divides. Raises
+    ValueError for inconsistent rules.
     """
 
     keep_last: int | None = None

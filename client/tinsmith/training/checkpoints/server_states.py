@@ -1,4 +1,4 @@
-"""The part of a checkpoint that is on the server. The `tinker` SDK gives access to it."""
+"""The part of a checkpoint that is on the server. This module accesses this part through the `tinker` SDK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinsmith.training.errors import NotOffered, StateGone
 from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE, fetch_export, fetch_from_archive
 
 EXPORT_TTL_SECONDS = 3600
-"""The lifetime of an export: the shortest that the protocol allows.
+"""The lifetime of an export, which is the shortest lifetime that the protocol allows.
 
 An export is deleted as soon as it is downloaded.
 """
@@ -23,7 +23,7 @@ OPTIMIZER_IN_ARCHIVE = "optimizer.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class StartedSave:
-    """Saves that are in the queue of a training client's calls. Later calls do not affect them."""
+    """Saves that are in the queue of a training client's calls. Later calls do not affect these saves."""
 
     state: Any
     adapter: Any | None
@@ -43,14 +43,14 @@ def start_save(
 
 
 class ServerStates:
-    """The states of one server. Errors of the SDK are raised unchanged, except for missing states."""
+    """The states on one server. Errors of the SDK are raised unchanged, except for missing states."""
 
     def __init__(self, rest: tinker.RestClient) -> None:
         self._rest = rest
 
     @classmethod
     def of(cls, service: tinker.ServiceClient) -> Self:
-        """Return the states of the server to which this client is connected."""
+        """Return an object for the states on the server of this client."""
         return cls(tinker.RestClient(service.holder))
 
     def require(self, state_path: str) -> None:
@@ -63,7 +63,7 @@ class ServerStates:
             ) from error
 
     def delete(self, path: str) -> None:
-        """Delete a state, if it exists."""
+        """Delete a state if the state exists."""
         try:
             self._rest.delete_checkpoint_from_tinker_path(path).result()
         except tinker.NotFoundError:
@@ -72,7 +72,7 @@ class ServerStates:
     def fetch_adapter(self, export_path: str, target: Path) -> dict[str, Any]:
         """Download the weights to `target`, delete the export, and return PEFT's `adapter_config`.
 
-        Raises NotOffered if the export lacks these files.
+        Raises NotOffered if the export does not contain these files.
         """
         config = target.with_name(CONFIG_FILE)
         try:
@@ -87,7 +87,8 @@ class ServerStates:
     def fetch_optimizer(self, state_path: str, target: Path) -> None:
         """Download the tensors of the optimizer to `target`, as safetensors.
 
-        Raises NotOffered if the archives of the server lack these tensors. The protocol has no other call for them.
+        Raises NotOffered if the server's archives do not contain the tensors. The protocol has no call that returns the
+        tensors, so the archive of the state is downloaded.
         """
         try:
             fetch_from_archive(self._rest, state_path, {OPTIMIZER_IN_ARCHIVE: target})

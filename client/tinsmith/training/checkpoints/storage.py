@@ -1,7 +1,7 @@
 """Storage of checkpoints, in a local directory or below a prefix in an object store.
 
 In a local directory, a checkpoint is made in a temporary directory, synced to disk, and renamed. An object store cannot
-rename. There, `metadata.json` is written last and removed first.
+rename. In an object store, `metadata.json` is written last and removed first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITING, DELETED = ".writing-", ".deleted-"
 
 
 class Storage(Protocol):
-    """A storage of directories on one level. Each directory has a name.
+    """A storage that consists of named directories on one level.
 
     A complete checkpoint has the name of a step, and a `metadata.json`.
     """
@@ -33,14 +33,14 @@ class Storage(Protocol):
     def url(self) -> str: ...
 
     def names(self) -> list[str]:
-        """Return the names of checkpoints, and of what interrupted writes and removals have left.
+        """Return the names of complete checkpoints, and of directories that interrupted writes and removals have left.
 
         Other names are left out.
         """
         ...
 
     def files(self, name: str) -> Mapping[str, int]:
-        """Return the sizes of the files. The result is empty if there is no such directory."""
+        """Return the sizes of the files. For a missing directory, the result is empty."""
         ...
 
     def open(self, name: str, file: str) -> BinaryIO:
@@ -48,11 +48,14 @@ class Storage(Protocol):
         ...
 
     def staging(self, step: int) -> Any:
-        """Return a context with an empty local folder, in which the caller prepares a checkpoint."""
+        """Return a context with an empty local folder. The caller prepares a checkpoint in this folder."""
         ...
 
     def publish(self, folder: Path, step: int) -> None:
-        """Make a prepared folder a complete checkpoint, in one step. The checkpoint must not exist."""
+        """Turn a prepared folder into a complete checkpoint, in one step.
+
+        A checkpoint with this name must not exist yet.
+        """
         ...
 
     def replace(self, name: str, file: str, content: bytes) -> None:
@@ -60,7 +63,10 @@ class Storage(Protocol):
         ...
 
     def retire(self, name: str) -> str:
-        """Make a complete checkpoint incomplete, in one step. Return the name of the directory to remove."""
+        """Turn a complete checkpoint into an incomplete checkpoint, in one step.
+
+        Return the name of the directory to remove.
+        """
         ...
 
     def remove(self, name: str) -> None: ...
@@ -103,7 +109,7 @@ class LocalStorage:
 
     @contextmanager
     def staging(self, step: int) -> Iterator[Path]:
-        """Use a folder in the directory of the checkpoints, because a rename cannot cross file systems."""
+        """Use a temporary folder next to the checkpoints, because a rename works only within one file system."""
         folder = self._root / f"{WRITING}{directory_name(step)}"
         self.remove(folder.name)
         folder.mkdir(parents=True)
@@ -205,7 +211,7 @@ class BucketStorage:
 def _upload_order(path: Path) -> tuple[bool, bool, str]:
     """Return a sort key.
 
-    The file that names the server's state is first, and the file that completes the checkpoint is last.
+    The file that names the server's state comes first, and the file that completes the checkpoint comes last.
     """
     return path.name == METADATA_FILE, path.name != TRAINER_STATE_FILE, path.name
 

@@ -1,4 +1,7 @@
-"""The checkpoints of one run. They can be listed, read, verified, written and removed. This needs no server."""
+"""The checkpoints of one run.
+
+The functions list, read, verify, write and remove checkpoints. None of these operations needs a server.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,25 @@ from tinsmith.training.checkpoints.storage import Storage, open_storage
 from tinsmith.training.errors import CheckpointDamaged, CheckpointError, CheckpointExists, NoCheckpoint
 
 Fill = Callable[[Path], Metadata]
-"""A function that writes the files of a checkpoint to a folder. It returns their metadata, without `files`."""
+"""A function that writes the files of a checkpoint to a folder.
+
+The function returns the metadata of the checkpoint, without `files`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A damaged checkpoint, which must not be used, and the reason."""
+    """The step of a damaged checkpoint, and a sentence about the damage."""
 
     step: int
     reason: str
 
 
 class CheckpointStore:
-    """The checkpoints at a path or fsspec URL. Several processes may read them, but only one process may write."""
+    """The checkpoints at a path or fsspec URL.
+
+    Several processes may read the checkpoints, but only one process may write.
+    """
 
     def __init__(self, url: str, **storage_options: Any) -> None:
         self._storage: Storage = open_storage(url, **storage_options)
@@ -52,7 +61,7 @@ class CheckpointStore:
         return self._storage.url
 
     def address(self, step: int) -> str:
-        """Return the address of the directory of the step, for people."""
+        """Return the address of the step's directory, for messages."""
         return f"{self.url.rstrip('/')}/{directory_name(step)}"
 
     def steps(self) -> list[int]:
@@ -75,14 +84,17 @@ class CheckpointStore:
         return metadata
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """Open a file. Raises NoCheckpoint if the checkpoint has no such file."""
+        """Open a file. Raises NoCheckpoint if the checkpoint does not contain this file."""
         try:
             return self._storage.open(directory_name(step), file)
         except FileNotFoundError:
             raise NoCheckpoint(f"{self.address(step)} has no {file}") from None
 
     def verify(self, step: int) -> Metadata:
-        """Read every file of a checkpoint to its end. Raises NoCheckpoint, and CheckpointDamaged with a reason."""
+        """Read all files of a checkpoint, and compare the digests.
+
+        Raises NoCheckpoint, and CheckpointDamaged with a reason.
+        """
         metadata = self.metadata(step)
         for name, expected in metadata.files.items():
             try:
@@ -98,7 +110,7 @@ class CheckpointStore:
         return metadata
 
     def newest_whole(self) -> tuple[Metadata | None, list[Damage]]:
-        """Return the newest checkpoint that is not damaged, and the damaged checkpoints that are newer."""
+        """Return the newest undamaged checkpoint, and all damaged checkpoints that are newer."""
         damaged: list[Damage] = []
         for step in reversed(self.steps()):
             try:
@@ -108,7 +120,10 @@ class CheckpointStore:
         return None, damaged
 
     def readable(self) -> list[Metadata]:
-        """Return the checkpoints whose metadata can be read, in ascending order. Their files are not read."""
+        """Return the checkpoints with readable metadata, in ascending order.
+
+        The other files of the checkpoints are not read.
+        """
         readable = []
         for step in self.steps():
             try:
@@ -129,7 +144,7 @@ class CheckpointStore:
         raise CheckpointExists(f"{self.address(step)} exists already: prune it, or use another directory for this run")
 
     def write(self, step: int, fill: Fill) -> Metadata:
-        """Write a complete checkpoint, or write none. An interruption does not affect other checkpoints.
+        """Write a checkpoint, either completely or not at all. An interruption does not affect other checkpoints.
 
         Raises CheckpointExists, and the errors of `fill`.
         """
@@ -144,7 +159,9 @@ class CheckpointStore:
         return metadata
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Metadata:
-        """Add metrics to a checkpoint: all of them, or none. A metric replaces an earlier metric of the same name.
+        """Add metrics to a checkpoint, either all metrics or none.
+
+        A metric replaces an earlier metric of the same name.
 
         Raises NoCheckpoint and CheckpointDamaged.
         """
@@ -156,10 +173,10 @@ class CheckpointStore:
         return metadata
 
     def remove(self, step: int, then: Callable[[], None] = lambda: None) -> None:
-        """Remove a checkpoint. The checkpoint becomes incomplete first.
+        """Remove a checkpoint.
 
-        Then `then` is called, and then the files are removed. After a failure, the remaining files are found by
-        `leftovers`.
+        First, the checkpoint becomes incomplete; next, `then` is called; last, the files are removed. If the removal
+        fails, `leftovers` finds the remaining files.
         """
         with self._one_at_a_time:
             rest = self._storage.retire(directory_name(step))
@@ -169,7 +186,7 @@ class CheckpointStore:
     def removable(self, retention: Retention) -> list[Metadata]:
         """Return the checkpoints that no rule selects.
 
-        Damaged checkpoints are never removed, so that the user can inspect them.
+        Damaged checkpoints are never returned, so that the user can inspect them.
         """
         readable = self.readable()
         kept = retention.kept(readable)
@@ -196,13 +213,13 @@ FILES_OF_PEFT = {ADAPTER_FILE: "adapter_model.safetensors", TOKENIZER_FILE: TOKE
 
 
 class TargetTaken(CheckpointError):
-    """An error for a folder that exists although it should be created."""
+    """An error for an export to a folder that already exists."""
 
 
 def export_adapter(store: CheckpointStore, step: int, target: Path) -> list[str]:
-    """Create `target`, either completely or not at all. Return the names of its files.
+    """Create the folder `target`, either completely or not at all. Return the names of the files in `target`.
 
-    Raises NoCheckpoint if there is no checkpoint or if it has no adapter, CheckpointDamaged, and TargetTaken.
+    Raises NoCheckpoint for a missing checkpoint or a checkpoint without an adapter, CheckpointDamaged, and TargetTaken.
     """
     metadata = store.verify(step)
     if metadata.adapter_config is None:
@@ -221,7 +238,7 @@ def export_adapter(store: CheckpointStore, step: int, target: Path) -> list[str]
 
 
 def newest_step(store: CheckpointStore) -> int:
-    """Return the step of the newest checkpoint that is not damaged. Raises NoCheckpoint."""
+    """Return the step of the newest undamaged checkpoint. Raises NoCheckpoint."""
     metadata, damaged = store.newest_whole()
     if metadata is None:
         raise NoCheckpoint(

@@ -1,6 +1,8 @@
-"""`trainer_state.pt` and `optimizer.pt`. They are PyTorch files, and code in them is not executed when they are read.
+"""The files `trainer_state.pt` and `optimizer.pt` of a checkpoint.
 
-PyTorch is imported only when it is needed, because the import takes seconds.
+Both are PyTorch files, and are read without executing code that a file may contain.
+
+PyTorch is imported only when a function needs PyTorch, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ MAY_HOLD = "loop_state may contain numbers, strings, None, tensors, and lists, t
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The state that a loop needs to resume: its position, and the `tinker://` path of its weights and optimizer."""
+    """The state that a loop needs to resume: the position, and the `tinker://` path of weights and optimizer."""
 
     step: int
     state_path: str
@@ -31,7 +33,7 @@ class TrainerState:
 def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the state.
 
-    Raises UnfitLoopState for other values than numbers, strings, None, tensors, and lists, tuples and dicts of these.
+    Raises UnfitLoopState except for numbers, strings, None and tensors, and for lists, tuples and dicts of such values.
     """
     import torch
 
@@ -47,10 +49,10 @@ def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, where: str) -> None:
-    """Check that the values have allowed types.
+    """Raise UnfitLoopState if a value does not have an allowed type.
 
-    Loading the file as a test would not be enough, because its result depends on the modules that the process has
-    imported and allowed.
+    A trial load of the file is not enough, because the result depends on the modules that this process has imported and
+    allowed.
     """
     import torch
 
@@ -85,7 +87,7 @@ def read_trainer_state(content: bytes) -> TrainerState:
 
 
 def write_optimizer(moments: Path, path: Path) -> None:
-    """Write the tensors of a safetensors file under the same names."""
+    """Write the tensors of a safetensors file to a PyTorch file, under the same names."""
     import torch
     from safetensors.torch import load_file
 

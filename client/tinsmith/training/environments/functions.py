@@ -1,4 +1,4 @@
-"""Environments made from functions: a prompt and a reward, or a game as a generator."""
+"""Environments made from functions: from a reward function, or from a generator function that plays a game."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing_extensions import override
 PromptContent: TypeAlias = str | Sequence[Message] | Sequence[int]
 """The content of a prompt.
 
-With a renderer, it is a string (a user message) or a list of messages; without one, it is tokens.
+With a renderer, the content is a string (a user message) or a list of messages; without a renderer, tokens.
 """
 
 
 class Conversation(Protocol):
-    """The turns of a conversation between one environment and the model."""
+    """A conversation between one environment and the model."""
 
     def add_prompt(self, content: Any) -> None:
-        """Append a prompt of the environment. Raises TypeError for content of the wrong type."""
+        """Append a prompt from the environment. Raises TypeError for content of the wrong type."""
 
     def observation(self) -> tuple[tinker.ModelInput, StopCondition]:
         """Return the conversation so far, and the stop condition for the next answer."""
 
     def add_answer(self, tokens: list[int]) -> Any:
-        """Append an answer of the model, and return it decoded."""
+        """Append an answer from the model, and return the decoded answer."""
 
 
 def conversation(renderer: Renderer | None) -> Conversation:
@@ -39,7 +39,7 @@ def conversation(renderer: Renderer | None) -> Conversation:
 
 
 class TokenConversation:
-    """A conversation in tokens. An answer ends only when it reaches its token limit."""
+    """A conversation of tokens. An answer ends only when it reaches its token limit."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -58,9 +58,9 @@ class TokenConversation:
 
 
 class ChatConversation:
-    """A conversation in messages, which the renderer encodes.
+    """A conversation of messages that the renderer encodes.
 
-    If an answer is truncated, it is decoded as far as possible.
+    A truncated answer is decoded as far as possible.
     """
 
     def __init__(self, renderer: Renderer) -> None:
@@ -85,7 +85,7 @@ class ChatConversation:
 
 Example = TypeVar("Example")
 Answer: TypeAlias = Any
-"""An answer. It is a string if there is a renderer, and a list of tokens if there is none."""
+"""An answer. With a renderer, an answer is a string; without a renderer, a list of tokens."""
 Outcome: TypeAlias = float | tuple[float, Mapping[str, float]]
 """A reward, or a reward and metrics. The metrics are logged as `env/all/<name>`."""
 Play: TypeAlias = Callable[[Example], Generator[PromptContent, Answer, Outcome | Awaitable[Outcome]]]
@@ -101,7 +101,9 @@ def from_functions(
     renderer: Renderer | None = None,
     tags: Sequence[str] = (),
 ) -> list[EnvGroupBuilder]:
-    """Return one group for each example. A group has `group_size` answers. `reward` may be a coroutine function.
+    """Return a list with one group for each example.
+
+    A group has `group_size` answers. `reward` may be a coroutine function.
 
     With a renderer, a prompt is a string or a list of messages, and an answer is the text of the model's message.
     Without a renderer, prompts and answers are lists of tokens.
@@ -117,7 +119,7 @@ def from_games(
     renderer: Renderer | None = None,
     tags: Sequence[str] = (),
 ) -> list[EnvGroupBuilder]:
-    """Return groups as `from_functions` does. The game may have several turns.
+    """Return a list with one group for each example, like `from_functions`. The game may have several turns.
 
     `play` is a generator function. `answer = yield prompt` is a turn, and `return reward` ends the game.
     """
@@ -130,7 +132,7 @@ def from_games(
 
 @dataclass(frozen=True, slots=True)
 class OneAnswer(Generic[Example]):
-    """A game that has one turn."""
+    """A game with one turn."""
 
     prompt: Callable[[Example], PromptContent]
     reward: Callable[[Example, Answer], Outcome | Awaitable[Outcome]]
@@ -142,7 +144,7 @@ class OneAnswer(Generic[Example]):
 
 @dataclass(frozen=True, slots=True)
 class PlayGroupBuilder(EnvGroupBuilder, Generic[Example]):
-    """A group that plays the same example `group_size` times."""
+    """A group in which `group_size` environments play the same example."""
 
     play: Play[Example]
     example: Example

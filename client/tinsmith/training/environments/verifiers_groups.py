@@ -1,8 +1,8 @@
-"""Groups of a `verifiers` environment. The environment is not modified, and believes that it calls OpenAI's client.
+"""Groups of a `verifiers` environment. The environment is not modified, and calls a stand-in for OpenAI's client.
 
 Each request of a rollout becomes an observation, and the answer of the training loop is returned as a completion. So
-any loop for groups of tinker-cookbook can run such groups, with its own weights, temperature and limits. Sampling
-settings of the environment itself, such as a temperature, are ignored.
+any training loop for tinker-cookbook's groups can run such groups, with the loop's own weights, temperature and limits.
+Sampling settings of the environment, such as a temperature, are ignored.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from typing_extensions import override
 from tinsmith.training.errors import EnvironmentFailed
 
 OF_A_ROLLOUT = ("prompt", "answer", "task", "info", "example_id")
-"""The columns of the data that verifiers passes to a rollout."""
+"""The columns of the dataset that verifiers passes to a rollout."""
 _envs_of_group: ContextVar[tuple[VerifiersEnv, ...]] = ContextVar("envs_of_group", default=())
 """The environments of the current group.
 
-A builder may run several groups at the same time, and each clean-up is for only one of them.
+A builder may run several groups at the same time, and each clean-up concerns only one group.
 """
 
 
 def from_verifiers(
     environment: Any, renderer: Renderer, *, group_size: int, examples: int = -1, seed: int | None = None
 ) -> list[EnvGroupBuilder]:
-    """Return a group of `group_size` rollouts for each training example, or for the first `examples` of them.
+    """Return a group of `group_size` rollouts for each training example, or for the first `examples` training examples.
 
     `environment` is the result of `verifiers.load_environment` (0.1.9). `seed` shuffles the examples. `renderer`
-    converts prompts to tokens; its tokenizer decodes completions that are not chats.
+    converts prompts to tokens, and the renderer's tokenizer decodes completions that are not chats.
     """
     data = environment.get_dataset(n=examples, seed=seed)
     columns = [name for name in OF_A_ROLLOUT if name in data.column_names]
@@ -57,7 +57,7 @@ def from_verifiers(
 
 @dataclass(frozen=True, slots=True)
 class VerifiersGroupBuilder(EnvGroupBuilder):
-    """A group of rollouts of one row of data. The row has the columns in OF_A_ROLLOUT."""
+    """A group of rollouts for one row of data. The row has the columns in OF_A_ROLLOUT."""
 
     environment: Any
     renderer: Renderer
@@ -88,14 +88,17 @@ class VerifiersGroupBuilder(EnvGroupBuilder):
 
     @override
     async def cleanup(self) -> None:
-        """Cancel the rollouts that will get no more answers. The other rollouts are cleaned up by verifiers."""
+        """Cancel the rollouts that will not get further answers.
+
+        Verifiers itself cleans up the rollouts that have ended.
+        """
         for env in _envs_of_group.get():
             env.cancel()
         _envs_of_group.set(())
 
 
 class VerifiersEnv(Env):
-    """An environment for one rollout. The rollout runs in its own task between requests."""
+    """An environment for one rollout. Between two requests, the rollout runs in a separate task."""
 
     def __init__(self, environment: Any, renderer: Renderer, row: Mapping[str, Any]) -> None:
         self._environment = environment
@@ -105,13 +108,13 @@ class VerifiersEnv(Env):
         self._rollout: asyncio.Task[Any] | None = None
 
     def final_state(self) -> Any:
-        """Return the final state of the rollout. Raises EnvironmentFailed if it has not ended."""
+        """Return the final state of the rollout. Raises EnvironmentFailed if the rollout has not ended."""
         if self._rollout is None or not self._rollout.done():
             raise EnvironmentFailed("a rollout of verifiers was stopped before its end, and cannot be scored")
         return self._rollout.result()
 
     def cancel(self) -> None:
-        """Cancel the rollout if it has not ended."""
+        """Cancel the rollout if the rollout has not ended."""
         if self._rollout is not None:
             self._rollout.cancel()
 
@@ -164,7 +167,10 @@ class _Request:
 
 
 class _Requests:
-    """A stand-in for the sampling client of the cookbook. It passes requests on, one at a time."""
+    """A stand-in for the sampling client of the cookbook.
+
+    The stand-in passes requests to the training loop, one at a time.
+    """
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[_Request] = asyncio.Queue()
@@ -173,7 +179,7 @@ class _Requests:
     async def sample_async(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> SimpleNamespace:
-        """Sample in the same way as the SDK, but return no logprobs, because the training loop has its own logprobs."""
+        """Sample like the SDK's client, but return no logprobs, because the training loop has its own logprobs."""
         stop: Any = sampling_params.stop
         request = _Request(prompt, [stop] if isinstance(stop, str) else list(stop or []))
         await self._queue.put(request)
@@ -188,7 +194,7 @@ class _Requests:
         return self._current
 
     def answer(self, tokens: list[int]) -> None:
-        """Answer the last request, if it was not cancelled."""
+        """Answer the last request if the request was not cancelled."""
         assert self._current is not None, "a request comes first"
         if not self._current.answered.done():
             self._current.answered.set_result(tokens)

@@ -100,9 +100,9 @@ def run(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate checkpoints. This is the default command.
+    """Evaluate checkpoints. The command `run` is the default.
 
-    After a kill, the same command resumes, and repeats no samples.
+    After a kill, the same command resumes the evaluation, and repeats no samples.
     """
     # Imported here so that help does not load the cookbook.
     from tinsmith.training.evaluation.loading import TaskOptions, find_tasks

@@ -1,4 +1,4 @@
-"""Comparisons of evaluations. Differences have intervals."""
+"""Comparisons of evaluations. Each difference has a confidence interval."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A metric of `run` at a step, and its paired difference from the first run.
+    """A metric of `run` at a step, and the paired difference from the first run.
 
-    For the first run itself, and if nothing can be paired, `difference` is None and `reason` says why.
+    `difference` is None for the first run itself, and if no examples can be paired; `reason` says why.
     """
 
     run: str
@@ -43,16 +43,18 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The results of one directory. `fingerprints` tell tasks apart that have the same name."""
+    """The results in one directory. `fingerprints` distinguish different tasks with the same name."""
 
     summaries: Sequence[Summary]
     fingerprints: Mapping[str, str]
 
 
 def read_runs(directories: Sequence[Path]) -> dict[str, Run]:
-    """Read the results of several directories. Each run has the name of its directory, or its path if names repeat.
+    """Read the results of several directories.
 
-    Raises ResultsUnfit, and EvaluationError if there are fewer than two directories.
+    The name of a run is the name of its directory, or the path if two directories have the same name.
+
+    Raises ResultsUnfit, and EvaluationError for fewer than two directories.
     """
     if len({directory.resolve() for directory in directories}) < 2:
         raise EvaluationError("a comparison needs at least two directories")
@@ -65,7 +67,7 @@ def read_runs(directories: Sequence[Path]) -> dict[str, Run]:
 
 
 def compare(runs: Mapping[str, Run]) -> list[Compared]:
-    """Return the rows by metric and step. Each other run is compared with the first run."""
+    """Return the rows by metric and step. Every run except the first is compared with the first run."""
     first = next(iter(runs))
     reference = {_place(summary): summary for summary in runs[first].summaries}
     compared = [
@@ -81,7 +83,7 @@ def compare(runs: Mapping[str, Run]) -> list[Compared]:
 
 
 def csv_of_comparison(compared: Sequence[Compared]) -> str:
-    """Return the rows as CSV with a header. A value is empty if it is unknown."""
+    """Return the rows as CSV with a header. An unknown value is an empty cell."""
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -104,7 +106,7 @@ def _difference(reference: Summary | None, summary: Summary, first: Run, run: Ru
 
 
 def _place(summary: Summary) -> tuple[str, int | str]:
-    """Return the key of summaries that can be compared: the metric and the step, or the base model."""
+    """Return a key that comparable summaries share: the metric and the step, or the metric and the base model."""
     return summary.name, summary.label if summary.step is None else summary.step
 
 

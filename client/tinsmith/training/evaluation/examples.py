@@ -16,21 +16,21 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A prompt: a text, tokens, or a conversation of messages with `role` and `content`."""
 Scores = Mapping[str, float]
 SCORE = "score"
-"""The name of the metric if a grader returns only a number."""
+"""The name of the metric of a grader that returns only a number."""
 DEFAULT_SEED = 0
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_CONCURRENCY = 32
 """The number of examples that are evaluated at the same time.
 
-If they are too many, the server refuses some, and the SDK waits.
+With a larger number, the server refuses some requests, and the SDK waits.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example of a task. `answer` is for graders. `id` identifies the example in its task.
+    """An example of a task. `answer` is the expected answer, for graders. `id` identifies the example within the task.
 
-    By default, it is the position of the example.
+    By default, `id` is the position of the example.
     """
 
     prompt: Prompt
@@ -48,8 +48,8 @@ class Example:
 class Answer:
     """An answer to an example.
 
-    `logprob` is the sum of its tokens' logprobs in nats, or None if the server returned none. `text` is empty without a
-    tokenizer.
+    `logprob` is the sum of the tokens' logprobs in nats, or None if the server returned no logprobs. Without a
+    tokenizer, `text` is empty.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ExampleResult:
-    """The result of one example. `scores` are the means over the answers to it."""
+    """The result of one example. `scores` are the means over the answers to this example."""
 
     example: str
     scores: Scores
@@ -72,7 +72,10 @@ Grade = Callable[[Example, Answer], float | Scores | Awaitable[float | Scores]]
 
 
 def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
-    """Return the examples with their IDs. Raises EvaluationError if an ID is repeated, and if there are no examples."""
+    """Return the examples, with a position as `id` where an example has no ID.
+
+    Raises EvaluationError for a repeated ID, and for an empty list of examples.
+    """
     selected = [
         Example(example.prompt, example.answer, example.id or str(place), example.choices)
         for place, example in enumerate(examples)
@@ -90,7 +93,7 @@ def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
 def scores_of(graded: Any, example: str) -> dict[str, float]:
     """Return the scores by name.
 
-    Raises GradeFailed for values that are not finite numbers, because NaN would spoil a mean.
+    Raises GradeFailed for values that are not finite numbers, because the mean would also not be finite.
     """
     named = graded if isinstance(graded, Mapping) else {SCORE: graded}
     try:
@@ -114,13 +117,13 @@ def mean_scores(answers: Sequence[Answer]) -> dict[str, float]:
 def seed_for(seed: int, example: Example) -> int:
     """Return a seed for the example.
 
-    An example has the same seed at every checkpoint, so that only the weights differ.
+    The seed is the same at every checkpoint, so that results differ only because of the weights.
     """
     return int(digest_of([seed, example.id])[:7], 16)
 
 
 def digest_of(content: Any) -> str:
-    """Return a digest of a value that JSON or `str` can represent. It does not depend on the order of keys."""
+    """Return a digest of a value that JSON or `str` can represent. The digest does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -132,7 +135,7 @@ RELATIVE_TOLERANCE = 1e-6
 
 
 def exact(example: Example, answer: Answer) -> float:
-    """Return 1 if the text equals an expected text. White space at both ends is ignored."""
+    """Return 1 if the text equals an expected text. White space at the beginning and the end of a text is ignored."""
     return float(any(answer.text.strip() == expected.strip() for expected in expected_texts(example)))
 
 
@@ -143,7 +146,7 @@ def contains(example: Example, answer: Answer) -> float:
 
 
 def number(example: Example, answer: Answer) -> float:
-    r"""Return 1 if an expected number is the last number in the text, or in its last `\boxed{}`.
+    r"""Return 1 if an expected number is the last number in the text, or the number in the last `\boxed{}`.
 
     The relative tolerance is 1e-6. Commas between thousands are ignored.
     """
@@ -165,7 +168,10 @@ GRADER_NAMES = (*GRADERS, CHOICE)
 
 
 def require_fit(grader: str, example: Example) -> None:
-    """Raise EvaluationError if the grader cannot use the answer of the example. Nothing has been sampled yet."""
+    """Raise EvaluationError if the grader cannot use the answer of the example.
+
+    This check happens before anything is sampled.
+    """
     for text in expected_texts(example):
         if grader == number.__name__:
             try:
@@ -180,7 +186,7 @@ def require_fit(grader: str, example: Example) -> None:
 
 
 def expected_texts(example: Example) -> Sequence[str]:
-    """Return the expected answer as a list, which may have several correct answers.
+    """Return a list of the correct answers; an example may have several.
 
     Raises EvaluationError for an example without an answer.
     """

@@ -37,8 +37,8 @@ Returned = TypeVar("Returned")
 class Evaluated:
     """The evaluation of the weights after `step`.
 
-    `metrics` are logged; `estimates` have the same names, and contain intervals. `failures` say why a task has no
-    metrics. `results` has one entry for each task that scores examples one by one.
+    `metrics` are the logged numbers; `estimates` have the same names, and contain intervals. `failures` say why a task
+    has no metrics. `results` has one entry for each task with scores of single examples.
     """
 
     step: int
@@ -52,16 +52,17 @@ class InlineEvaluator:
     """An evaluator that runs at each step that `every` divides, while training continues.
 
     `maybe_evaluate` saves the weights in the order of the training client's calls, and returns. Sampling and grading
-    run in a thread. At most `at_once` evaluations run, and at most `waiting` more wait. The weights of each are saved
-    on the server. If there are more, an evaluation is skipped, logged, and listed in `skipped`. Results are logged for
-    their step, in the caller's thread, at the next call and in `wait`.
+    run in a thread. At most `at_once` evaluations run at the same time, and at most `waiting` further evaluations wait.
+    The server stores the weights of all these evaluations. An evaluation above these limits is skipped, logged, and
+    listed in `skipped`. Finished results are logged in the caller's thread, at the next call and in `wait`, for the
+    step of the evaluation.
 
     A TrainingClientEvaluator calls the training client between two steps, so training waits for it. In an asyncio
     program with such an evaluator, call `await asyncio.to_thread(evaluator.maybe_evaluate, …)`.
 
-    In `directory` the evaluator writes the answers and scores of each example, as an OfflineEvaluator does. `on_result`
-    is called after the logger. As a context (`with` or `async with`), it waits for evaluations that run. An error in
-    the block cancels them.
+    The evaluator writes the answers and scores of each example to `directory`, like an OfflineEvaluator. `on_result` is
+    called after the logger. At the end of a context (`with` or `async with`), the evaluator waits for running
+    evaluations. An error in the block cancels running evaluations.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class InlineEvaluator:
         getattr(logger, "enable_event_steps", lambda: None)()
 
     def maybe_evaluate(self, training_client: tinker.TrainingClient, step: int) -> bool:
-        """Evaluate the current weights if `every` divides `step`. This includes step 0.
+        """Evaluate the current weights if `every` divides `step`. Step 0 is evaluated, too.
 
         Return whether `every` divides `step`.
 
-        A failed evaluation is not raised: it is logged, and listed in `finished`. Raises the errors of the logger and
+        A failed evaluation raises no error, but is logged and listed in `finished`. Raises the errors of the logger and
         of `on_result`.
         """
         self.report()
@@ -116,7 +117,7 @@ class InlineEvaluator:
         return True
 
     def report(self) -> None:
-        """Log the evaluations that have finished since the last call. Do not wait."""
+        """Log the evaluations that have finished since the last call. Do not wait for running evaluations."""
         ended = [future for future in self._under_way if future.done()]
         self._under_way = [future for future in self._under_way if future not in ended]
         for future in ended:
@@ -129,7 +130,7 @@ class InlineEvaluator:
         self.report()
 
     async def drain(self) -> None:
-        """Wait in the same way as `wait`, in an asyncio program."""
+        """Wait like `wait`, but in an asyncio program."""
         await asyncio.gather(*map(asyncio.wrap_future, self._under_way), return_exceptions=True)
         self.report()
 
@@ -164,7 +165,10 @@ class InlineEvaluator:
             self._thread.end()
 
     def _follow(self, evaluated: Evaluated, training_client: tinker.TrainingClient) -> None:
-        """Evaluate the tasks that call the training client. Their calls must precede the calls of the next step."""
+        """Evaluate the tasks that call the training client.
+
+        The calls of such a task must precede the calls of the next step.
+        """
         for name, task in self._tasks.items():
             if isinstance(task, TrainingClientEvaluator):
                 work = self._plain(evaluated, name, task(training_client))
@@ -228,7 +232,7 @@ class InlineEvaluator:
 
 
 def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
-    """Write a row. If JSON cannot represent a value, such as minus infinity, only this row is lost."""
+    """Write a row. A row with a value that JSON cannot represent, such as minus infinity, is lost."""
     try:
         kept.add(row)
     except (ValueError, TypeError) as error:
@@ -252,7 +256,7 @@ async def _recording_failure(evaluated: Evaluated, name: str, work: Coroutine[An
 
 
 class _LoopThread:
-    """An event loop in a daemon thread. It is independent of the caller's loop."""
+    """An event loop in a daemon thread. This event loop is independent of the caller's event loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -264,7 +268,7 @@ class _LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:
-        """Cancel everything that still runs in the loop."""
+        """Cancel all tasks that still run in the event loop."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)

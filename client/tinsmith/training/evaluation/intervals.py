@@ -1,9 +1,10 @@
 """Means over examples with 95 % intervals, and paired differences.
 
 If every value is 0 or 1, the interval is Wilson's score interval (Wilson 1927; Brown, Cai and DasGupta 2001, equation
-4). It is accurate for few examples, and for shares near 0 and 1. Otherwise, it is Student's interval: mean and standard
-error as in Miller 2024 (arXiv 2411.00640), with the quantile of t for the number of examples. Several answers to one
-example count as one value, which is their mean, because they are not independent.
+4). Wilson's interval is accurate for few examples, and for shares near 0 and 1. For other values, the interval is
+Student's: mean and standard error as in Miller 2024 (arXiv 2411.00640), with the quantile of t for the number of
+examples. The mean of all answers to one example counts as one value, because answers to the same example are not
+independent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from statistics import NormalDist, fmean, stdev
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 EXACT_DEGREES = 1000
-"""The largest number of degrees of freedom for the exact series, which has as many terms.
+"""The largest number of degrees of freedom for the exact series, which has one term for each degree of freedom.
 
 Above this number, an expansion is accurate to 1e-6.
 """
@@ -25,7 +26,7 @@ Above this number, an expansion is accurate to 1e-6.
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over `examples`, with its 95 % interval. `low` and `high` are NaN if only one value was graded."""
+    """A mean over `examples`, with a 95 % interval. `low` and `high` are NaN if only one value was graded."""
 
     mean: float
     low: float
@@ -34,7 +35,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Estimate a mean. There is one value for each example. Raises ValueError if there are no values."""
+    """Estimate a mean from one value for each example. Raises ValueError for an empty list of values."""
     if not values:
         raise ValueError("a mean needs at least one value")
     if all(value in (0.0, 1.0) for value in values):
@@ -59,11 +60,11 @@ def student(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -> Estimate:
-    """Estimate `second` minus `first` over the examples that both have.
+    """Estimate the mean of `second` minus `first` over the common examples.
 
-    Raises ValueError if they have no example in common.
+    Raises ValueError if `first` and `second` have no common example.
 
-    It uses Student's interval of the differences, so the spread between examples does not count.
+    The interval is Student's interval of the differences, so the spread between examples does not widen it.
     """
     common = sorted(first.keys() & second.keys())
     if not common:
@@ -75,8 +76,8 @@ def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -
 def t_quantile(degrees: int) -> float:
     """Return the t for which 95 % of Student's distribution is between -t and t.
 
-    It uses bisection of Abramowitz and Stegun's 26.7.3 and 26.7.4. For many degrees of freedom, it uses the first term
-    of 26.7.5.
+    The method is bisection of equations 26.7.3 and 26.7.4 of Abramowitz and Stegun. For many degrees of freedom, the
+    method is the first term of equation 26.7.5.
     """
     if degrees > EXACT_DEGREES:
         return Z + (Z**3 + Z) / (4 * degrees)

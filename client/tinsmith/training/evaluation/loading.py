@@ -25,8 +25,8 @@ KNOWN = {"id", "prompt", "messages", "answer", "choices"}
 class TaskOptions:
     """Options for a file of examples (see Task).
 
-    The default of `grader` is "choice" for examples with choices, and "exact" for others. With `limit`, only the first
-    examples are used.
+    The default of `grader` is "choice" for examples with choices, and "exact" for other examples. Only the first
+    `limit` examples are used.
     """
 
     grader: str | None = None
@@ -40,7 +40,7 @@ class TaskOptions:
 def load_task(path: str | Path, options: TaskOptions | None = None) -> ExampleTask:
     """Load a task from a file. Each line is `{"prompt" or "messages": …, "answer": …}`.
 
-    The name of the task is the name of the file without its suffix. `prompt` is a text or tokens, `choices` are texts,
+    The name of the task is the name of the file without the suffix. `prompt` is a text or tokens, `choices` are texts,
     `id` identifies an example. Raises TaskFileError with the file and the line.
     """
     path, options = Path(path), options or TaskOptions()
@@ -62,8 +62,8 @@ def load_task(path: str | Path, options: TaskOptions | None = None) -> ExampleTa
 def find_tasks(name: str, options: TaskOptions | None = None) -> list[SamplingClientEvaluator]:
     """Return the tasks in `module:name`, or in a file of examples.
 
-    The name is that of an evaluator, of several evaluators, or of a function that makes evaluators. Modules are also
-    searched for in the working directory. Raises TaskFileError.
+    `name` is an evaluator, several evaluators, or a function that returns evaluators. The module may also be in the
+    working directory. Raises TaskFileError.
     """
     if name.endswith(".jsonl") or ":" not in name:
         return [load_task(name, options)]
@@ -90,7 +90,7 @@ def _task(name: str, examples: Sequence[Example], grader: str, options: TaskOpti
 
 
 def _examples(path: Path) -> Iterator[tuple[int, Example]]:
-    """Yield the examples with their line numbers. Empty lines are skipped."""
+    """Yield each example with its line number. Empty lines are skipped."""
     try:
         lines = numbered_lines(path)
     except (OSError, UnicodeDecodeError) as error:

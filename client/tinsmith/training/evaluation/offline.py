@@ -1,4 +1,7 @@
-"""Sweeps over saved weights. Each example is evaluated once at each checkpoint, even if a sweep is killed."""
+"""Sweeps over saved weights.
+
+Each example is evaluated only once at each checkpoint, even if a sweep is killed and started again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ Failure = (EvaluationError, tinker.TinkerError)
 class Sweep:
     """The result of a sweep.
 
-    `failures` name the task, the example and the reason; the next sweep in this directory retries them.
+    `failures` name the task, the example and the reason. The next sweep in the directory evaluates failed examples
+    again.
 
     `gone` lists the checkpoints that the server does not have any more.
     """
@@ -48,10 +52,10 @@ class Sweep:
 class OfflineEvaluator:
     """An evaluator of checkpoints that writes `results.jsonl`, `results.csv` and `curves.png` to `directory`.
 
-    `tasks` are tasks of this library, or any SamplingClientEvaluator of tinker-cookbook. Such an evaluator is called
-    once for each checkpoint. `connect` opens a session on the server for each checkpoint. At most `checkpoints_at_once`
-    checkpoints, and at most `concurrency` examples of them, are evaluated at the same time. A second run in the same
-    directory evaluates only what is missing.
+    `tasks` are tasks of this library, or any SamplingClientEvaluator of tinker-cookbook. An evaluator of
+    tinker-cookbook is called once for each checkpoint. `connect` opens a session on the server for each checkpoint. At
+    most `checkpoints_at_once` checkpoints and `concurrency` examples are evaluated at the same time. A second sweep in
+    the same directory evaluates only missing examples.
     """
 
     def __init__(
@@ -72,11 +76,13 @@ class OfflineEvaluator:
         self._progress = progress
 
     def run(self, checkpoints: Sequence[Checkpoint]) -> Sweep:
-        """Call `sweep`, for programs without an event loop."""
+        """Evaluate like `sweep`, in a program without an event loop."""
         return asyncio.run(self.sweep(checkpoints))
 
     async def sweep(self, checkpoints: Sequence[Checkpoint]) -> Sweep:
-        """Evaluate the checkpoints. If a checkpoint, a task or an example fails, the others are not affected.
+        """Evaluate the checkpoints.
+
+        A failure of one checkpoint, task or example does not affect other checkpoints, tasks or examples.
 
         Raises ResultsUnfit.
         """
@@ -108,7 +114,10 @@ def units_of(task: SamplingClientEvaluator) -> Sequence[Example | None]:
 
 
 def fingerprint_of(task: SamplingClientEvaluator) -> str:
-    """Return the fingerprint of the task. For another evaluator, it contains only the name of its class."""
+    """Return the fingerprint of the task.
+
+    The fingerprint of an evaluator that is not a task contains only the name of the class.
+    """
     return task.fingerprint if isinstance(task, ExampleTask) else digest_of(type(task).__qualname__)
 
 
@@ -179,9 +188,9 @@ class _CheckpointSweep:
 
 
 def plain_metrics(task: str, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numeric metrics of another evaluator.
+    """Return the numeric metrics of an evaluator that is not a task.
 
-    Prefixes of loops and of the evaluator's own name are removed.
+    Prefixes that training loops add, and the evaluator's own name, are removed from the names of metrics.
     """
     return {
         name.removeprefix("eval/").removeprefix("test/").removeprefix(f"{task}/"): float(value)

@@ -20,15 +20,15 @@ RAW = "raw"
 class Rendering(Protocol):
     @property
     def stop(self) -> list[str] | list[int] | None:
-        """Return the stop sequences. If the server decides where an answer ends, return None."""
+        """Return the stop sequences. Return None if the server decides where an answer ends."""
         ...
 
     def prompt(self, prompt: Prompt) -> types.ModelInput:
-        """Return the tokens of the prompt. Raises EvaluationError if it cannot be rendered."""
+        """Return the tokens of the prompt. Raises EvaluationError for a prompt that cannot be rendered."""
         ...
 
     def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
-        """Return the prompt followed by `text` as its answer, and the number of tokens in the answer."""
+        """Return the tokens of the prompt and of `text` as the answer, and the number of tokens in the answer."""
         ...
 
     def text(self, tokens: Sequence[int]) -> str: ...
@@ -37,8 +37,8 @@ class Rendering(Protocol):
 def rendering_by(renderer: Renderer | str | None, tokenizer: Any) -> Rendering:
     """Return a rendering for these arguments.
 
-    `renderer` is a cookbook renderer or its name, "raw", or None. None uses the model's chat template, or raw if there
-    is none. `tokenizer` is False if prompts are tokens and no texts are needed.
+    `renderer` is a cookbook renderer or its name, "raw", or None. None stands for the model's chat template, or for
+    "raw" if the model has no chat template. `tokenizer` is False if prompts are tokens and the graders need no text.
     """
     if tokenizer is False:
         return TokensAlone()
@@ -82,9 +82,9 @@ class RawTexts:
         return types.ModelInput.from_ints(self._tokens(prompt))
 
     def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
-        """Return the prompt followed by `text` as its answer.
+        """Return the tokens of the prompt and of `text` as the answer, and the number of tokens in the answer.
 
-        If a token contains the end of the prompt and the begin of the answer, it counts as part of the answer, as in
+        A token that contains the end of the prompt and the beginning of the answer counts as part of the answer, as in
         lm-evaluation-harness.
         """
         context = self._tokens(prompt)
@@ -131,7 +131,10 @@ class ByChatTemplate(RawTexts):
 
 
 class ByRenderer:
-    """A rendering by a cookbook renderer. A text is a user message. The text of an answer excludes its thoughts."""
+    """A rendering by a cookbook renderer.
+
+    A text is a user message. The text of an answer does not include the model's thoughts.
+    """
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
         self._renderer = renderer

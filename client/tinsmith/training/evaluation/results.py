@@ -1,6 +1,6 @@
 """The results of a sweep.
 
-They are lines of JSON, one for each example at each checkpoint, from which a killed sweep resumes.
+The results file has one line of JSON for each example at each checkpoint. A killed sweep resumes from this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Row:
     """The result of an example at a checkpoint.
 
     `example` is None if an evaluator returns only metrics over all examples. `checkpoint` is the `tinker://` path of
-    the weights, or the name of a base model. `label` is its name for people.
+    the weights, or the name of a base model. `label` is the name of the checkpoint for people.
     """
 
     checkpoint: str
@@ -42,12 +42,12 @@ class Row:
 
 
 class Results:
-    """A context for the results in one directory. Only one process at a time may hold it.
+    """A context for the results in one directory. Only one process at a time may be inside this context.
 
-    Raises ResultsUnfit when the context is entered.
+    Entering the context raises ResultsUnfit if the results cannot be used.
 
-    Each line is written in one call when its example is done. A kill leaves complete lines and at most one incomplete
-    line. The incomplete line is removed. A crash of the machine may lose the last few lines.
+    The line of an example is written in one call when the example is done. After a kill, at most one line is
+    incomplete. The incomplete line is removed. A crash of the machine may lose the last few lines.
     """
 
     def __init__(self, directory: Path, fingerprints: Mapping[str, str]) -> None:
@@ -107,7 +107,7 @@ class Results:
 def read_rows(directory: Path) -> Iterator[Row]:
     """Yield the rows. An incomplete last line is left out.
 
-    Raises ResultsUnfit for other damage, and if there are no results.
+    Raises ResultsUnfit for other damage, and for a directory without results.
     """
     path = directory / RESULTS_FILE
     if not path.exists():

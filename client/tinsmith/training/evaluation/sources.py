@@ -1,4 +1,4 @@
-"""The checkpoints of a sweep, and the sampling clients for them."""
+"""The checkpoints of a sweep, and the sampling clients for these checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tinsmith.training.server_files import PURPOSE
 
 CheckpointKind = Literal["sampler", "training", "base"]
 STEP_AT_START = re.compile(r"step-(\d+)")
-"""The name of a state that a CheckpointManager saved. Hexadecimal digits follow."""
+"""The name of a state that a CheckpointManager saved, without the hexadecimal digits at the end. """
 NUMBER_AT_END = re.compile(r"(\d+)\D*$")
 
 Connect = Callable[[], tinker.ServiceClient]
@@ -29,7 +29,7 @@ Connect = Callable[[], tinker.ServiceClient]
 class Checkpoint:
     """The weights to evaluate. `path` is a `tinker://` path, or the name of a base model.
 
-    `step` is None if it is unknown.
+    `step` is None if the step is unknown.
     """
 
     path: str
@@ -39,9 +39,9 @@ class Checkpoint:
 
 
 def at_path(path: str) -> Checkpoint:
-    """Return the checkpoint at a path. Its step is N in a name `step-N…`.
+    """Return the checkpoint at a path. The step of a checkpoint with the name `step-N…` is N.
 
-    For other names, it is the last number in the name.
+    For other names, the step is the last number in the name.
 
     Raises EvaluationError for a path without weights.
     """
@@ -58,14 +58,14 @@ def at_path(path: str) -> Checkpoint:
 
 
 def of_base_model(name: str) -> Checkpoint:
-    """Return the base model without an adapter. It serves as the baseline."""
+    """Return the base model without an adapter. The base model serves as the baseline."""
     return Checkpoint(name, name, None, "base")
 
 
 def in_root(url: str) -> list[Checkpoint]:
     """Return the checkpoints of a CheckpointManager, in the order of their steps.
 
-    Raises EvaluationError if there are none.
+    Raises EvaluationError if no checkpoints exist.
     """
     found = [
         Checkpoint(metadata.state_path, f"step {metadata.step}", metadata.step, "training")
@@ -79,9 +79,9 @@ def in_root(url: str) -> list[Checkpoint]:
 def of_run(rest: tinker.RestClient, run_id: str) -> list[Checkpoint]:
     """Return the checkpoints of the run on the server, oldest first.
 
-    A sampler takes the place of a state with the same name.
+    If a sampler and a state have the same name, only the sampler is returned.
 
-    Raises EvaluationError if there are none.
+    Raises EvaluationError if no checkpoints exist.
     """
     try:
         listed = sorted(rest.list_checkpoints(run_id).result().checkpoints, key=lambda checkpoint: checkpoint.time)
@@ -96,7 +96,7 @@ def of_run(rest: tinker.RestClient, run_id: str) -> list[Checkpoint]:
 
 
 def require_different(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return each checkpoint once, in the order in which they were given."""
+    """Return the checkpoints without duplicates, in the given order."""
     return list({checkpoint.path: checkpoint for checkpoint in checkpoints}.values())
 
 
@@ -104,8 +104,8 @@ def require_different(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 async def sampler_of(connect: Connect, checkpoint: Checkpoint) -> AsyncIterator[tinker.SamplingClient]:
     """Yield a sampling client for the checkpoint. Raises StateGone, and the errors of the SDK.
 
-    A training state has no sampler. So a training client is created for it, and the weights are saved without a name.
-    The training client and these weights end with the session.
+    A training state has no sampler. So for a training state, a training client is created, and the weights are saved
+    without a name. The training client and these weights end with the session.
     """
     service = await asyncio.to_thread(connect)
     try:

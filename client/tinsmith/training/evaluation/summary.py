@@ -23,9 +23,9 @@ COLUMNS = ("checkpoint", "label", "step", "task", "metric", "mean", "low", "high
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A metric of one task at one checkpoint, with its estimate. `values` are the values of the examples, by ID.
+    """The estimate of one metric of one task at one checkpoint. `values` are the values of the examples, by ID.
 
-    Other evaluators show no examples. For these, `values` is empty and the interval is unknown.
+    Evaluators that are not tasks show no examples. For such evaluators, `values` is empty and the interval is unknown.
     """
 
     checkpoint: str
@@ -42,9 +42,9 @@ class Summary:
 
 
 def summaries_of(rows: Iterable[Row]) -> list[Summary]:
-    """Return summaries by task and metric, in the order in which they first appear, and then by step.
+    """Return summaries, ordered by the first appearance of the task and metric, and then by step.
 
-    Base models are first.
+    Base models come first.
     """
     grouped: dict[tuple[str, str, str], dict[str | None, float]] = defaultdict(dict)
     of_checkpoint: dict[str, Row] = {}
@@ -61,7 +61,7 @@ def summaries_of(rows: Iterable[Row]) -> list[Summary]:
 
 
 def csv_of(summaries: Iterable[Summary]) -> str:
-    """Return the summaries as CSV with a header. If a step or a bound is unknown, its cell is empty."""
+    """Return the summaries as CSV with a header. The cell of an unknown step or bound is empty."""
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -83,7 +83,7 @@ def by_metric(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 
 
 def shown(estimated: Estimate) -> str:
-    """Format the mean and its interval for a reader."""
+    """Format the mean and the interval for a reader."""
     if math.isnan(estimated.low):
         return f"{estimated.mean:.3g}"
     return f"{estimated.mean:.3g} [{estimated.low:.3g}, {estimated.high:.3g}]"
@@ -108,9 +108,8 @@ DOTS_PER_INCH = 120
 def draw_curves(runs: Mapping[str, Sequence[Summary]], path: Path) -> None:
     """Draw a panel for each `task/metric`. A panel has a curve and a band of intervals for each run.
 
-    A run's base model is the point at step 0. If there are several base models, or samplers without a step, they are
-    dashed lines. `runs` maps names to runs. If there is only one run, its name may be empty. Raises ValueError if there
-    is nothing to draw.
+    A run's base model is the point at step 0. Several base models, and samplers without a step, are drawn as dashed
+    lines. `runs` maps names to runs. The name of a single run may be empty. Raises ValueError if no run has a summary.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -166,7 +165,7 @@ def _draw_run(panel: Axes, run: str, summaries: Sequence[Summary], colour: str) 
 
 
 def base_model_at_start(summaries: Sequence[Summary]) -> Summary | None:
-    """Return the base model with which training began: the only one, if there is no checkpoint at step 0."""
+    """Return the base model from which training started: the only base model, if no checkpoint has step 0."""
     base_models = [
         summary for summary in summaries if summary.step is None and not summary.checkpoint.startswith(TINKER)
     ]

@@ -1,4 +1,7 @@
-"""Tasks. A task consists of examples and a way to score answers. They are also evaluators of tinker-cookbook."""
+"""Tasks.
+
+A task consists of examples and a way to score answers. Every task is also an evaluator in the sense of tinker-cookbook.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,9 @@ _FINDING = threading.Lock()
 
 
 class ExampleTask(SamplingClientEvaluator, ABC):
-    """A task that scores examples one by one. So intervals can be computed, and a sweep can resume.
+    """A task with a score for each example. Because of these scores, intervals can be computed, and a sweep can resume.
 
-    `rendering_by` explains `renderer` and `tokenizer`. If the tokenizer is None, the sampling client's tokenizer is
-    used.
+    `rendering_by` explains `renderer` and `tokenizer`. With tokenizer None, the sampling client's tokenizer is used.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class ExampleTask(SamplingClientEvaluator, ABC):
 
     @override
     async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
-        """Return the metrics as `eval/<task>/<metric>`, the form in which tinker-cookbook's loops log them."""
+        """Return the metrics with the names `eval/<task>/<metric>`, for the logs of tinker-cookbook's loops."""
         return metrics_of(self.name, estimates_of(await self.results(sampling_client)))
 
     async def results(
@@ -109,7 +111,10 @@ class ExampleTask(SamplingClientEvaluator, ABC):
         return self._renderings[base_model]
 
     def _find_tokenizer_once(self, sampling_client: tinker.SamplingClient) -> Any:
-        """Find the tokenizer under a lock: examples start in threads, and two threads cannot import transformers."""
+        """Find the tokenizer under a lock.
+
+        Examples start in threads, and two threads cannot import transformers at once.
+        """
         base_model = sampling_client.get_base_model()
         with _FINDING:
             if base_model not in self._tokenizers:
@@ -133,9 +138,9 @@ class ExampleTask(SamplingClientEvaluator, ABC):
 class Task(ExampleTask):
     """A task that samples answers and scores each answer by `grade(example, answer)`.
 
-    `grade` returns a number, or several numbers by name. It may be async. By default, `params` are 256 tokens at
-    temperature 0. Without `stop`, an answer ends as the renderer or the chat template defines. Each example has its own
-    seed, which is derived from `params.seed`.
+    `grade` returns a number, or several numbers by name. `grade` may be an async function. The default of `params` is
+    256 tokens at temperature 0. Without `stop`, an answer ends as the renderer or the chat template defines. Each
+    example has a separate seed, which is derived from `params.seed`.
     """
 
     def __init__(
@@ -192,7 +197,7 @@ class Task(ExampleTask):
 
 
 class ChoiceTask(ExampleTask):
-    """A task that finds the most probable of an example's `choices`. Nothing is sampled.
+    """A task in which the model's answer is the most probable of an example's `choices`. Nothing is sampled.
 
     `answer` is the position or the text of the right choice. `acc` compares the sums of the tokens' logprobs.
     `acc_norm` compares these sums per character, as in lm-evaluation-harness.
@@ -226,7 +231,7 @@ class ChoiceTask(ExampleTask):
 def right_choice(example: Example) -> int:
     """Return the position of the right choice.
 
-    Raises EvaluationError if there are fewer than two choices, and for a wrong answer.
+    Raises EvaluationError for fewer than two choices, and for an answer that is not among the choices.
     """
     if len(example.choices) < 2:
         raise EvaluationError(f"example {example.id} has {len(example.choices)} choices; it must have two or more")
@@ -238,7 +243,7 @@ def right_choice(example: Example) -> int:
 
 
 def estimates_of(results: Sequence[ExampleResult]) -> dict[str, Estimate]:
-    """Return the mean of each metric over the examples that have it, with its interval."""
+    """Return the mean of each metric, with an interval, over the examples with a value of this metric."""
     names = dict.fromkeys(name for result in results for name in result.scores)
     return {name: estimate([result.scores[name] for result in results if name in result.scores]) for name in names}
 
@@ -248,12 +253,15 @@ def metrics_of(task: str, estimates: Mapping[str, Estimate]) -> dict[str, float]
 
 
 def name_of(evaluator: SamplingClientEvaluator) -> str:
-    """Return the evaluator's `name`, or the name of its class."""
+    """Return the evaluator's `name`, or the name of the evaluator's class."""
     return str(getattr(evaluator, "name", "") or type(evaluator).__name__)
 
 
 def by_name(evaluators: Iterable[Any]) -> dict[str, Any]:
-    """Return the evaluators by name. Raises EvaluationError if a name is repeated, and if there are no evaluators."""
+    """Return the evaluators by name.
+
+    Raises EvaluationError for a repeated name, and for an empty list of evaluators.
+    """
     named: dict[str, Any] = {}
     for evaluator in evaluators:
         if (name := name_of(evaluator)) in named:

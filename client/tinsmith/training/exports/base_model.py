@@ -1,4 +1,4 @@
-"""The files of a base model on this machine, and the transformers model that is made from them."""
+"""The files of a base model on this machine, and the transformers model from these files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import (
 from tinsmith.training.errors import BaseModelUnusable
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
-"""Copies of the weights for other frameworks. They could double the size of a download."""
+"""Copies of the weights for other frameworks. Such copies could double the size of a download."""
 MADE_DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_NAMED = 5
@@ -50,7 +50,7 @@ class BaseModel:
             return self._class().from_config(self._config)
 
     def load(self) -> Any:
-        """Load the model on the CPU, in its own dtype and with dense weights. Raises BaseModelUnusable."""
+        """Load the model on the CPU, in the model's dtype and with dense weights. Raises BaseModelUnusable."""
         options = self._dequantizing()
         try:
             model, report = self._class().from_pretrained(
@@ -67,7 +67,10 @@ class BaseModel:
         return self._dense(model) if options else model
 
     def _class(self) -> Any:
-        """Return the class of the whole model. If `architectures` has a class with a vision tower, it is this class."""
+        """Return the class of the whole model, including a vision tower.
+
+        If `architectures` names a class with a vision tower, return this class.
+        """
         is_text = type(self._config) in AutoModelForCausalLM._model_mapping
         sees = type(self._config) in AutoModelForImageTextToText._model_mapping
         return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
@@ -86,9 +89,9 @@ class BaseModel:
         return {"quantization_config": MADE_DENSE[method](**{**quantization, "dequantize": True})}
 
     def _dense(self, model: Any) -> Any:
-        """Return the model without its quantization config.
+        """Remove the quantization config from the model, and return the model.
 
-        Otherwise, transformers would write the config with the model.
+        Without the removal, transformers would write the quantization config together with the model.
         """
         del self._config.quantization_config
         with torch.device("meta"):
@@ -112,7 +115,7 @@ def _check_complete(source: str, report: Mapping[str, Any]) -> None:
 
 
 def _copy_unsaved_attributes(dense: Any, model: Any) -> None:
-    """Copy what is not in a state dict: some buffers, the generation config, and the training mode."""
+    """Copy values that a state dict does not contain: some buffers, the generation config, and the training mode."""
     persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if name not in persistent:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tinsmith.training.exports.stored import StoredAdapter
 
 EXPORT_TTL_SECONDS = 3600
-"""The lifetime of an export: the shortest that the protocol allows.
+"""The lifetime of an export, which is the shortest lifetime that the protocol allows.
 
 An export is deleted as soon as it is downloaded.
 """
@@ -56,14 +56,14 @@ def export_lora_weights(
     base_model: str | Path | None = None,
     service: tinker.ServiceClient | None = None,
 ) -> AdapterWeights | MergedWeights:
-    """Return the weights of a checkpoint, for example `tinker://RUN/weights/NAME`. It may be of any kind.
+    """Return the weights of a checkpoint, for example `tinker://RUN/weights/NAME`. The checkpoint may be of any kind.
 
-    `.tensors` in the result maps names to tensors. An adapter is in PEFT's format and in float32. With `merged`, the
-    result is the whole model in the dtype of the base model. The adapter is added to its weights.
+    `.tensors` in the result maps names to tensors. An adapter is in PEFT's format and in float32. If `merged` is true,
+    the result is the whole model in the dtype of the base model, with the adapter merged.
 
-    `base_model` is a folder, or a name on the hub. By default, it is the server's name of the model. It is needed with
-    `merged`, and for the experts of a mixture, because their layout depends on the model. `service` is by default a new
-    session with the server and key of the environment.
+    `base_model` is a folder, or a name on the hub. The default of `base_model` is the server's name of the model. The
+    base model is needed for a merged result, and for adapters of experts, because the layout of experts depends on the
+    model. The default of `service` is a new session with the server and key from the environment.
 
     The function downloads the server's archive of the checkpoint. If the server has no archives, a state (`/weights/`)
     is loaded and exported, and the export is deleted afterwards. Raises NoSuchWeights, NotOffered, DownloadDamaged,
@@ -94,7 +94,7 @@ def _session(service: tinker.ServiceClient | None) -> Iterator[tinker.ServiceCli
 
 
 def _second_session(service: tinker.ServiceClient) -> tinker.ServiceClient:
-    """Open another session with the same server, key and project."""
+    """Open a new session with the same server, key and project."""
     same = service.holder.shadow_config
     return tinker.ServiceClient(
         project_id=service._project_id,
@@ -136,9 +136,10 @@ def _fetch_saved(
 def _fetch_through_export(
     service: tinker.ServiceClient, rest: tinker.RestClient, path: str, targets: dict[str, Path]
 ) -> None:
-    """Load the state into a training client, and export its weights.
+    """Load the state into a training client, and export the client's weights.
 
-    It uses a separate session, because a server frees the models of a session only when the session ends.
+    The training client has a separate session, because a server frees the models of a session only when the session
+    ends.
     """
     try:
         with _second_session(service) as own:

@@ -1,4 +1,4 @@
-"""A base model with an adapter merged into its weights."""
+"""A base model with an adapter merged into the weights."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 
 @dataclass(frozen=True, slots=True)
 class MergedWeights:
-    """A transformers model on the CPU, in the dtype of the base model. The adapter is added to its weights."""
+    """A transformers model on the CPU, in the dtype of the base model. The adapter is added to the model's weights."""
 
     base: BaseModel
     model: Any
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the `state_dict` of the model. It shares the model's memory."""
+        """Return the `state_dict` of the model. The tensors share the model's memory."""
         state: Mapping[str, Tensor] = self.model.state_dict()
         return state
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model, its tokenizer and its image processor to a folder. A missing folder is created."""
+        """Write the model, the tokenizer and the image processor to a folder. A missing folder is created."""
         self.model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(self.base.directory).save_pretrained(folder)
         if (processor := self.base.directory / IMAGE_PROCESSOR_FILE).is_file():
@@ -40,10 +40,10 @@ class MergedWeights:
 
 
 def merged_into(adapter: StoredAdapter, base: BaseModel) -> MergedWeights:
-    """Add the adapter to the weights in float32. The weights keep their dtype.
+    """Add the adapter to the weights in float32. The dtype of the weights stays the same.
 
-    `merge_and_unload` of PEFT is not used, because it would change a tied embedding together with the output
-    projection, and refuses state-space models. Raises BaseModelUnusable if the adapter is not for this model.
+    PEFT's `merge_and_unload` is not used: it would change a tied embedding together with the output projection, and
+    refuses state-space models. Raises BaseModelUnusable if the adapter is not for this model.
     """
     model = base.load()
     experts = experts_of(model)
@@ -81,7 +81,7 @@ def _check_fit(adapter: StoredAdapter, model: nn.Module, experts: Mapping[str, A
 
 
 def _weight_shape(adapter: StoredAdapter, module: str) -> tuple[int, ...]:
-    """Return the shape of the weight that the factors change."""
+    """Return the shape of the weight that the adapter's factors change."""
     lora_A, lora_B = adapter.pair(module)
     experts = (max(len(lora_A), len(lora_B)),) if lora_A.ndim == 3 else ()
     return (*experts, lora_B.shape[-2], lora_A.shape[-1])
@@ -92,7 +92,7 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 
 
 def _untie(model: Any) -> None:
-    """Give the output projection its own weight, because the adapter changes this weight but not the embedding."""
+    """Give the output projection a weight of its own, because the adapter does not change the embedding."""
     model.config.tie_word_embeddings = False
     head = model.get_submodule(UNEMBED)
     head.weight = nn.Parameter(head.weight.detach().clone())

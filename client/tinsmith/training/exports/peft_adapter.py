@@ -1,4 +1,7 @@
-"""An adapter in PEFT's layout. Gate and up projections of experts are one parameter with twice the rank."""
+"""An adapter in PEFT's layout.
+
+The gate and up projections of experts become one parameter with an adapter of twice the rank.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tinsmith.training.exports.stored import DOWN, GATE, UP, StoredAdapter, expe
 from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE
 
 FORMER_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names that PEFT treats as projections of experts in the layout of transformers 4, anywhere in a model."""
+"""Names of layers that PEFT treats as projections of experts in the layout of transformers 4, anywhere in a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class AdapterWeights:
 
 
 def for_peft(adapter: StoredAdapter, base: BaseModel | None, name: str) -> AdapterWeights:
-    """Return the adapter in PEFT's layout. PEFT finds the base model by `name`. `base` is needed for experts."""
+    """Return the adapter in PEFT's layout. PEFT loads the base model by `name`. `base` is needed for experts."""
     config = {**adapter.config, "base_model_name_or_path": name}
     tensors = {peft_key(key): factor for key, factor in adapter.factors.items() if factor.ndim == 2}
     linears = [module for module in adapter.modules if adapter.pair(module)[0].ndim == 2]
@@ -53,7 +56,7 @@ def for_peft(adapter: StoredAdapter, base: BaseModel | None, name: str) -> Adapt
 def _targets(adapter: StoredAdapter, linears: list[str]) -> dict[str, Any]:
     """Return the settings for the targets.
 
-    PEFT would rename layers with these names in a model with experts, so they are listed as parameters.
+    In a model with experts, PEFT would rename layers with certain names, so such layers are listed as parameters.
     """
     moved = [name for name in linears if name.rpartition(".")[2] in FORMER_NAMES]
     gated = [f"{layer}.gate_up_proj" for layer in adapter.experts if f"{layer}.{UP}" in adapter.modules]
@@ -70,9 +73,11 @@ def _targets(adapter: StoredAdapter, linears: list[str]) -> dict[str, Any]:
 
 
 def _fused(adapter: StoredAdapter, by_turns: Container[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the factors of experts. Gate and up are one parameter of twice the rank, and shared factors are repeated.
+    """Yield the factors of experts.
 
-    PEFT wraps one parameter inside another, and the last one is outermost.
+    The factors of gate and up are joined to twice the rank, and factors that experts share are repeated.
+
+    PEFT wraps one parameter inside another, and the last parameter is outermost.
     """
     for layer in adapter.experts:
         first = _whole(*adapter.pair(f"{layer}.{GATE}"))
@@ -93,7 +98,7 @@ def _whole(lora_A: Tensor, lora_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gate_and_up(gate: tuple[Tensor, Tensor], up: tuple[Tensor, Tensor], *, by_turns: bool) -> tuple[Tensor, Tensor]:
-    """Return one adapter with twice the rank. Each half of it adds to its own rows."""
+    """Return the factors of one adapter with twice the rank. Each half of the rank changes different rows."""
     (gate_A, gate_B), (up_A, up_B) = gate, up
     experts, width, rank = gate_B.shape
     both = gate_B.new_zeros(experts, 2 * width, 2 * rank)

@@ -23,7 +23,7 @@ OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "targe
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """An adapter, as the server stores it.
+    """An adapter in the server's format.
 
     `base_model` is the server's name of the base model, and `config` is PEFT's configuration. `factors` maps
     `<module>.lora_A` and `.lora_B` to tensors: A is `[rank, d_in]`, B is `[d_out, rank]`. Factors of experts have an
@@ -53,7 +53,7 @@ class StoredAdapter:
         return sorted({name.rsplit(".", 2)[0] for name, factor in self.factors.items() if factor.ndim == 3})
 
     def pair(self, module: str) -> tuple[Tensor, Tensor]:
-        """Return A and B. Raises KeyError."""
+        """Return the factors A and B. Raises KeyError."""
         return self.factors[f"{module}.lora_A"], self.factors[f"{module}.lora_B"]
 
     def delta(self, module: str) -> Tensor:
@@ -63,7 +63,10 @@ class StoredAdapter:
 
 
 def read_adapter(folder: Path, base_model: str) -> StoredAdapter:
-    """Read the adapter's files. Raises DownloadDamaged, and ExportError if it is not an ordinary LoRA adapter."""
+    """Read the adapter's files.
+
+    Raises DownloadDamaged, and ExportError if the adapter is not an ordinary LoRA adapter.
+    """
     try:
         config = json.loads((folder / CONFIG_FILE).read_bytes())
         tensors = load_file(folder / WEIGHTS_FILE)
@@ -92,7 +95,7 @@ def _name(key: str) -> str:
 def _other(name: str) -> str:
     """Return the name of the other factor: B for A, and A for B.
 
-    For any other name, return a name that does not exist.
+    For any other name, return a name that is not in the adapter.
     """
     module, _, factor = name.rpartition(".")
     return f"{module}.{ {'lora_A': 'lora_B', 'lora_B': 'lora_A'}.get(factor, '') }"
@@ -102,7 +105,7 @@ GATE, UP, DOWN = "w1", "w3", "w2"
 
 
 def experts_of(model: nn.Module) -> dict[str, Any]:
-    """Return each layer's experts module by name, if it has the form that transformers' experts functions need."""
+    """Return the experts modules by name. Only modules in the form for transformers' experts functions are included."""
     return {name: module for name, module in model.named_modules() if _is_experts(module)}
 
 
@@ -118,7 +121,7 @@ def shapes_of(module: Any) -> dict[str, tuple[int, int, int]]:
 
 
 def add_to_experts(module: Any, deltas: Mapping[str, Tensor]) -> None:
-    """Add the deltas in place. There is one `[experts, d_out, d_in]` for each projection."""
+    """Add the deltas in place. `deltas` contains one tensor `[experts, d_out, d_in]` for each projection."""
     if module.has_gate:
         _add(module, "gate_up_proj", _joined(deltas[GATE], deltas[UP], by_turns=is_by_turns(module)))
     else:

@@ -1,1 +1,1 @@
-"""Reinforcement learning on groups of environments. It is based on a stream of rollouts."""
+"""Reinforcement learning on groups of environments. Training consumes a stream of rollouts."""

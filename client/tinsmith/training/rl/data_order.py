@@ -1,4 +1,4 @@
-"""The order of groups over several epochs. A resumed run continues in this order."""
+"""The order of groups over several epochs. A resumed run continues in the same order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GroupPosition(NamedTuple):
 
 
 class SequenceOfGroups(RLDataset):
-    """A dataset whose batches have one builder each."""
+    """A dataset that returns one group builder in each batch."""
 
     def __init__(self, builders: Sequence[EnvGroupBuilder]) -> None:
         self._builders = builders
@@ -36,10 +36,10 @@ class SequenceOfGroups(RLDataset):
 
 
 class DataOrder(Iterator[tuple[GroupPosition, EnvGroupBuilder]]):
-    """An endless iterator over the groups and their positions.
+    """An endless iterator over pairs of a group and its position.
 
-    A resumed run starts with the groups that were begun but not finished. With `shuffle_seed`, each epoch has its own
-    order of batches. It depends only on the seed and the number of the epoch.
+    A resumed run starts with the groups that were begun but not finished. With `shuffle_seed`, each epoch has a
+    different order of batches. The order depends only on the seed and the number of the epoch.
 
     Raises ValueError if the data has no groups, and the errors of a dataset.
     """
@@ -79,7 +79,7 @@ class DataOrder(Iterator[tuple[GroupPosition, EnvGroupBuilder]]):
         return {"next": list(self._next), "begun": [list(place) for place in sorted(self._begun)]}
 
     def _found(self, place: GroupPosition) -> GroupPosition:
-        """Return the first position at or after `place` that exists."""
+        """Return the first existing position at or after `place`."""
         for _ in range(2 + len(self._dataset)):
             if place.batch >= len(self._dataset):
                 place = place._replace(epoch=place.epoch + 1, batch=0, item=0)

@@ -1,4 +1,4 @@
-"""The sampling of groups ahead of training. Their number is limited, and so is their staleness."""
+"""The sampling of groups ahead of training. The number and the staleness of the groups are limited."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ RollOut: TypeAlias = Callable[[GroupPosition, EnvGroupBuilder], Awaitable[Rolled
 class Window:
     """The number of groups that may be begun.
 
-    These are the groups of the current step, and of as many later steps as the limit on staleness allows. For on-policy
-    training, this is one step. So no group is sampled from weights that are too old for it.
+    The number covers the groups of the current step, and of as many later steps as the limit on staleness allows. For
+    on-policy training, only the groups of one step may be begun. So no group is sampled from weights that are too old
+    for the step that uses the group.
     """
 
     plan: MinibatchPlan
@@ -44,8 +45,9 @@ class Window:
 class RolloutPump:
     """A context that rolls out the groups of `order` into the buffer `groups`, at most `most_in_flight` at once.
 
-    On-policy, groups arrive in data order, so that a run is reproducible. Off-policy, they arrive as they finish.
-    Errors of `roll_out` and of the data are raised from `groups`. For one event loop.
+    In on-policy training, groups arrive in data order, so that a run is reproducible. In off-policy training, groups
+    arrive in the order in which their rollouts finish. Errors of `roll_out` and of the data are raised from `groups`.
+    Use a pump on only one event loop.
     """
 
     def __init__(self, order: DataOrder, plan: MinibatchPlan, roll_out: RollOut, most_in_flight: int) -> None:
@@ -60,7 +62,7 @@ class RolloutPump:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def step_done(self) -> None:
-        """Record an optimizer step. If a step's number of groups had no data, they count as a step, too."""
+        """Record an optimizer step. A skipped step, for which no group had data, counts, too."""
         async with self._changed:
             self.window.steps += 1
             self._changed.notify_all()
@@ -105,8 +107,8 @@ class RolloutPump:
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
         """Start a task.
 
-        `work` is a function and not a coroutine. If a task is cancelled before it starts, its coroutine would never be
-        awaited.
+        `work` is a function and not a coroutine. A coroutine would never be awaited if the task is cancelled before its
+        start.
         """
         task = asyncio.ensure_future(self._reported(work))
         self._tasks.add(task)

@@ -25,7 +25,7 @@ REFUSALS = (tinker.BadRequestError, tinker.UnprocessableEntityError)
 
 
 def sample_seed(seed: int, *place: int) -> int:
-    """Return a 31-bit seed for one sample. It is derived from the seed of the run and the position of the sample."""
+    """Return a 31-bit seed for one sample. The seed depends on the seed of the run and the position of the sample."""
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=4).digest()
     return int.from_bytes(digest) >> 1
 
@@ -33,7 +33,7 @@ def sample_seed(seed: int, *place: int) -> int:
 def is_refusal(error: BaseException) -> bool:
     """Return whether the server refused this prompt, for example because it is too long.
 
-    This is an error of the environment.
+    A refused prompt is an error of the environment.
     """
     if isinstance(error, tinker.RequestFailedError):
         return error.category is RequestErrorCategory.User
@@ -44,8 +44,8 @@ def is_refusal(error: BaseException) -> bool:
 class GroupPolicy(TinkerTokenCompleter):
     """A policy that samples from a server.
 
-    `seeds` holds the seed of the run and the number of the group. With None, the server chooses the seeds. The errors
-    of the server are kept in `server_errors`, because environments and strategies may catch them.
+    `seeds` contains the seed of the run and the number of the group. If `seeds` is None, the server chooses the seeds.
+    Errors of the server are recorded in `server_errors`, because environments and strategies may catch the exceptions.
     """
 
     seeds: tuple[int, ...] | None = None
@@ -76,14 +76,14 @@ class GroupPolicy(TinkerTokenCompleter):
         return TokensWithLogprobs(sampled.tokens, sampled.logprobs, sampled.stop_reason)
 
     def raise_server_error(self) -> None:
-        """Raise the first error of the server, if there was one."""
+        """Raise the first error of the server, if an error has been recorded."""
         if self.server_errors:
             raise self.server_errors[0]
 
 
 @dataclass(frozen=True)
 class AllOrNone(RolloutStrategy):
-    """A strategy that runs every environment in the group with its own seeds.
+    """A strategy that runs every environment in the group with different seeds.
 
     The first failure cancels the other environments.
     """
@@ -111,9 +111,9 @@ def _of_environment(policy: TokenCompleter, number: int) -> TokenCompleter:
 logger = logging.getLogger(__name__)
 
 EQUAL_REWARDS = "equal rewards"
-"""The reason why a successful group has no data: all rewards are equal, so no answer is better than the others."""
+"""The reason for a successful group without data: all rewards are equal, so no answer is better than another."""
 OF_THE_COOKBOOK_ALONE = "mask"
-"""An entry in the cookbook's data that losses do not accept."""
+"""The name of an entry in the cookbook's data that losses do not accept."""
 
 
 class UnfitRollout(ValueError):
@@ -122,9 +122,11 @@ class UnfitRollout(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RolledOutGroup(RolloutGroup):
-    """A group after its rollouts. `fruitless` is the reason why it has no data: a kind of failure, or EQUAL_REWARDS.
+    """A group after all its rollouts.
 
-    It is None if the group has data.
+    `fruitless` is the reason for a group without data: a kind of failure, or EQUAL_REWARDS.
+
+    `fruitless` is None for a group with data.
     """
 
     place: GroupPosition
@@ -138,7 +140,7 @@ async def roll_out(
 ) -> RolledOutGroup:
     """Roll out a group. If the environment fails, log a warning and return a group without data.
 
-    Raises the errors of the server, except for a refused prompt, which counts as a failure of the environment.
+    Raises the errors of the server. A refused prompt counts as a failure of the environment instead.
     """
     try:
         return await _rolled_out(builder, place, policy, policy_step, strategy)
@@ -161,7 +163,7 @@ async def _rolled_out(
 
 
 def training_data(group: TrajectoryGroup) -> list[tinker.Datum]:
-    """Return data with advantages relative to the mean of the group. There is no data if all rewards are equal.
+    """Return data with advantages relative to the mean of the group. If all rewards are equal, return no data.
 
     Raises UnfitRollout.
     """

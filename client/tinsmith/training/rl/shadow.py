@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class ShadowStep:
     """A step of a shadow.
 
-    `step` is the step of the main run whose data the shadow used; `metrics` are those of the shadow.
+    `step` is the step of the main run that used the same data; `metrics` are the metrics of the shadow.
     """
 
     step: int
@@ -30,10 +30,10 @@ class ShadowStep:
 class ShadowClient:
     """A second model that trains on the batches of the main run, with another loss, hyperparameters or base model.
 
-    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for it. If there are more, a
-    batch is skipped and counted in `missed_steps`. After its first failure it does not train any more. `failure` is the
-    error, which is logged as a warning. If it is cancelled during a step, this counts as a failure. A shadow on the
-    same server uses a share of the machine, but does not change the numbers of the main run.
+    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for the shadow. Further batches
+    are skipped and counted in `missed_steps`. After the first failure, the shadow does not train any more. `failure` is
+    the error of the shadow, which is also logged as a warning. A cancellation during a step counts as a failure. A
+    shadow on the same server uses a share of the machine, but does not change the numbers of the main run.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ShadowClient:
     def offer(self, step: int, data: Sequence[tinker.Datum]) -> bool:
         """Queue a batch. Return whether the batch was accepted.
 
-        This returns immediately, and needs an event loop that runs.
+        The method returns immediately, and needs a running event loop.
         """
         if self.failure is not None or len(self._waiting) >= self._most_waiting:
             self.missed_steps += 1
@@ -74,7 +74,7 @@ class ShadowClient:
         return True
 
     async def finish(self, within_seconds: float) -> None:
-        """Wait for the batches in the queue. Cancel the batches that take longer, and count them as missed."""
+        """Wait for the batches in the queue. Batches that take longer are cancelled and counted as missed."""
         if self._work is None:
             return
         done, _ = await asyncio.wait([self._work], timeout=within_seconds)
@@ -83,7 +83,7 @@ class ShadowClient:
             await self.cancel()
 
     async def cancel(self) -> None:
-        """Cancel the batches in the queue, count them as missed, and return when none is in flight."""
+        """Cancel the batches in the queue, count these batches as missed, and return when no batch is in flight."""
         if self._work is None or self._work.done():
             return
         self._work.cancel()
@@ -91,7 +91,7 @@ class ShadowClient:
         self._miss_waiting()
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the newest step as `shadow/<name>/…`, together with the state of the queue."""
+        """Return the metrics of the newest step and the state of the queue, with names `shadow/<name>/…`."""
         newest = self.steps[-1].metrics if self.steps else {}
         state = {
             "progress/steps": float(len(self.steps)),
@@ -103,7 +103,10 @@ class ShadowClient:
         return {f"shadow/{self.name}/{name}": value for name, value in (state | optim).items()}
 
     async def _train(self) -> None:
-        """Train on one batch after the other. A batch leaves the queue when its step is done."""
+        """Train on the batches in the queue, one after another.
+
+        A batch leaves the queue when the step on this batch is done.
+        """
         while self._waiting:
             step, data = self._waiting[0]
             try:
@@ -118,7 +121,10 @@ class ShadowClient:
             self._waiting.popleft()
 
     async def _step(self, data: Sequence[tinker.Datum]) -> Mapping[str, float]:
-        """Make one step. The optimizer step waits for the gradient, because no step may follow a failure."""
+        """Make one step of the shadow.
+
+        The optimizer step waits for the gradient, because no step may follow a failure.
+        """
         trained = await self.training_client.forward_backward(list(data), self._loss_fn, self._loss_fn_config)
         stepped = await self.training_client.optim_step(self._adam(len(self.steps)))
         return {**trained.metrics, **(stepped.metrics or {})}

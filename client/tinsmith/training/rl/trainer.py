@@ -1,4 +1,4 @@
-"""`RLTrainer`: reinforcement learning from groups of environments. It samples and trains at the same time."""
+"""`RLTrainer`: reinforcement learning from groups of environments. The trainer samples and trains at the same time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """The numbers of groups and failures. If `most_fruitless` groups in a row have no data, the run ends."""
+    """Counts of groups and failures. The run ends after `most_fruitless` consecutive groups without data."""
 
     def __init__(self, most_fruitless: int, in_a_row: Mapping[str, int] | None = None) -> None:
         if most_fruitless < 1:
@@ -44,7 +44,7 @@ class Tally:
         self._of_step: list[RolledOutGroup] = []
 
     def add(self, group: RolledOutGroup, step: int) -> None:
-        """Count a group. `step` is the number of steps before it. Raises NothingToTrainOn."""
+        """Count a group. `step` is the number of steps before this group. Raises NothingToTrainOn."""
         self._of_step.append(group)
         if group.fruitless is None:
             self._in_a_row.clear()
@@ -57,7 +57,7 @@ class Tally:
             raise NothingToTrainOn(self._in_a_row.total(), self._in_a_row, step)
 
     def state(self) -> dict[str, int]:
-        """Return, by reason, the current row of groups without data, for `loop_state`."""
+        """Return the number of consecutive groups without data up to now, by reason, for `loop_state`."""
         return dict(self._in_a_row)
 
     def metrics_of_step(self) -> dict[str, float]:
@@ -93,19 +93,22 @@ log = logging.getLogger(__name__)
 OnStep: TypeAlias = Callable[[StepReport, tinker.SamplingClient], Awaitable[None]]
 """A function that is called after each step.
 
-Its arguments are the report with metrics, and a client of the new weights.
+The arguments are the report with metrics, and a sampling client of the new weights.
 """
 POSITION = "groups"
 """The key in `loop_state` for the position in the data."""
 FRUITLESS = "fruitless"
-"""The key in `loop_state` for the row of groups without data. With it, a resumed run ends at the same group."""
+"""The key in `loop_state` for the number of consecutive groups without data.
+
+This number makes a resumed run end at the same group.
+"""
 SHADOW_SECONDS = 60.0
-"""The time in which shadows may finish after the last step."""
+"""The time that shadows have to finish after the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The weights from which groups are sampled, and the number of steps that made them."""
+    """A client of the weights from which groups are sampled, and the number of optimizer steps of these weights."""
 
     sampling_client: tinker.SamplingClient
     step: int
@@ -117,17 +120,18 @@ class RLTrainer:
     - `plan`: the number of groups in a step, and the limit on staleness. With `most_stale_steps=0` and a `seed`, a run
       can be reproduced bit for bit on a server that computes deterministically, even if it is resumed from a
       checkpoint.
-    - `shuffle_seed`: the seed for the order of `groups` in each epoch. Without it, the groups keep their order.
-    - `adam`: the parameters for every step, or a function of the number of the step, from 0.
+    - `shuffle_seed`: the seed for the order of `groups` in each epoch. Without a `shuffle_seed`, the groups keep their
+      order.
+    - `adam`: the parameters for every step, or a function that returns the parameters for a step; steps count from 0.
     - `max_tokens`, `temperature`: the sampling parameters of each answer.
-    - `groups_in_flight`: the largest number of groups that are sampled at the same time; by default, as many as the
-      plan can use.
-    - `strategy`: a rollout strategy of tinker-cookbook, for example to retry failures. A strategy samples without
+    - `groups_in_flight`: the largest number of groups that are sampled at the same time; the default is the largest
+      number that the plan can use.
+    - `strategy`: a rollout strategy of tinker-cookbook, for example to retry failures. With a strategy, samples have no
       seeds.
-    - `most_fruitless_groups`: if this many groups in a row have no data, because of failures or equal rewards, the run
-      ends. The default is the number of groups in eight steps.
-    - `checkpoints`: the manager that saves the run, at the steps that its `save_every` selects and at the end.
-      `resumed` is the result of its `resume()`.
+    - `most_fruitless_groups`: the run ends after this many consecutive groups without data, because of failures or
+      equal rewards. The default is the number of groups in eight steps.
+    - `checkpoints`: the manager that saves the run at each `save_every` steps and at the end. `resumed` is the result
+      of the manager's `resume()`.
     - `shadows`: models that train on the same data.
     - `on_step`: functions that are awaited after each step, in order, while the next groups are sampled.
     """
@@ -184,14 +188,14 @@ class RLTrainer:
         self._progress = progress
 
     def train(self, steps: int) -> int:
-        """Call `run`, for a program without an event loop. In a notebook, await `run`."""
+        """Train like `run`, in a program without an event loop. In a notebook, await `run` instead."""
         return asyncio.run(self.run(steps))
 
     async def run(self, steps: int) -> int:
         """Train until `steps` optimizer steps are done, including steps before a resume. Return the number of steps.
 
-        The number is smaller if `most_fruitless_groups` groups in a row had equal rewards after at least one step,
-        because there is nothing more to learn. In that case a warning is logged.
+        The number is smaller if, after at least one step, `most_fruitless_groups` consecutive groups had equal rewards,
+        because nothing is left to learn. A run that ends early logs a warning.
 
         Raises NothingToTrainOn, MinibatchFailed, SaveFailed, the errors of the SDK, and the errors of `on_step`. After
         an error, groups in flight and shadows are cancelled.
@@ -245,9 +249,9 @@ class RLTrainer:
         )
 
     async def _taken(self, pump: RolloutPump) -> AsyncIterator[RolledOutGroup]:
-        """Yield each group when the step takes it or drops it.
+        """Yield each group when the step takes or drops the group.
 
-        If a step gets no data, the next step uses its number.
+        The number of a step without data is used again for the next step.
         """
         taken, fruitful = 0, False
         async for group in pump.groups:
@@ -300,7 +304,10 @@ class RLTrainer:
 
 
 def _position(resumed: Resumed | None) -> Mapping[str, Any] | None:
-    """Return the position in the data, from the checkpoint. Raises ValueError if the checkpoint is of another loop."""
+    """Return the position in the data that the checkpoint contains.
+
+    Raises ValueError if another kind of loop saved the checkpoint.
+    """
     if resumed is None:
         return None
     if POSITION not in resumed.loop_state:

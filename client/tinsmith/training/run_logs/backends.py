@@ -23,14 +23,14 @@ from tinsmith.training.run_logs.metrics import numbers_of
 IDENTITY_FILE = "run.json"
 DEFAULT_PROJECT = "tinsmith"
 STEP_AXIS = "training/step"
-"""The name that the cookbook uses for the axis."""
+"""The cookbook's name for the axis of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
     """The identity of a run at a service.
 
-    `is_resumed` means that an earlier process in this directory used the identity.
+    `is_resumed` is true if an earlier process in this directory used the identity.
     """
 
     run_id: str
@@ -40,7 +40,10 @@ class RunIdentity:
 
     @classmethod
     def of(cls, directory: Path, project: str | None, name: str | None) -> Self:
-        """Return the identity that the directory stores. A later project or name does not change it."""
+        """Return the identity that the directory stores.
+
+        A project or name that is given later does not change the identity.
+        """
         file = directory / IDENTITY_FILE
         if file.exists():
             return cls(**json.loads(file.read_text()), is_resumed=True)
@@ -52,7 +55,7 @@ class RunIdentity:
 
 
 def wandb_logger(identity: RunIdentity, config: Mapping[str, Any], directory: Path) -> ml_log.Logger:
-    """Return a W&B logger. `WANDB_MODE` in the environment sets its mode.
+    """Return a W&B logger. The environment variable `WANDB_MODE` sets the mode of W&B.
 
     Raises BackendRefused, for example without a key.
     """
@@ -69,7 +72,10 @@ def wandb_logger(identity: RunIdentity, config: Mapping[str, Any], directory: Pa
 
 
 def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.Logger:
-    """Return a trackio logger. `TRACKIO_DIR` in the environment sets its location. Raises BackendRefused."""
+    """Return a trackio logger.
+
+    The environment variable `TRACKIO_DIR` sets the location of trackio's data. Raises BackendRefused.
+    """
     try:
         return _Trackio(identity, config)
     except Exception as error:
@@ -77,9 +83,9 @@ def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.L
 
 
 class _Wandb(ml_log.WandbLogger):
-    """The logger of the cookbook, but without its request for the run's address at each step, which warns offline.
+    """The cookbook's W&B logger, without the request for the run's URL at each step, which logs a warning when offline.
 
-    W&B accepts no metrics for an earlier step. If some metrics will come late, W&B's own steps count arrivals, and
+    W&B accepts no metrics for an earlier step. If some metrics arrive late, W&B's own steps number the calls, and
     `training/step` is the axis of all metrics.
     """
 
@@ -108,7 +114,7 @@ class _Wandb(ml_log.WandbLogger):
 
 
 class _Trackio(ml_log.TrackioLogger):
-    """The logger of the cookbook, changed so that it does not start a new run each time."""
+    """The cookbook's trackio logger, which here continues the run of an earlier process."""
 
     def __init__(self, identity: RunIdentity, config: Mapping[str, Any]) -> None:
         trackio: Any = importlib.import_module("trackio")
@@ -118,7 +124,7 @@ class _Trackio(ml_log.TrackioLogger):
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables inside the context, unless the user has set them."""
+    """Set environment variables inside the context. Variables that the user has set stay unchanged."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -142,7 +148,7 @@ class TensorBoardLogger(ml_log.Logger):
         self._begins_at: int | None = None
 
     def begin_at(self, step: int) -> None:
-        """Hide earlier events from this step on."""
+        """Hide the events of earlier processes from this step on."""
         self._begins_at = step
 
     @override
@@ -151,7 +157,7 @@ class TensorBoardLogger(ml_log.Logger):
 
     @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Log the numbers. Without a step, they belong to the step before."""
+        """Log the numbers. Numbers without a step belong to the step of the previous call."""
         self._step = self._step if step is None else step
         writer = self._opened()
         for name, number in numbers_of(metrics).items():
@@ -168,7 +174,7 @@ class TensorBoardLogger(ml_log.Logger):
             self._writer.close()
 
     def _opened(self) -> Any:
-        """Open the file at the first step. The file begins with this step."""
+        """Open the file at the first step. The new file begins with this step."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 

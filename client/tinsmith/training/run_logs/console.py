@@ -1,4 +1,4 @@
-"""A logger for the console. It shows a progress bar on a terminal, and lines in a file."""
+"""A logger for the console. The logger shows a progress bar on a terminal, and writes lines to a file."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ HEADLINES = {
     "accuracy": "accuracy",
     "time/tokens_per_second": "tokens/s",
 }
-"""The metrics that a line shows, by the names that this library's loops, the cookbook and common loops use."""
+"""The metrics that a line shows, under the names in this library's loops, the cookbook and common loops."""
 TOKENS = ("train/tokens", "num_tokens", "env/all/total_ac_tokens")
-"""The metrics for the tokens of a step. If the loop does not log a rate, the rate is computed from them."""
+"""The metrics for the tokens of a step. If the loop logs no rate, the rate is computed from these metrics."""
 EVALUATIONS = ("eval/", "test/")
 MOST_OTHERS = 3
 
@@ -37,7 +37,7 @@ MOST_OTHERS = 3
 class ConsoleLogger(ml_log.Logger):
     """A logger that shows how many of `total_steps` are done.
 
-    The last step is done when its metrics have been logged.
+    A step is done when its metrics have been logged.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class _Pace:
         self._began = self._began or (step, now)
 
     def seconds_left(self, step: int, total: int | None) -> float | None:
-        """Return the seconds that remain, or None if they are not known yet."""
+        """Return the estimated remaining seconds, or None if no estimate is possible yet."""
         if self._began is None or total is None or step <= self._began[0]:
             return None
         per_step = (self._noted_at - self._began[1]) / (step - self._began[0])
@@ -115,7 +115,7 @@ class _Pace:
 
 
 def headlines(metrics: Mapping[str, Plain]) -> dict[str, str]:
-    """Return the metrics of a step to show: those in HEADLINES, or the first few numbers if there are none."""
+    """Return the metrics of a step to show: the metrics in HEADLINES, or else the first few numbers."""
     known = {HEADLINES[name]: _figure(value) for name, value in metrics.items() if name in HEADLINES}
     if known:
         return known

@@ -14,18 +14,21 @@ REPLACED_FILE = "metrics.replaced.jsonl"
 
 
 class MetricsHistory:
-    """The lines that earlier processes of this run have written. Only one process at a time may write."""
+    """The lines in `metrics.jsonl` that earlier processes of this run have written.
+
+    Only one process at a time may write to the file.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / METRICS_FILE
         self._replaced = directory / REPLACED_FILE
 
     def last_step(self) -> int | None:
-        """Return the highest step that was logged, or None."""
+        """Return the highest logged step, or None if no step was logged."""
         return max((step for line in self._lines() if (step := _step_of(line)) is not None), default=None)
 
     def has_line_of(self, step: int, prefix: str) -> bool:
-        """Return whether a line of that step has only metrics whose names begin with this prefix."""
+        """Return whether a line of the given step contains only metrics with names that begin with this prefix."""
         return any(
             _step_of(line) == step and all(name.startswith(prefix) for name in json.loads(line) if name != "step")
             for line in self._lines()
@@ -34,7 +37,7 @@ class MetricsHistory:
     def forget_from(self, step: int) -> None:
         """Move the lines of `step` and later steps to `metrics.replaced.jsonl`, because the run repeats these steps.
 
-        If a kill has cut off the last line, this line is moved, too. Raises OSError.
+        A last line that a kill has cut off is moved, too. Raises OSError.
         """
         lines = self._lines()
         replaced = [line for line in lines if _is_replaced(line, step)]
@@ -65,7 +68,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 Plain = bool | int | float | str
-"""A value that JSON can represent. Numbers of NumPy and PyTorch are not such values."""
+"""A value that JSON can represent. JSON cannot represent numbers of NumPy and PyTorch."""
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Plain]:
@@ -74,7 +77,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Plain]:
 
 
 def numbers_of(metrics: Mapping[str, Plain]) -> dict[str, float]:
-    """Return the metrics that can be drawn as a curve."""
+    """Return the metrics that a curve can show."""
     return {name: float(value) for name, value in metrics.items() if not isinstance(value, str)}
 
 
@@ -87,6 +90,9 @@ def _plain(value: Any) -> Plain:
 
 
 def _has_one_element(value: Any) -> bool:
-    """Return whether the value is a PyTorch tensor with one element. The `size` of a tensor is a method."""
+    """Return whether the value is a PyTorch tensor with one element.
+
+    `numel` is used, because the `size` of a PyTorch tensor is a method.
+    """
     count = getattr(value, "numel", None)
     return callable(count) and count() == 1

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 Backend = Literal["console", "jsonl", "tensorboard", "wandb", "trackio"]
 PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-"""The packages of those backends that the extra `training` does not install."""
+"""The packages of backends that the extra `training` does not install, by the name of the backend."""
 APPEND_ONLY = ("wandb", "trackio")
-"""The backends that cannot remove metrics. If a step is repeated, it is not logged again there."""
+"""The backends that cannot remove logged metrics. These backends do not log a repeated step again."""
 
 
 def run_log(
@@ -35,10 +35,13 @@ def run_log(
     to: Sequence[Backend] = ("console", "jsonl"),
     total_steps: int | None = None,
 ) -> RunLog:
-    """Return a logger that writes to every backend in `to`. Close it at the end, or use it as a context.
+    """Return a logger that writes to every backend in `to`.
 
-    A directory is one run. A process that resumes the run appends to it. In `metrics.jsonl` and TensorBoard, its first
-    logged step replaces the lines of this step and later steps. `project` and `name` are for W&B and trackio.
+    Close the logger at the end, or use the logger as a context.
+
+    Each directory holds the logs of one run. A process that resumes the run appends to the logs. In `metrics.jsonl` and
+    TensorBoard, the first step that a new process logs replaces the same step and all later steps. `project` and `name`
+    are for W&B and trackio.
 
     Raises BackendMissing, BackendRefused, and ValueError for an unknown backend.
     """
@@ -62,8 +65,9 @@ def run_log(
 class RunLog(ml_log.Logger):
     """A logger that `run_log` returns.
 
-    `metrics.jsonl` is the record of the run. If it cannot be written, MetricsLost is raised. If another backend fails,
-    this is reported once, and the backend is tried again at the next step. Such a failure never ends the run.
+    The file `metrics.jsonl` is the record of the run. A failed write to `metrics.jsonl` raises MetricsLost. A failure
+    of any other backend is reported once, and the backend is tried again at the next step. A failure of another backend
+    never ends the run.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class RunLog(ml_log.Logger):
 
     @override
     def enable_event_steps(self) -> None:
-        """Prepare for metrics of earlier steps. Call this before any metrics are logged."""
+        """Prepare the backends for metrics of earlier steps. Call this before any metrics are logged."""
         for backend in self._shown:
             if hasattr(backend.logger, "enable_event_steps"):
                 backend.call("enable_event_steps")
@@ -156,7 +160,7 @@ class RunLog(ml_log.Logger):
 
     @override
     def get_logger_url(self) -> str | None:
-        """Return the URL of the run at W&B, if there is one."""
+        """Return the URL of the run at W&B, or None without W&B."""
         return next((url for backend in self._shown if (url := backend.logger.get_logger_url())), None)
 
     @property
@@ -180,7 +184,7 @@ class RunLog(ml_log.Logger):
 
 
 class _Guarded:
-    """A backend whose failures do not affect other backends.
+    """A wrapper around a backend that keeps failures away from other backends.
 
     `had_step` is the last step that earlier processes logged.
     """
@@ -196,7 +200,7 @@ class _Guarded:
             self.call("log_metrics", metrics, step)
 
     def log_late_metrics(self, metrics: dict[str, Any], step: int, step_metric: str) -> None:
-        """Log the metrics of a past step. Only W&B has a separate call for this."""
+        """Log the metrics of a past step. Only W&B has a separate call for metrics of a past step."""
         if self.name != "wandb":
             self.log_metrics(metrics, step)
         elif not self._has_had(step):

@@ -1,1 +1,1 @@
-"""`tinsmith train`: training runs that need only settings, and no program."""
+"""`tinsmith train`: training runs that need only settings, not a program."""

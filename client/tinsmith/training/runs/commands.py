@@ -43,7 +43,10 @@ RUN_FILE = "run.yaml"
 
 
 def _run(config: RunConfig) -> None:
-    """Run the training. Large packages are imported here, so that help and wrong settings are shown fast."""
+    """Run the training.
+
+    Large packages are imported inside this function, so that help and errors in settings appear fast.
+    """
     import tinker
 
     from tinsmith.training.runs.loop import Stopped
@@ -71,9 +74,9 @@ def _run(config: RunConfig) -> None:
 
 
 def heading(config: RunConfig, start: RunStart) -> list[str]:
-    """Return the lines that describe a run. They are shown before it trains.
+    """Return the lines that describe a run. The lines are shown before training begins.
 
-    The other settings are in `config.yaml`.
+    Settings that are not in these lines are in `config.yaml`.
     """
     counted = start.counted
     if isinstance(config, DataConfig):
@@ -100,7 +103,7 @@ def _progress(start: RunStart) -> str:
 def _how_to_resume(config: RunConfig, otherwise: str) -> str:
     """Return the end of the message about a failed run.
 
-    If there is a checkpoint, it names the step from which the run resumes.
+    If a checkpoint exists, the text names the step from which the run resumes.
     """
     from tinsmith.training.checkpoints.store import CheckpointStore
 
@@ -123,7 +126,7 @@ def _outcome(config: RunConfig, on_start: OnStart) -> Outcome:
 
 
 def _command(kind: type[RunConfig]) -> Callable[..., None]:
-    """Return a command that has a flag for each setting. The flags and the file are checked together."""
+    """Return a command with a flag for each setting. The flags and the settings file are checked together."""
 
     def command(config: Path | None, example: Path | None, **flags: str | None) -> None:
         try:
@@ -193,7 +196,10 @@ def _copy_example(kind: str, folder: Path) -> None:
 
 
 def find_examples() -> Path:
-    """Return the path of `examples/train`. It is next to this package in a wheel, and in a checkout."""
+    """Return the path of `examples/train`.
+
+    In a wheel, the folder is next to this package; otherwise, in the checkout.
+    """
     package = Path(__file__).parents[2]
     installed = package / EXAMPLES / "train"
     return installed if installed.exists() else package.parents[1] / EXAMPLES / "train"

@@ -1,4 +1,4 @@
-"""The settings of a run. They come from a file and from flags."""
+"""The settings of a run. Settings come from a file and from flags."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 
 def _words(value: Any) -> Any:
-    """Split the value `a,b` of a flag into a list. In a file, the value is a list already."""
+    """Split the value `a,b` of a flag into a list. A value from a file is already a list."""
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
 class RunConfig(BaseModel):
-    """The settings that every kind of run has. Paths are relative to the working directory."""
+    """The settings of every kind of run. Paths are relative to the working directory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: ClassVar[str]
@@ -103,7 +103,7 @@ class DpoConfig(DataConfig):
 
 
 class RlConfig(RunConfig):
-    """Reinforcement learning, on-policy. It uses a file of prompts, or your own environment."""
+    """Reinforcement learning, on-policy. The run uses a file of prompts, or your own environment."""
 
     kind: ClassVar[str] = "rl"
 
@@ -143,14 +143,17 @@ class RlConfig(RunConfig):
 Config = TypeVar("Config", bound=RunConfig)
 
 MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "keep_last", "out", "data", "eval_data"})
-"""The settings that may change when a run is resumed. The content of data files is compared separately."""
+"""The settings that may change when a run is resumed. Another function compares the content of data files."""
 CONFIG_FILE = "config.yaml"
 CHECKPOINTS = "checkpoints"
 SUMMARY = "summary.json"
 
 
 def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, str]) -> Config:
-    """Return the settings in the file. Flags override them. Raises BadConfig with a line for each mistake."""
+    """Return the settings in the file.
+
+    Flags override the settings in the file. Raises BadConfig with a line for each mistake.
+    """
     fields = {**({} if file is None else _read(file)), **flags}
     try:
         return kind.model_validate(fields)
@@ -160,12 +163,12 @@ def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, str])
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return all settings, including defaults, in the form of a file for `--config`."""
+    """Return all settings, including defaults, in the format of a `--config` file."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def require_same(config: RunConfig, written: str, where: Path) -> None:
-    """Raise BadConfig if the settings differ from the settings at the begin of the run."""
+    """Raise BadConfig if the settings differ from the settings at the start of the run."""
     before: dict[str, Any] = yaml.safe_load(written)
     now = config.model_dump(mode="json")
     differing = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]

@@ -1,4 +1,4 @@
-"""The data for training and evaluation in a run: reading, splitting, batches, and the learning rate of each step."""
+"""The data for training and evaluation in a run: reading, splitting and batches. The learning rate of each step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def learning_rate_at(step: int, total_steps: int, highest: float, schedule: Sche
 class ShuffledBatches:
     """Batches over several epochs. The seed shuffles each epoch. The last batch may be smaller.
 
-    A batch depends only on its number, so a resumed run needs no other position.
+    A batch depends only on its number, so a resumed run needs only the number of the next batch.
     """
 
     def __init__(self, count: int, batch_size: int, epochs: int, seed: int) -> None:
@@ -49,14 +49,14 @@ class ShuffledBatches:
         return math.ceil(self._examples / self.batch_size)
 
     def __getitem__(self, number: int) -> list[int]:
-        """Return the positions in the data of the examples in the batch. Raises IndexError after the last batch."""
+        """Return the examples of the batch, as positions in the data. Raises IndexError after the last batch."""
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
         first = number * self.batch_size
         return [self._place(at) for at in range(first, min(first + self.batch_size, self._examples))]
 
     def epoch_after(self, number: int) -> float:
-        """Return how many epochs are done after the batch `number`. The result may be a fraction."""
+        """Return the number of epochs that are done after batch `number`. The number of epochs may be a fraction."""
         return min((number + 1) * self.batch_size, self._examples) / self._count
 
     def _place(self, at: int) -> int:
@@ -69,9 +69,9 @@ class ShuffledBatches:
 
 
 def held_out_split(count: int, fraction: float, most: int, seed: int) -> tuple[list[int], list[int]]:
-    """Split the positions at random into training and evaluation. Evaluation gets at most `most`.
+    """Split the positions at random into training and evaluation. Evaluation gets at most `most` positions.
 
-    At least one position is left for training.
+    Training gets at least one position.
     """
     # The fraction is computed as an exact decimal, because in floating point 70 * 0.1 is more than 7.
     held_out = min(math.ceil(count * Fraction(str(fraction))), most, count - 1)
@@ -82,12 +82,12 @@ def held_out_split(count: int, fraction: float, most: int, seed: int) -> tuple[l
 
 Example = TypeVar("Example")
 Sequences = tuple[Tokens, ...]
-"""The sequences of an example: one or several for a conversation, and two for a preference."""
+"""The sequences of an example: one or more for a conversation, and two for a preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples(Generic[Example]):
-    """The examples of a run, as they were read. `digest` is the digest of the files."""
+    """The examples of a run in text form. `digest` is the digest of the files."""
 
     train: list[Located[Example]]
     held_out: list[Located[Example]]
@@ -108,7 +108,7 @@ class Examples(Generic[Example]):
 class Prepared:
     """The examples as tokens.
 
-    `dropped` and `truncated` count examples that were too long, or in which nothing is learned.
+    `dropped` and `truncated` count examples that were too long. `dropped` also counts examples without a learned token.
     """
 
     train: list[Sequences]
@@ -135,7 +135,7 @@ def prepare(
 ) -> Prepared:
     """Render the examples as tokens.
 
-    `are_compared` means that an example is useless if one of its sequences is missing.
+    If `are_compared` is true, an example needs all its sequences.
 
     Raises BadData if an example cannot be rendered or is refused as too long, and if no example is left.
     """
@@ -156,9 +156,9 @@ def prepare(
 
 
 def datum_of(tokens: Tokens, weight: float = 1.0) -> types.Datum:
-    """Return a datum in which each token is predicted from the tokens before it.
+    """Return a datum for next-token prediction.
 
-    `weight` is the weight of learned tokens.
+    `weight` is the loss weight of each learned token.
     """
     inputs: Any = {
         "target_tokens": tokens.tokens[1:],
@@ -168,7 +168,10 @@ def datum_of(tokens: Tokens, weight: float = 1.0) -> types.Datum:
 
 
 def learned_count(tokens: Tokens) -> int:
-    """Return the number of tokens that are learned. The first token is never learned, because no token precedes it."""
+    """Return the number of learned tokens.
+
+    The first token is never learned, because no token precedes the first token.
+    """
     return sum(tokens.learned[1:])
 
 
@@ -204,7 +207,7 @@ class _Cut:
         self.dropped = self.truncated = 0
 
     def fit(self, location: str, sequences: Sequences) -> Sequences | None:
-        """Return the sequences, which may be truncated, or None if the example is dropped."""
+        """Return the sequences, truncated if necessary, or None if the example is dropped."""
         length = max(len(sequence.tokens) for sequence in sequences)
         if length > self._longest:
             if self._too_long == "refuse":

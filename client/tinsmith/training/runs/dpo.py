@@ -1,6 +1,6 @@
 """Direct preference optimization.
 
-It makes the chosen answer more likely than the rejected one, relative to a reference.
+Training makes the chosen answer more likely than the rejected answer, relative to a reference model.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class PreferenceObjective(Objective):
     """The loss in equation 7 of arXiv 2305.18290, as the mean over the pairs of a batch.
 
-    The reference is the initial model. Its logprobs for all pairs are computed once, before the first step. They are
-    part of the state of the run.
+    The reference is the initial model. The reference logprobs of all pairs are computed once, before the first step.
+    The reference logprobs are part of the state of the run.
     """
 
     panels = (
@@ -89,7 +89,7 @@ class PreferenceObjective(Objective):
         return {"reference": [self._train_reference, self._held_out_reference]}
 
     def _margins(self, pairs: Sequence[Sequences]) -> list[float]:
-        """Return how much more likely the chosen answer is under the current weights, in nats."""
+        """Return the chosen answer's logprob minus the rejected answer's logprob under the current weights, in nats."""
         logprobs = learned_logprobs(
             self.client, [sequence for pair in pairs for sequence in pair], 2 * self.batches.batch_size
         )
@@ -108,7 +108,7 @@ class PreferenceObjective(Objective):
 
 
 def _margins_of(data: Sequence[types.Datum], logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the margins of sequences in which chosen and rejected answers alternate."""
+    """Return the margin of each pair. In `sequences`, chosen and rejected answers alternate."""
     import torch
 
     sums = torch.stack(

@@ -20,17 +20,20 @@ from tinsmith.training.runs.data import held_out_split
 from tinsmith.training.runs.json_lines import AnsweredPrompt, Located, parse_answered, read_examples
 
 Grader: TypeAlias = Callable[[str, str], float]
-"""A function that scores a sampled text, given the expected answer."""
+"""A function that compares a sampled text with the expected answer, and returns a score."""
 Groups: TypeAlias = Sequence[EnvGroupBuilder]
 NAMED = tuple(grade.__name__ for grade in (exact, contains, number))
-"""The graders of `tinsmith eval` that can serve as rewards. The result is the same."""
+"""The graders of `tinsmith eval` that can serve as rewards.
+
+As a reward, each grader gives the same number as in `tinsmith eval`.
+"""
 MOST_HELD_OUT = 0.5
-"""The largest fraction of prompts that is held out, even if `eval_groups` asks for more."""
+"""The largest fraction of prompts that may be held out, even if `eval_groups` is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of the environment `jsonl`. Other environments have none."""
+    """The prompts of the environment `jsonl`. Other environments have no prompts here."""
 
     train: Sequence[Located[AnsweredPrompt]] = ()
     held_out: Sequence[Located[AnsweredPrompt]] = ()
@@ -62,7 +65,7 @@ def _read(config: RlConfig, file: Path) -> list[Located[AnsweredPrompt]]:
 
 
 def make_groups(config: RlConfig, prompts: Prompts, renderer: Renderer | None) -> tuple[Groups, Groups]:
-    """Return groups for training, and groups that are held out, which use other lines or another seed.
+    """Return training groups and held-out groups. Held-out groups use other lines or another seed.
 
     Raises BadConfig.
     """

@@ -1,4 +1,4 @@
-"""Examples in JSONL files. Mistakes in them are reported by file and line."""
+"""Examples in JSONL files. Each reported mistake names the file and the line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_REPORTED = 10
 
 
 class BadExample(ValueError):
-    """An error for a line that is no example. `str(error)` says why."""
+    """An error for a line that is not an example. `str(error)` is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of which every token is learned."""
+    """A text in which every token is learned."""
 
     text: str
 
@@ -47,7 +47,7 @@ SftExample: TypeAlias = Conversation | Completion | Text
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Two answers to one prompt. Each of them is a whole conversation or a completion."""
+    """Two answers to one prompt. Each answer is a whole conversation or a completion."""
 
     chosen: Conversation | Completion
     rejected: Conversation | Completion
@@ -55,7 +55,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """A prompt, and the answer with which a grader compares."""
+    """A prompt, and the expected answer for a grader."""
 
     prompt: str | list[Message]
     answer: str
@@ -66,14 +66,14 @@ Example = TypeVar("Example")
 
 @dataclass(frozen=True, slots=True)
 class Located(Generic[Example]):
-    """An example and the place where it was read, `file:line`."""
+    """An example, and its source as `file:line`."""
 
     example: Example
     location: str
 
 
 def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> list[Located[Example]]:
-    """Read all examples. Empty lines are skipped. Raises BadData. It lists up to ten wrong lines."""
+    """Read all examples. Empty lines are skipped. Raises BadData. The message lists up to ten wrong lines."""
     found: list[Located[Example]] = []
     wrong: list[str] = []
     for number, line in _lines(file):
@@ -90,7 +90,10 @@ def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> 
 
 
 def digest_of_files(files: Sequence[Path | None]) -> str:
-    """Return a digest of the contents of the files. A resumed run compares it."""
+    """Return a digest of the contents of the files.
+
+    A resumed run compares this digest with the digest of the earlier run.
+    """
     digest = hashlib.sha256()
     for file in files:
         digest.update(b"" if file is None else hashlib.sha256(file.read_bytes()).digest())
@@ -124,7 +127,7 @@ def parse_dpo(record: Mapping[str, Any]) -> Preference:
 
 
 def parse_answered(record: Mapping[str, Any]) -> AnsweredPrompt:
-    """Parse a prompt that has an answer. Raises BadExample."""
+    """Parse a prompt with an expected answer. Raises BadExample."""
     missing = [name for name in ("prompt", "answer") if name not in record]
     if missing:
         raise BadExample(f"no {missing[0]}; it has {_names(record)}")

@@ -1,6 +1,6 @@
 """The loop of a run that trains on a file of examples. After a kill, the same command resumes the run.
 
-The result is the same as without the kill.
+A resumed run has the same result as a run without a kill.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STANDARD_ERROR = 2
 
 
 class Stopped(Exception):
-    """An error that ends a run after it was asked to stop, when its state is saved."""
+    """An error that ends a run after a request to stop, when the state of the run is saved."""
 
     def __init__(self, step: int, total_steps: int) -> None:
         super().__init__(
@@ -42,7 +42,10 @@ SECOND_SIGNAL = "stopping without saving"
 
 
 def write_to_stderr(sentence: str) -> None:
-    """Write to standard error from a signal handler. The lock of the stream may be held at that moment."""
+    """Write to standard error from a signal handler.
+
+    `sys.stderr` is not used, because the interrupted code may hold the lock of the stream.
+    """
     with suppress(OSError):
         os.write(STANDARD_ERROR, f"\n{sentence}\n".encode())
 
@@ -78,7 +81,10 @@ class StopRequest:
 
 
 def run(kind: RunKind[Config, Example], config: Config, on_start: OnStart) -> Outcome:
-    """Run the training to its end, or resume it. Raises RunError, Stopped, SaveFailed, and the errors of the SDK."""
+    """Start or resume the training, and run it to the end.
+
+    Raises RunError, Stopped, SaveFailed, and the errors of the SDK.
+    """
     assert isinstance(config, DataConfig)
     examples = kind.read(config)
     with opened(config, examples.digest) as open_run:
@@ -122,7 +128,7 @@ def is_every(every: int, step: int) -> bool:
 
 
 class _Steps:
-    """The steps that remain in a run. `last` is the evaluation that follows the last step."""
+    """The steps that remain in a run. `last` is the evaluation after the last step."""
 
     def __init__(self, config: DataConfig, open_run: OpenRun, work: Objective, log: RunLog, total: int) -> None:
         self._config = config
@@ -135,7 +141,7 @@ class _Steps:
         self.last: Mapping[str, float] = {}
 
     def go_on(self, stop: StopRequest) -> None:
-        """Make the steps that remain. Raises Stopped."""
+        """Make the remaining steps. Raises Stopped."""
         self._manager.is_due = lambda step: step == self._total or stop.requested
         if self.step == 0:
             self._log.log_metrics(self._work.evaluate(), 0)
@@ -148,9 +154,9 @@ class _Steps:
             raise Stopped(self.step, self._total)
 
     def _one(self) -> None:
-        """Make one step. It is logged before it is saved.
+        """Make one step, log it, and then save.
 
-        So a step that is repeated is logged again, and no step is missing.
+        Because of this order, a repeated step is logged again, but no step is missing from the log.
         """
         began = time.monotonic()
         adam = self._adam(self.step)

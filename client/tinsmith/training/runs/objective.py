@@ -20,7 +20,7 @@ HELD_OUT = "eval/held_out"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel with curves: metrics over the steps."""
+    """A panel of a figure, with one curve over the steps for each metric."""
 
     title: str
     metrics: Sequence[str]
@@ -30,7 +30,7 @@ class Panel:
 class RunStart:
     """A run before the first step of this process.
 
-    `counted` describes the data, and `done` is the number of earlier steps.
+    `counted` is a description of the data, and `done` is the number of steps of earlier processes.
     """
 
     steps: int
@@ -42,9 +42,9 @@ OnStart = Callable[[RunStart], None]
 
 
 class Objective(ABC):
-    """The objective of a run that uses one training client.
+    """The objective of a run with one training client.
 
-    The names of a step's metrics begin with `train/`, and those of an evaluation with `eval/held_out/`.
+    Metrics of a step have the prefix `train/`, and metrics of an evaluation have the prefix `eval/held_out/`.
     """
 
     panels: Sequence[Panel]
@@ -60,16 +60,18 @@ class Objective(ABC):
 
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """Return metrics of the current weights. They are empty if no examples are held out."""
+        """Return evaluation metrics of the current weights. Without held-out examples, return no metrics."""
 
     def state(self) -> dict[str, Any]:
-        """Return state for `loop_state`. The step itself is not part of it."""
+        """Return the objective's part of `loop_state`. The number of the step is not included."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class RunKind(Generic[Config, Example]):
-    """A kind of run: how it reads data, and how it begins. `read` raises BadData before any request to a server.
+    """A kind of run, with functions that read the data and begin the run.
+
+    `read` raises BadData before any request to a server.
 
     `begin` receives the state of a resumed run.
     """
@@ -80,6 +82,6 @@ class RunKind(Generic[Config, Example]):
 
 
 def with_optimizer(trained: Mapping[str, float], stepped: types.OptimStepResponse) -> dict[str, float]:
-    """Add those metrics of the optimizer that every server reports, as `optim/…`."""
+    """Add the optimizer metrics that every server reports, with names `optim/…`."""
     reported = stepped.metrics or {}
     return {**trained, **({"optim/grad_norm": reported["grad_norm"]} if "grad_norm" in reported else {})}

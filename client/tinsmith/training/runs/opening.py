@@ -1,4 +1,4 @@
-"""The start of a run that is new or resumed: its folder, the server, and the newest checkpoint."""
+"""The start of a new or resumed run: the folder, the server, and the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ DATA_DIGEST_FILE = "data.sha256"
 
 
 class RunCheckpoints(CheckpointManager):
-    """A checkpoint manager that also saves if `is_due` says so. This is at the last step and after a stop request."""
+    """A checkpoint manager that also saves at each step for which `is_due` returns true.
+
+    `is_due` returns true at the last step and after a stop request.
+    """
 
     is_due: Callable[[int], bool] = staticmethod(lambda _: False)
     saved_step: int | None = None
-    """The last step for which a save was requested, or None."""
+    """The latest step with a requested save, or None."""
 
     @override
     def maybe_save(
@@ -52,7 +55,10 @@ class RunCheckpoints(CheckpointManager):
         return True
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
-        """Save the tokenizer in each checkpoint. If it cannot be written to a file, warn now, before the first save."""
+        """Make each checkpoint contain the tokenizer.
+
+        Warn before the first save if the tokenizer cannot be written to a file.
+        """
         self._tokenizer = tokenizer if has_tokenizer_json(tokenizer) else False
         if self._tokenizer is False:
             logger.warning(
@@ -76,11 +82,12 @@ class OpenRun:
 
 @contextmanager
 def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
-    """Open the run. At the end of the context, save everything and close the session.
+    """Open the run. At the end of the context, wait for the last save and close the session.
 
     `digest` is the digest of the data.
 
-    Raises ServerNotReady, the errors of the SDK, and BadConfig or BadData if the run began with other settings or data.
+    Raises ServerNotReady, the errors of the SDK, and BadConfig or BadData if the run started with other settings or
+    data.
     """
     claim_folder(config, digest)
     base_url, api_key = base_url_from_environment(), api_key_from_environment()
@@ -124,7 +131,10 @@ def claim_folder(config: RunConfig, digest: str) -> None:
 
 
 def require_server(model: str, base_url: str, api_key: str | None) -> None:
-    """Raise ServerNotReady if the server does not serve the model. The message says how to start such a server."""
+    """Raise ServerNotReady if the server does not serve the model.
+
+    The message says how to start a server with this model.
+    """
     try:
         with Api(base_url, api_key) as api:
             served = [model.name for model in api.served_models()]
@@ -143,16 +153,17 @@ def _new_client(service: tinker.ServiceClient, config: RunConfig) -> tinker.Trai
 
 
 def _user_metadata(config: RunConfig) -> dict[str, str]:
-    """Return the metadata that `tinker run info` shows for the run.
+    """Return the metadata of the training run, as shown by `tinker run info`.
 
-    If a finished run is started again, it trains nothing. So its training run is left out of the server's list.
+    A finished run that is started again trains nothing. So the training run of a finished run is left out of the
+    server's list.
     """
     named = {"name": config.name or str(config.out)}
     return named | {PURPOSE: "summary"} if _is_finished(config) else named
 
 
 def _is_finished(config: RunConfig) -> bool:
-    """Return whether the summary of the run belongs to its newest checkpoint."""
+    """Return whether the summary belongs to the newest checkpoint of the run."""
     store = CheckpointStore(str(config.out / CHECKPOINTS))
     summary, steps = config.out / SUMMARY, store.steps()
     if not steps or not summary.exists():
@@ -164,7 +175,7 @@ def _is_finished(config: RunConfig) -> bool:
 
 
 def _found_tokenizer(config: RunConfig, base_url: str, api_key: str | None) -> Any | None:
-    """Return the tokenizer. If it is None, the SDK looks for it."""
+    """Return the tokenizer. None means that the SDK looks for the tokenizer."""
     if config.tokenizer is not None:
         return _tokenizer_at(config.tokenizer)
     try:

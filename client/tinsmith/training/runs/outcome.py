@@ -25,10 +25,10 @@ ADAPTER, CURVES = "adapter", "curves.png"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a finished run. Evaluations are empty if no examples were held out.
+    """The results of a finished run. Without held-out examples, the evaluations are empty.
 
-    `state` and `sampler` are paths on the server. A run can continue from `state`; `sampler` can be sampled or
-    promoted.
+    `state` and `sampler` are paths on the server. Another run can start from `state`; clients can sample from `sampler`
+    or promote it.
     """
 
     kind: str
@@ -87,9 +87,9 @@ def finish(
 
 
 def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: int) -> str:
-    """Return the sampler that was saved for this state before, because it may be promoted.
+    """Return the path of a saved sampler of this state.
 
-    If there is none, save one.
+    A sampler that was saved earlier is reused, because it may be promoted. Otherwise, save a sampler.
     """
     if summary.exists():
         earlier = json.loads(summary.read_text())
@@ -99,13 +99,13 @@ def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: in
 
 
 def evaluation_before(metrics_file: Path) -> dict[str, float]:
-    """Return the evaluation before the first step. It is empty if the user has removed it."""
+    """Return the evaluation before the first step. Return an empty result if the user has removed the evaluation."""
     curves = curves_of(metrics_file, None)
     return {name: points[0][1] for name, points in curves.items() if name.startswith("eval/") and points[0][0] == 0}
 
 
 def curves_of(metrics_file: Path, names: Sequence[str] | None) -> dict[str, list[tuple[int, float]]]:
-    """Return the points of the metrics with these names. For None, return the points of all metrics."""
+    """Return the points of the metrics with these names. If `names` is None, return the points of all metrics."""
     points: dict[str, list[tuple[int, float]]] = {}
     for _, line in numbered_lines(metrics_file):
         record = json.loads(line)

@@ -1,4 +1,4 @@
-"""Examples as tokens, and which of the tokens are learned."""
+"""Conversions of examples to tokens, with a mark for each token that is learned."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OF_COOKBOOK = {
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A sequence of tokens. `learned` has an entry for each token: whether the token is learned."""
+    """A sequence of tokens. `learned` contains a Boolean for each token: true if the token is learned."""
 
     tokens: list[int]
     learned: list[bool]
 
 
 class Rendering(ABC):
-    """A way to convert examples to tokens. Raises BadExample for an example that it cannot render."""
+    """A way to convert examples to tokens. Raises BadExample for an example that cannot be rendered."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Rendering(ABC):
     def sequences(self, example: Conversation | Completion | Text, train_on: TrainOn) -> tuple[Tokens, ...]:
         """Render an example as one sequence.
 
-        If earlier answers are rendered differently, return one sequence for each answer.
+        If the format renders earlier answers differently, return one sequence for each answer.
         """
         if isinstance(example, Text):
             return (self._with_end([], self._encoded(example.text)),)
@@ -67,7 +67,7 @@ class Rendering(ABC):
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _with_end(self, prompt: list[int], learned: list[int]) -> Tokens:
-        """Append the token for the end of the text. It is learned, too."""
+        """Append the token for the end of the text. The token for the end of the text is learned, too."""
         end = [] if self._tokenizer.eos_token_id is None else [int(self._tokenizer.eos_token_id)]
         tokens = [*prompt, *learned, *end]
         return Tokens(tokens, [False] * len(prompt) + [True] * (len(tokens) - len(prompt)))
@@ -76,8 +76,8 @@ class Rendering(ABC):
 class OfCookbook(Rendering):
     """A rendering by a renderer of tinker-cookbook.
 
-    Some renderers, such as Qwen3's, leave out the thoughts of earlier answers. The cookbook then makes one sequence for
-    each answer. Its prompt is the one before the answer at sampling time.
+    Some renderers, such as Qwen3's, leave out the thoughts of earlier answers. With such a renderer, the cookbook makes
+    one sequence for each answer. The prompt of such a sequence is the same as the prompt when this answer is sampled.
     """
 
     def __init__(self, name: str, tokenizer: Any, renderer: renderers.Renderer) -> None:
@@ -100,7 +100,7 @@ class OfCookbook(Rendering):
 
 
 class Plain(OfCookbook):
-    """A rendering that uses no chat format. In a conversation, each message begins with its role."""
+    """A rendering that uses no chat format. Each message of a conversation begins with the role."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(PLAIN, tokenizer, renderers.get_renderer(ROLE_COLON, tokenizer))
@@ -111,9 +111,9 @@ class Plain(OfCookbook):
 
 
 class ChatTemplate(Rendering):
-    """A rendering by the chat template of the tokenizer. It is applied to the messages before each answer.
+    """A rendering by the chat template of the tokenizer. The template is applied to the messages before each answer.
 
-    The text before an answer is encoded separately, as it is when the answer is sampled.
+    The text before an answer is encoded separately, as at sampling time.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -169,7 +169,10 @@ def choose_rendering(requested: str, tokenizer: Any, model: str) -> Rendering:
 
 
 def choose_cookbook_renderer(requested: str, tokenizer: Any, model: str) -> renderers.Renderer:
-    """Return a renderer of the cookbook for environments. Environments also decode answers. Raises BadConfig."""
+    """Return a renderer of the cookbook for environments.
+
+    Environments need a renderer of the cookbook, because they also decode answers. Raises BadConfig.
+    """
     name = (_known_to_cookbook(model) or ROLE_COLON) if requested == AUTO else requested
     return _of_cookbook(name, tokenizer, model)
 

@@ -1,4 +1,7 @@
-"""Reinforcement learning with `RLTrainer`, on-policy and with seeds. So a resumed run has the same result."""
+"""Reinforcement learning with `RLTrainer`, on-policy and with seeds.
+
+Because of the seeds, a resumed run has the same result.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ PANELS = (
 
 
 def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
-    """Run the training to its end, or resume it.
+    """Start or resume the training, and run it to the end.
 
     Raises RunError, Stopped, SaveFailed, and the errors of the trainer.
     """
@@ -56,7 +59,7 @@ def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
 
 
 class _Run:
-    """A run that is in progress. `last` is the evaluation that follows the last step."""
+    """A run that is in progress. `last` is the evaluation after the last step."""
 
     def __init__(
         self,
@@ -76,7 +79,10 @@ class _Run:
         self.last: Mapping[str, float] = {}
 
     async def go_on_until_interrupted(self, groups: Sequence[EnvGroupBuilder]) -> int:
-        """Run. If interrupted, abandon the save in progress, because the event loop would wait for its thread."""
+        """Run.
+
+        After an interrupt, abandon the save in progress, because the event loop would wait for the thread of the save.
+        """
         try:
             return await self.go_on(groups)
         except asyncio.CancelledError:
@@ -84,7 +90,7 @@ class _Run:
             raise
 
     async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> int:
-        """Train, and return the number of steps. It is smaller than configured if there is nothing more to learn.
+        """Train, and return the number of steps. The number is smaller than configured if nothing is left to learn.
 
         Raises Stopped.
         """
@@ -127,12 +133,12 @@ class _Run:
     def _lacks_evaluation(self, step: int) -> bool:
         """Return whether the evaluation of the step is missing.
 
-        This can happen after a kill, because the trainer saves before it evaluates.
+        An evaluation can be missing after a kill, because the trainer saves before it evaluates.
         """
         return is_every(self._config.eval_every, step) and not self._record.has_line_of(step, "eval/")
 
     async def _evaluate_at(self, step: int, sampling_client: tinker.SamplingClient) -> None:
-        """Evaluate once, and log the result if no earlier process has logged it."""
+        """Evaluate once, and log the result unless an earlier process has logged it."""
         if self._evaluated_at == step:
             return
         self._evaluated_at, self.last = step, await self._evaluate(sampling_client)
@@ -140,7 +146,7 @@ class _Run:
             self._log.log_metrics(dict(self.last), step)
 
     async def _evaluate(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
-        """Evaluate with fixed seeds, so that only the weights change the result."""
+        """Evaluate with fixed seeds, so that the result depends only on the weights."""
         if not self._held_out:
             return {}
         rolled_out = await asyncio.gather(
@@ -158,7 +164,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _StepsDone(ml_log.Logger):
-    """A logger that counts the steps that are done, as checkpoints do. The trainer counts from 0."""
+    """A logger that counts completed steps, like the checkpoints. The trainer counts steps from 0."""
 
     log: ml_log.Logger
 
