@@ -1,8 +1,8 @@
 """First steps: train, resume, reinforce and export a LoRA adapter with the tinker SDK.
 
-The program works with any Tinker server: TINKER_BASE_URL and TINKER_API_KEY select it. `tinsmith demo` runs it against
-its own server. To run it yourself, start it in the folder in which the model's name is a directory, so that the SDK
-finds the tokenizer:
+The program works with any Tinker server: TINKER_BASE_URL and TINKER_API_KEY select the server. `tinsmith demo` starts a
+server and runs this program. To run the program yourself, start it in the folder with the model's directory, so that
+the SDK finds the tokenizer:
 
     python first_steps.py --model demo/tiny --base-model-dir demo/tiny --out .
 """
@@ -103,7 +103,10 @@ def prompt_for(tokenizer: Any, question: str) -> list[int]:
 
 
 def lesson(tokenizer: Any, question: str, answer: str) -> types.Datum:
-    """Make a datum of T tokens. Position i is scored against the next token, if that token's weight is 1."""
+    """Make a datum of T tokens.
+
+    At position i, the model predicts token i + 1; weights[i] says whether this prediction counts.
+    """
     prompt = prompt_for(tokenizer, question)
     completion = [*tokenizer.encode(answer), tokenizer.eos_token_id]
     tokens = prompt + completion
@@ -129,7 +132,7 @@ def ask(client: tinker.TrainingClient, tokenizer: Any, question: str) -> str:
 
 
 def train(client: tinker.TrainingClient, tokenizer: Any) -> list[float]:
-    """Submit all steps at once. The server runs them in order, so no step waits for the network."""
+    """Submit all steps at once. The server runs the steps in order, so no step waits for the network."""
     batch = [lesson(tokenizer, *pair) for pair in LESSONS]
     steps = [(client.forward_backward(batch, "cross_entropy"), client.optim_step(ADAM)) for _ in range(TRAINING_STEPS)]
     losses = []
@@ -144,12 +147,15 @@ def train(client: tinker.TrainingClient, tokenizer: Any) -> list[float]:
 
 
 def loss_per_token(output: types.ForwardBackwardOutput, batch: list[types.Datum]) -> float:
-    """Divide by the number of tokens: the server sums losses, so that a batch can be split anywhere."""
+    """Return the mean loss of a token.
+
+    The server returns the sum of the losses, so that a batch can be split anywhere.
+    """
     return output.metrics["loss:sum"] / sum(sum(datum.loss_fn_inputs["weights"].tolist()) for datum in batch)
 
 
 def resume(service: tinker.ServiceClient, client: tinker.TrainingClient, tokenizer: Any) -> tinker.TrainingClient:
-    """Restore weights and optimizer. Both clients take the same steps from here on."""
+    """Restore weights and optimizer. From here on, both clients make the same steps."""
     saved = client.save_state("first-lessons").result().path
     resumed = service.create_training_client_from_state_with_optimizer(saved).result()
     console.print(f"   saved as {saved}", soft_wrap=True)
@@ -169,7 +175,7 @@ def resume(service: tinker.ServiceClient, client: tinker.TrainingClient, tokeniz
 
 
 def reinforce(client: tinker.TrainingClient, tokenizer: Any) -> list[float]:
-    """Sample answers, reward the right one, and make answers that are better than average more likely."""
+    """Sample answers, reward the right answer, and make answers with more than the average reward more likely."""
     prompt = prompt_for(tokenizer, DRINK_QUESTION)
     rewards = []
     for step in range(RL_STEPS):
@@ -194,7 +200,10 @@ def reward(answer: str) -> float:
 
 
 def rl_datum(prompt: list[int], sequence: types.SampledSequence, advantage: float) -> types.Datum:
-    """Make a datum in which the sampled tokens carry the advantage. Prompt positions have none, and so no loss."""
+    """Make a datum that assigns the advantage to the sampled tokens.
+
+    Tokens of the prompt have no advantage, and thus no loss.
+    """
     tokens = prompt + sequence.tokens
     padding = [0.0] * (len(prompt) - 1)
     return types.Datum(
@@ -221,7 +230,7 @@ def export(client: tinker.TrainingClient, directory: Path) -> Path:
 
 
 def compare_with_peft(client: tinker.TrainingClient, tokenizer: Any, base_model_dir: Path, adapter: Path) -> float:
-    """Return the largest difference between PEFT's and the server's logprobs of a lesson's tokens."""
+    """Return the largest difference between PEFT's logprobs and the server's logprobs for the tokens of a lesson."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

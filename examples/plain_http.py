@@ -2,8 +2,8 @@
 
     TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=tml-… python plain_http.py --model demo/tiny
 
-A long call returns a request_id at once. Its result is at /retrieve_future/{request_id}, where 408 means "not yet, ask
-again". With an Idempotency-Key, a call can safely be repeated if its answer was lost.
+A long call returns a request_id at once. The result is at /retrieve_future/{request_id}; the status 408 means "not yet,
+ask again". With an Idempotency-Key, a call can safely be repeated after a lost answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 TOKENS = [11, 12, 13, 14, 15, 16, 17, 18]
-"""The tokens that the adapter learns. Your program makes them with the tokenizer that /get_tokenizer names."""
+"""The tokens that the adapter learns. Your program makes such tokens with the tokenizer that /get_tokenizer names."""
 LORA = {"rank": 16, "seed": 1}
 STEPS = 64
 
@@ -36,7 +36,10 @@ def main() -> None:
 
 
 def train(server: httpx.Client, model_id: str, step: int) -> float:
-    """Make one step, and return the loss before it. Gradients of several calls would add up."""
+    """Make one step, and return the loss before this step.
+
+    Several forward_backward calls before the optimizer step would add up their gradients.
+    """
     datum = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]},
         "loss_fn_inputs": {
@@ -51,7 +54,7 @@ def train(server: httpx.Client, model_id: str, step: int) -> float:
 
 
 def done(server: httpx.Client, call: str, key: str | None = None, **body: Any) -> dict[str, Any]:
-    """Return the result of a call that answered with a request_id."""
+    """Return the result of a call that returned a request_id."""
     sent = {} if key is None else {"Idempotency-Key": key}
     accepted = answer(server.post(call, json=body, headers=sent))
     while (polled := server.get(f"/retrieve_future/{accepted['request_id']}")).status_code == 408:
@@ -63,7 +66,7 @@ def done(server: httpx.Client, call: str, key: str | None = None, **body: Any) -
 
 
 def answer(response: httpx.Response) -> dict[str, Any]:
-    """Return the JSON answer. A refusal's body is one sentence, which becomes the error."""
+    """Return the JSON answer. If the server refuses the request, the body is one sentence, which becomes the error."""
     if response.is_error:
         raise SystemExit(f"{response.request.url.path}: {response.json()['detail']}")
     content: dict[str, Any] = response.json()

@@ -1,4 +1,4 @@
-"""Train on rollouts as they arrive: the loop inside RLTrainer. docs/how-to/reinforcement-learning.md explains it."""
+"""Train on each rollout as soon as it arrives, like RLTrainer. docs/how-to/reinforcement-learning.md explains it."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def datum(sample: types.SampledSequence, advantage: float) -> types.Datum:
 
 
 async def rollout(sampler: tinker.SamplingClient, policy_step: int) -> RolloutGroup:
-    """Return eight answers. An answer is better if more of its tokens are small numbers."""
+    """Return eight answers. The more tokens of an answer are small numbers, the better the answer."""
     asked = types.SamplingParams(max_tokens=8)
     samples = (await sampler.sample_async(types.ModelInput.from_ints(PROMPT), 8, asked)).sequences
     rewards = [sum(token < 100 for token in sample.tokens) / len(sample.tokens) for sample in samples]

@@ -1,7 +1,7 @@
-"""The API server's overhead over its worker's own RPCs: submit time, futures per second and held polls.
+"""The overhead of the API server compared with direct RPCs to the worker: submit time, futures per second, held polls.
 
-The worker computes with numpy in a fraction of a millisecond, so the benchmark measures the API. For the reference, the
-same work is sent to the same worker by gRPC, in the same run and in turns.
+The worker computes with numpy in a fraction of a millisecond, so the benchmark measures almost only the API server. For
+the reference, the same work is sent to the same worker by gRPC, in turns with the work through the API server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PERCENT = 100
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """The overhead of one installation; each pair is (reference, served)."""
+    """The overhead of one installation. Each pair is (reference, served)."""
 
     submits: list[tuple[list[float], list[float]]]
     rates: list[tuple[float, float]]
@@ -47,7 +47,7 @@ class Overhead:
 class HeldPolls:
     """`kib_each`: growth of the server's resident memory per poll.
 
-    `release`: seconds from the submit of the operation.
+    `release`: the seconds from the submit of the operation to the answers of the held polls.
     """
 
     kib_each: float
@@ -55,14 +55,17 @@ class HeldPolls:
 
 
 class Numbered:
-    """A side, with the sequence numbers that its model's operations have not used yet."""
+    """A side of the comparison, with the sequence numbers that are not used yet."""
 
     def __init__(self, side: ApiSide) -> None:
         self._side = side
         self._numbers = itertools.count(1)
 
     async def submits(self, count: int) -> list[float]:
-        """Return the seconds of each submit, measured one after the other. Return after all results have arrived."""
+        """Return the seconds of each submit, measured one submit after another.
+
+        The function returns after all results have arrived.
+        """
         seconds = []
         numbers = list(itertools.islice(self._numbers, count))
         for number in numbers:
@@ -105,7 +108,7 @@ async def measure_overhead(running: Installation, blocks: int) -> Overhead:
 
 
 async def measure_held_polls(running: Installation) -> HeldPolls:
-    """Measure polls that all wait for operation 2, which waits for operation 1."""
+    """Measure many polls for operation 2, while operation 2 waits for operation 1."""
     [url], [pid] = running.urls, running.pids
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=CLIENT_TIMEOUT) as session:
         model_id = await new_model(session, url)
@@ -127,7 +130,7 @@ async def measure_held_polls(running: Installation) -> HeldPolls:
 
 
 async def until_held(session: aiohttp.ClientSession, url: str) -> None:
-    """Wait until the server itself counts this many held polls."""
+    """Wait until the server's metrics count this many held polls."""
     while True:
         async with session.get(f"{url}/metrics") as answer:
             if f"tinsmith_polls_held {float(POLLS)}" in await answer.text():

@@ -1,4 +1,4 @@
-"""One replica of the API server over a running worker, and over a sampler if there is one."""
+"""One replica of the API server for a running worker and, optionally, a sampler."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ NETWORK = "bench"
 
 
 class OneWorker(ActivatedHandle):
-    """A worker that is reached by its Unix socket. It is activated before any other call."""
+    """A client of a worker at a Unix socket. The first call activates the worker."""
 
     def __init__(self, socket: str, epochs: Store) -> None:
-        """Make the client in the event loop that uses it, because a channel belongs to one event loop."""
+        """Make the client in the event loop that will use the client, because a channel belongs to one event loop."""
         super().__init__(WORKER_ID)
         self._target = f"unix:{socket}"
         self._client = GrpcWorkerClient(self._target)
@@ -84,7 +84,7 @@ class OneWorker(ActivatedHandle):
 
 
 class OneReplica(SamplerHandle):
-    """A pool with one replica, which samples what the worker has saved."""
+    """A pool with one replica, which samples from the worker's saves."""
 
     kind: SamplerKind = "pool"
     sampler_id = name = "bench-replica"
@@ -108,7 +108,7 @@ class OneReplica(SamplerHandle):
 
 
 class OneWorkerFleet(Fleet):
-    """A fleet in which nothing ever changes. If the pool has a replica, the replica samples instead of the worker."""
+    """A fleet that never changes. If the pool has a replica, this replica samples instead of the worker."""
 
     def __init__(self, socket: str, sampler_socket: str | None) -> None:
         self._socket = socket

@@ -1,4 +1,4 @@
-"""The two sides of the API's overhead: the same work sent to the worker directly and through API servers."""
+"""The two sides of the comparison: the same work, sent to the worker directly and through API servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = {"X-API-Key": API_KEY}
 
 
 def body_of(model_id: str, seq_id: int) -> bytes:
-    """Return a `forward_backward` request as the SDK sends it."""
+    """Return a `forward_backward` request like a request of the SDK."""
     rows = [next_token_datum([(row + token) % 32 for token in range(TOKENS + 1)]) for row in range(ROWS)]
     return forward_backward(rows, model_id=model_id, seq_id=seq_id)
 
@@ -45,7 +45,7 @@ class ApiSide(Protocol):
 
 
 class BareWorker:
-    """The reference: the same RPCs to the same worker, without an API server in between."""
+    """The reference: the same RPCs to the same worker, without an API server."""
 
     def __init__(self, stub: worker_pb2_grpc.WorkerAsyncStub, epoch: int, model_id: str) -> None:
         self.model_id = model_id
@@ -115,7 +115,7 @@ async def post(session: aiohttp.ClientSession, url: str, body: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The running processes: a worker and its socket, the replicas' addresses and PIDs, and a sampler's PID."""
+    """The running processes: the worker's socket, the replicas' addresses, and the PIDs of all processes."""
 
     socket: Path
     worker_pid: int
@@ -134,9 +134,9 @@ def installation(
     sampler: Sequence[str] | None = None,
     checkpoint_root: str | None = None,
 ) -> Iterator[Installation]:
-    """Start a worker with this engine, and the API servers that share it, each in its own process.
+    """Start a worker with this engine, and API servers for this worker, each in a separate process.
 
-    `sampler`: the options of a sampler process that samples instead of the worker.
+    `sampler`: the options of a sampler process, which samples instead of the worker; None: no sampler process.
     """
     scratch.mkdir()
     root = ["--checkpoint-root", checkpoint_root or f"file://{scratch}/root"]

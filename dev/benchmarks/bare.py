@@ -1,7 +1,7 @@
 """The reference: plain training and sampling loops with transformers and PEFT.
 
-The loops run in their own process, so that they have the machine to themselves, like the server's worker. The program
-reads a count per line on standard input, runs that many iterations, and prints their duration in seconds.
+The loops run in a separate process, like the worker of a server. For each count on standard input, the program runs
+this number of iterations and prints the duration in seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load(directory: Path) -> PeftModel:
 
 
 def train(model: PeftModel) -> Loop:
-    """Run `count` training steps. Read each loss, as a watched training loop does."""
+    """Run `count` training steps. Read each loss, as a training loop with a log does."""
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=BETAS, eps=EPS, weight_decay=0.0)
@@ -64,7 +64,10 @@ def sample_one_by_one(model: PeftModel) -> Loop:
 
 
 def sample_together(model: PeftModel) -> Loop:
-    """Draw `count` samples in one call of `generate`. Prompts and samples have equal length, its best case."""
+    """Draw `count` samples in one call of `generate`.
+
+    All prompts have the same length, and so have all samples, which is the best case for `generate`.
+    """
     return lambda count: _generate(model, count, rows_per_call=count)
 
 

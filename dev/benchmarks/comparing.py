@@ -1,4 +1,4 @@
-"""Measurements in turns, their medians, and the code that the benchmark programs share."""
+"""Measurements in turns, the medians of measurements, and other code that the benchmark programs share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Side(Protocol):
 class Medians:
     """The medians over the blocks. `ratio` is the served time divided by the reference time.
 
-    The quartiles are those of the ratios of the blocks.
+    The quartiles are the quartiles of the ratios of single blocks.
     """
 
     reference: float
@@ -47,9 +47,9 @@ class Medians:
 def measure_in_turns(
     reference: Side, served: Side, *, reference_count: int, served_count: int, blocks: int, name: str
 ) -> list[Pair]:
-    """Return the seconds of one step, as (reference, served) per block.
+    """Return the seconds of one step, as a pair (reference, served) for each block.
 
-    The two sides run in turns, so that other load on the machine affects both.
+    The two sides run in turns, so that other load on the machine affects both sides equally.
     """
     reference.seconds_for_one_of(reference_count)
     served.seconds_for_one_of(served_count)
@@ -70,7 +70,7 @@ class Options:
 
 
 def parse_options(description: str, *, with_models: bool = True) -> Options:
-    """Parse the options, and set the number of PyTorch threads for all processes started afterwards."""
+    """Parse the options, and set the number of PyTorch threads for all processes that are started later."""
     parser = argparse.ArgumentParser(description=description)
     if with_models:
         parser.add_argument("--model", choices=[*WORKLOADS, "all"], default="all", help="by its parameters")

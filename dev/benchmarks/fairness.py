@@ -1,7 +1,8 @@
 """The slowdown of a tenant by another tenant's flood: latency under the flood, as a multiple of the latency alone.
 
-The benchmark also measures which share of the machine a tenant gets while the other tenant is connected but idle. A
-scenario is a kind of load: a class that implements `fairness_scenarios.Scenario`, with a line in `SCENARIOS`.
+The benchmark also measures the share of the machine that a tenant gets while the other tenant is connected but idle. A
+scenario is a kind of load. Each scenario is a class that implements `fairness_scenarios.Scenario`, with a line in
+`SCENARIOS`.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
 }
 BLOCKS = 5
 REQUESTS = 20
-"""The number of tenant B's requests in a block: alone, and during A's flood."""
+"""The number of tenant B's requests in a block: the requests of B alone, and the requests during A's flood."""
 FLOOD_SECONDS = 10.0
-"""The duration for which A's rate is measured, with and without B."""
+"""How long A's rate is measured, with and without B."""
 MOST_TIMES_ALONE = 3.0
 LEAST_SHARE = 0.9
 
 
 @dataclass(slots=True)
 class Measured:
-    """The seconds of B's requests, and A's units per second. Each list has one entry per request or block."""
+    """The seconds of each request of B, and A's units per second. Each list has one entry for each request or block."""
 
     scenario: str
     unit: str
@@ -54,12 +55,12 @@ class Measured:
 
     @property
     def times_alone(self) -> float:
-        """The latency at the 95th percentile, as a multiple of the latency alone."""
+        """The 95th percentile of the latency under the flood, divided by the same percentile without the flood."""
         return p95(self.during_flood) / p95(self.alone)
 
     @property
     def idle_share(self) -> float:
-        """The share of its own rate that tenant A keeps while tenant B is connected and idle."""
+        """Tenant A's rate while tenant B is connected and idle, as a share of A's rate without B."""
         return statistics.median(self.rate_while_the_other_is_idle) / statistics.median(self.rate_alone)
 
     def as_json(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Small requests and model creations of two tenants, which only the API server handles."""
+"""Two tenants send small requests or create models. Only the API server handles these calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATES_ON_THEIR_WAY = 8
 
 
 class PooledFlood(Flood):
-    """A flood of calls, each of which waits for its answer."""
+    """A flood of calls. Each thread waits for the answer before the next call."""
 
     def __init__(self, call: Callable[[], object], pool: ThreadPoolExecutor, on_their_way: int) -> None:
         def submit() -> Future[object]:
@@ -44,7 +44,7 @@ def timed(call: Callable[[], object]) -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True)
 class SmallBesideSmall:
-    """Small requests of both tenants. Each reads its model's info, which uses the store but no worker."""
+    """Small requests of both tenants. Each request reads the info of a model, which uses the store but no worker."""
 
     unit: str = "requests"
 
@@ -65,7 +65,7 @@ class SmallBesideSmall:
 
 @contextmanager
 def get_info(url: str, key: str, service: tinker.ServiceClient) -> Iterator[Callable[[], object]]:
-    """Yield a function that reads a model's info by plain HTTP.
+    """Yield a function that reads the info of a model by plain HTTP.
 
     The SDK would use several times the server's CPU time.
     """
@@ -78,7 +78,7 @@ def get_info(url: str, key: str, service: tinker.ServiceClient) -> Iterator[Call
 
 @dataclass(frozen=True, slots=True)
 class CreateBesideCreates:
-    """Model creations of both tenants. Each runs in a session that ends as soon as the model exists."""
+    """Model creations of both tenants. Each creation has a separate session, which ends as soon as the model exists."""
 
     unit: str = "models"
 

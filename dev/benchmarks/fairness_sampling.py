@@ -20,7 +20,7 @@ SMALL_PROMPT_TOKENS, SMALL_TOKENS = 16, 4
 
 
 class SteadyFlood(Flood):
-    """A flood whose first requests differ in length, so that the answers arrive evenly."""
+    """A flood with first requests of different lengths, so that the answers arrive evenly."""
 
     def __init__(self, submit: Callable[[int], Any]) -> None:
         super().__init__(lambda: submit(next(self._lengths)), on_their_way=ON_THEIR_WAY, units_each=FLOOD_TOKENS)

@@ -1,4 +1,7 @@
-"""Two tenants of one installation, and the interface of a scenario: a flood of tenant A, and requests of tenant B."""
+"""Two tenants of one installation, and the interface of scenarios.
+
+In a scenario, A sends a flood and B sends single requests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ OF_A = "tml-benchmark"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A server with its worker. A and B are separate tenants."""
+    """A server with a worker. A and B are separate tenants."""
 
     url: str
     key_of_b: str
@@ -71,14 +74,17 @@ class Scenario(Protocol):
         """Return tenant A's flood, which is not started yet."""
 
     def requesting(self, installation: Installation) -> AbstractContextManager[Callable[[], float]]:
-        """Yield a function that sends one request of tenant B and returns its seconds.
+        """Yield a function that sends one request of tenant B and returns the seconds until the answer.
 
         B stays connected during the block.
         """
 
 
 class Flood:
-    """Keeps a fixed number of requests in flight from its own thread. Each answer triggers the next request."""
+    """A flood that keeps a fixed number of requests in flight from a separate thread.
+
+    Each answer triggers the next request.
+    """
 
     def __init__(self, submit: Callable[[], Any], *, on_their_way: int, units_each: int) -> None:
         self._submit = submit
@@ -89,7 +95,7 @@ class Flood:
         self._answers: list[float] = []
 
     def start(self) -> None:
-        """Start the flood. Return after its first answer, when all its requests are in flight."""
+        """Start the flood. Return after the first answer, when all requests of the flood are in flight."""
         self._stopped.clear()
         self._answers = []
         self._thread = threading.Thread(target=self._run, name="flood")
@@ -98,7 +104,7 @@ class Flood:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop the flood, and return after all its requests are answered."""
+        """Stop the flood, and return after all requests of the flood are answered."""
         assert self._thread is not None
         self._stopped.set()
         self._thread.join()
@@ -107,7 +113,7 @@ class Flood:
         return len(self._answers)
 
     def rate(self) -> float:
-        """Return the units per second, from the first answer to the latest."""
+        """Return the units per second between the first answer and the latest answer."""
         answers = list(self._answers)
         if len(answers) < 2:
             return 0.0
@@ -126,9 +132,9 @@ class Flood:
 
 
 class FloodProcess:
-    """A's program in its own process. In B's process, the SDK's work on A's requests would delay B.
+    """A's program in a separate process. In B's process, the SDK's work for A's requests would delay B.
 
-    `make` is a function at the top level of a module, so that the new process can import it.
+    `make` is a function at the top level of a module, so that the new process can import this function.
     """
 
     def __init__(self, make: Callable[[], Scenario], installation: Installation) -> None:
@@ -144,7 +150,7 @@ class FloodProcess:
         self._process.join()
 
     def wait(self, seconds: float) -> None:
-        """Wait at least this long, and for two more answers."""
+        """Wait at least this number of seconds, and until two more answers have arrived."""
         deadline = time.perf_counter() + seconds
         while time.perf_counter() < deadline or self._ask("answers") < 3:
             time.sleep(0.05)
@@ -154,7 +160,10 @@ class FloodProcess:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the flood during the block. All requests are in flight at the start, and all are answered at the end."""
+        """Run the flood during the block.
+
+        At the start, all requests of the flood are in flight, and at the end, all are answered.
+        """
         self._ask("start")
         try:
             yield

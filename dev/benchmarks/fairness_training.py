@@ -1,4 +1,4 @@
-"""Two tenants train: A with operations of many datums, B with operations of a few."""
+"""Two tenants train: A sends operations of many datums, and B sends operations of a few datums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingBesideTraining:
 
     @contextmanager
     def flooding(self, installation: Installation) -> Iterator[Flood]:
-        """Return a flood in which several operations of many microbatches always wait."""
+        """Return a flood that always keeps several operations of many microbatches waiting."""
         data = [step_datum(row) for row in token_rows(FLOOD_DATUMS, TOKENS + 1, SHAPE.vocab_size)]
         with installation.session_of_a() as service:
             client = service.create_lora_training_client(base_model=MODEL, rank=RANK).result()
@@ -67,7 +67,7 @@ def training_steps() -> TrainingBesideTraining:
 
 
 def one_forward() -> TrainingBesideTraining:
-    """Return the scenario of forwards of one datum without a gradient, the shortest call."""
+    """Return the scenario of forward calls of one datum without a gradient, which are the shortest calls."""
     data = [step_datum(row) for row in token_rows(1, TOKENS + 1, SHAPE.vocab_size)]
     return TrainingBesideTraining(lambda client: _finish(client.forward(data, LOSS)))
 

@@ -1,7 +1,6 @@
-"""The memory of an idle API server of a cluster, compared with a bare server of the same web framework.
+"""The memory of an idle API server in a cluster, compared with a bare server of the same web framework.
 
-The Kubernetes API that the API server watches contains no objects. `start.py` measures a server that has its own
-worker.
+The Kubernetes API that the API server watches contains no objects. `start.py` measures a server with a worker.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Resident:
 
 
 async def kubernetes_api() -> tuple[web.AppRunner, str]:
-    """Start a Kubernetes API with empty lists and no events."""
+    """Start a stand-in for the Kubernetes API, with empty lists and no events."""
 
     async def take(request: web.Request) -> web.StreamResponse:
         if request.query.get("watch") != "true":
@@ -62,7 +61,7 @@ async def kubernetes_api() -> tuple[web.AppRunner, str]:
 
 
 async def resident_once_ready(command: Sequence[str], environment: dict[str, str]) -> float:
-    """Return the memory of a program after it has printed the line that says that it is ready."""
+    """Return the memory of a program that has printed its first line. This line means that the program is ready."""
     program = await asyncio.create_subprocess_exec(
         *command, env=os.environ | environment, stdout=asyncio.subprocess.PIPE
     )

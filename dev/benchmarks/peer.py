@@ -1,8 +1,8 @@
 """Tinsmith compared with SkyRL, another server of the Tinker API: tokens per second of one, four and eight adapters.
 
-The programs of each side run in that side's Python, with the SDK version that its server supports. Both servers run
-with their defaults on the same model. The sides take turns. The first steps of each program do not count, because SkyRL
-compiles in them.
+The programs of each side run in a separate Python environment, with the SDK version that the side's server supports.
+Both servers run with default settings on the same model. The sides take turns. The first steps of each program do not
+count, because SkyRL compiles during these steps.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ GOALS = {1: 1.3, 4: 1.3, 8: 1.1}
 SAMPLING_GOAL = 1.5
 TURNS = 2
 SHAPE = TinyShape(vocab_size=51_200, max_sequence_length=2048, tied_embeddings=True)
-"""A model of 3.35 million parameters, most of them in the embedding of the vocabulary."""
+"""A model of 3.35 million parameters, mostly in the embedding of the vocabulary."""
 MODEL = "bench/tiny"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One side's program: its Python, its server's address and its name for the model."""
+    """The program of one side: the Python interpreter, the server's address, and the server's name for the model."""
 
     python: str
     url: str
@@ -90,9 +90,9 @@ def _in_turns(model: Path, adapters: int, turns: int, scratch: Path) -> list[tup
 
 
 def _peers_rates(model: Path, adapters: int, scratch: Path) -> Rates:
-    """Measure a SkyRL that is started for exactly this many adapters.
+    """Measure a SkyRL server with slots for exactly this number of adapters.
 
-    Unused slots slow each step down, and SkyRL frees none.
+    Unused slots slow each step down, and SkyRL never frees a slot.
     """
     python = installed_python()
     with running_skyrl(python, model, port=free_port(), adapters=adapters, scratch=scratch) as url:

@@ -1,6 +1,7 @@
-"""The rates of an SDK program on a server: training tokens per second of several adapters at once, and samples.
+"""The rates of an SDK program on a server: trained tokens per second of several adapters, and samples per second.
 
-The program runs in each side's own Python, with the SDK in it, so it imports no other package. It prints JSON.
+The program runs in the Python environment of each side, which contains the SDK, so the program imports no other
+package. The program prints JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def train(client: tinker.TrainingClient, number: int, seconds: list[float]) -> N
 
 
 def there(client: Any) -> Any:
-    """Return the client. Newer SDKs return a future that makes it."""
+    """Return the client. Newer SDKs return a future of the client."""
     return client.result() if hasattr(client, "result") else client
 
 

@@ -1,7 +1,7 @@
-"""Samples per second, compared with transformers' `generate` and a PEFT adapter, and of eight adapters with one.
+"""Samples per second, compared with transformers' `generate` and a PEFT adapter; and eight adapters compared with one.
 
-The benchmark measures sampling through SDK and server. It also measures the sampler alone, in this process, called in
-the same way as the worker calls it.
+The benchmark measures sampling through SDK and server. It also measures the sampler alone, in this process, with the
+same calls that the worker makes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RequestSize:
 
 
 class SamplerAlone:
-    """The sampler in this process, called through its own interface. Its adapters alternate from request to request."""
+    """The sampler in this process, called through its own interface. The adapters alternate from request to request."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class SamplerAlone:
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
-        """Sample new prompts each time, like `ServedSamples`."""
+        """Sample new prompts in each block, like `ServedSamples`."""
         samples, tokens = self._size.samples, self._size.prompt_tokens
         prompts = token_rows(count // samples, tokens, self._vocab_size, seed=next(self._seeds))
         answers = _Answers(len(prompts), samples)
@@ -85,7 +85,7 @@ class SamplerAlone:
 
 
 class _Answers:
-    """The answers to several jobs with several samples each. All samples must have the full length."""
+    """The answers to several jobs, each with several samples. All samples must have the full length."""
 
     def __init__(self, jobs: int, samples: int) -> None:
         self._left = jobs
@@ -135,7 +135,7 @@ class Bench:
             ]
 
     def alone(self) -> list[SamplingRate]:
-        """Measure the sampler in this process on the given number of threads."""
+        """Measure the sampler in this process with the given number of threads."""
         model = load_torch_model(str(self.model))
         sampler = BuiltinSampler(model)
         for seed, key in enumerate(ADAPTERS):
@@ -170,7 +170,7 @@ class Bench:
         reference_count: int | None = None,
         goal: float | None = None,
     ) -> SamplingRate:
-        """Compare with a `generate` of the same number of samples, or of `reference_count`."""
+        """Compare with a call of `generate` for the same number of samples, or for `reference_count` samples."""
         with bare(f"sample_{loop}", self.model) as reference:
             name = f"generate, {loop.replace('_', ' ')}"
             return compared(

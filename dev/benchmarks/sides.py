@@ -1,4 +1,4 @@
-"""The two sides of a comparison. Each runs a number of steps and returns the seconds of one step."""
+"""The two sides of a comparison. Each side runs a number of steps and returns the seconds of one step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StepFutures = tuple[tinker.APIFuture[types.ForwardBackwardOutput], tinker.APIFut
 
 
 class Bare:
-    """A loop of `bare.py` in its own process."""
+    """A loop of `bare.py` in a separate process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -72,7 +72,7 @@ class ServedSteps:
         self._adam = types.AdamParams(learning_rate=LEARNING_RATE, beta1=BETAS[0], beta2=BETAS[1], eps=EPS)
 
     def seconds_for_one_of(self, count: int) -> float:
-        """Submit all steps, then wait, as the SDK's documentation recommends.
+        """Submit all steps before the first wait, as the SDK's documentation recommends.
 
         The time is measured from the first step's result to the last step's result, so that the pipeline is full. A
         training run fills the pipeline only once.
@@ -102,7 +102,7 @@ def step_datum(row: Sequence[int]) -> types.Datum:
 
 
 class ServedSamples:
-    """Samples of a client's weights, with several samples in each request.
+    """Samples from a client's weights, with several samples in each request.
 
     All requests are submitted before the first wait.
     """
@@ -116,9 +116,9 @@ class ServedSamples:
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
-        """Sample new prompts each time.
+        """Sample new prompts in each block.
 
-        The server would answer faster if it had cached prefixes from an earlier block.
+        With the prompts of an earlier block, the server would answer faster because of cached prefixes.
         """
         each = self._samples_per_request
         rows = token_rows(count // each, PROMPT_TOKENS, self._vocab_size, seed=next(self._seeds))

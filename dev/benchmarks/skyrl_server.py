@@ -1,4 +1,4 @@
-"""Installs SkyRL's server of the Tinker API into its own environment once, and starts it on a model, on the CPU."""
+"""Installs SkyRL's server of the Tinker API into a separate environment once, and starts the server on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testcluster.places import cache_directory
 
 VERSION = "0.4.0"
 REQUIREMENTS = (f"skyrl[tinker,jax]=={VERSION}", "aiohttp")
-"""SkyRL and its packages. Its metadata does not list aiohttp, although SkyRL needs it."""
+"""SkyRL and its packages. SkyRL needs aiohttp, but does not list aiohttp in its metadata."""
 PYTHON = "3.12"
 FIND_PYTHON = Path(__file__).parents[1] / "scripts" / "find-python"
 MODEL = "tiny/qwen3"
@@ -33,7 +33,7 @@ source = open(api.__file__).read()
 main = source[source.index('if __name__ == "__main__"'):]
 exec(compile(main, api.__file__, "exec"), {**vars(api), "__name__": "__main__"})
 """
-"""SkyRL's own start command without `uv run`, which would install SkyRL again for its engine."""
+"""SkyRL's own start command without `uv run`, because `uv run` would install SkyRL again for the engine."""
 
 
 def environment_directory() -> Path:
@@ -41,7 +41,7 @@ def environment_directory() -> Path:
 
 
 def installed_python() -> Path:
-    """Return the Python of SkyRL's environment. If the environment is missing, make it: 6 GB, up to minutes."""
+    """Return the Python of SkyRL's environment. A missing environment is made, which takes minutes and 6 GB."""
     environment = environment_directory()
     complete = environment / "complete"
     if not complete.exists():
@@ -55,9 +55,10 @@ def installed_python() -> Path:
 
 @contextmanager
 def running_skyrl(python: Path, model: Path, *, port: int, adapters: int, scratch: Path) -> Iterator[str]:
-    """Start SkyRL with room for this many adapters, and yield its address.
+    """Start SkyRL with slots for this number of adapters, and yield the address of the server.
 
-    scratch: a folder to create. Raises TimeoutError, with the server's output, when it does not answer.
+    `scratch`: a folder that this function creates. Raises TimeoutError, with the server's output, if the server does
+    not answer.
     """
     (scratch / MODEL).parent.mkdir(parents=True)
     (scratch / MODEL).symlink_to(model.resolve())
@@ -90,7 +91,7 @@ def _wait_until_it_answers(url: str, server: subprocess.Popen[bytes], log: Path)
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """End the server and its engine, which is a process in the same group."""
+    """End the server and the engine, which is a process in the same group."""
     try:
         os.killpg(server.pid, 15)
         server.wait(10)

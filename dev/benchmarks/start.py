@@ -1,7 +1,8 @@
 """The time from `tinsmith serve` to the result of a program's first step, compared with a bare PEFT program.
 
-The bare program imports its packages, loads the model and makes one step. The report also has the memory of the
-server's process at the end. The program starts after the server has printed its URL, as a person would start it.
+The bare program imports its packages, loads the model and makes one step. The report also contains the memory of the
+server's process at the end. The program starts after the server has printed its URL, because a user would also wait for
+the URL.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ LOGGED = (
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a server: the seconds until each milestone, and the resident memory at rest."""
+    """One start of a server: the seconds until each milestone, and the resident memory when the server is idle."""
 
     moments: dict[str, float]
     resident_mib: float
@@ -75,7 +76,7 @@ def bare_seconds(model: Path) -> float:
 
 
 def served_start(model: Path, scratch: Path) -> Start:
-    """Measure a server on a new data directory. Its log is `scratch/server.log`."""
+    """Measure a server on a new data directory. The log of the server is `scratch/server.log`."""
     arguments = [f"--data={scratch / 'data'}", f"--model={MODEL}={model}", "--log-format=json"]
     before = time.time()
     with running_server(arguments, API_KEY, scratch) as base_url:
@@ -105,7 +106,11 @@ def _logged(log: Path) -> list[tuple[str, float]]:
 
 
 def _only_child() -> int:
-    """Return the server's PID. The bare program has ended, and the worker is a child of the server."""
+    """Return the server's PID.
+
+    The server is the only child of this process, because the bare program has ended and the worker is a child of the
+    server.
+    """
     [child] = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return int(child)
 

@@ -1,6 +1,6 @@
-"""A first program: one training step through the SDK. It has no other import that would take time.
+"""A first program: one training step through the SDK. The program imports no other large package.
 
-The program prints a line at each milestone. It reads the rows of tokens as JSON from standard input.
+The program prints a line at each milestone. The rows of tokens come as JSON from standard input.
 """
 
 from __future__ import annotations

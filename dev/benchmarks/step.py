@@ -18,7 +18,7 @@ from workloads import ROWS, TOKENS, Workload
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds per step of one model."""
+    """The seconds of a step with one model."""
 
     parameters: str
     threads: int

@@ -1,10 +1,10 @@
-"""The time from new weights in the trainer to the first sample with them: the call, the checkpoint, and the load.
+"""The time from new weights in the trainer to the first sample from them: the call, the checkpoint, and the load.
 
-The unmodified SDK uses a server whose worker samples in one of four places. The sampler may run in the worker's
-process, or in another process on the same machine that shares memory. It may also run in a pool to which the worker
-streams its saves, or in a pool that reads the checkpoint root. All processes run on one machine, without encryption.
-The reference is a synced copy of the adapter's file in the same folder. On a busy machine, several processes get a
-larger share of the processors than one process, so the report also has the processor seconds of each side.
+The unmodified SDK uses a server that samples in one of four places. The sampler may run in the worker's process, or in
+another process on the same machine that shares memory. The sampler may also run in a pool, which reads the checkpoint
+root or gets the saves from the worker as a stream. All processes run on one machine, without encryption. The reference
+is a copy of the adapter's file in the same folder, synced to disk. The report also contains the processor seconds of
+each side, because on a busy machine, several processes get a larger share of the processors than one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ from workloads import LEARNING_RATE, RANK, token_rows
 
 SHAPE = TinyShape(hidden_size=2048, intermediate_size=4096, layers=2, heads=16, kv_heads=8)
 LARGE_RANK = 1408
-"""The rank of an adapter of 370 MB on a quarter of its model. A sample then takes a small part of the time."""
+"""The rank of an adapter of 370 MB. The model is small for such an adapter.
+
+On a small model, a sample takes only a small part of the measured time.
+"""
 
 PROMPT = types.ModelInput.from_ints(list(token_rows(1, 8, SHAPE.vocab_size)[0]))
 ONE_TOKEN = types.SamplingParams(max_tokens=1, temperature=1.0, stop=[])
@@ -47,7 +50,7 @@ STEP_DATUM = step_datum(token_rows(1, 33, SHAPE.vocab_size)[0])
 
 
 Place = Literal["own", "shared", "pool", "root"]
-"""The place of the sampler."""
+"""The place in which the sampler runs."""
 PLACES: Sequence[tuple[Place, str, float]] = (
     ("own", "the worker's own sampler", 1.2),
     ("shared", "a sampler next to the worker", 1.5),
@@ -55,15 +58,20 @@ PLACES: Sequence[tuple[Place, str, float]] = (
     ("root", "one of a pool, by the root", 1.5),
 )
 WAYS = {"own": "own", "shared": "shared", "pool": "stream", "root": "root"}
-"""How the sampler in each place must load every adapter. Any other way means that the measurement is invalid."""
+"""The way in which the sampler in each place must load every adapter.
+
+If an adapter is loaded in another way, the measurement is invalid.
+"""
 STREAMING = ["--offered-saves-bytes", str(1024**3)]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians of seconds, and their ratio. The quartiles are of the ratios of neighbouring measurements.
+    """The medians of the seconds of both sides, and the ratio.
 
-    `goal`: the largest ratio; None if there is no goal.
+    The quartiles are the quartiles of the ratios of neighbouring measurements.
+
+    `goal`: the largest ratio that is acceptable; None: no goal.
     """
 
     measured: str
@@ -77,9 +85,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Two clients: one has the large adapter, the other trains at the same time.
+    """Two clients: the first has the large adapter, and the second trains at the same time.
 
-    `root`: the checkpoint root's folder.
+    `root`: the folder of the checkpoint root.
     """
 
     large: tinker.TrainingClient
@@ -119,14 +127,14 @@ def programs(scratch: Path, model: Path, place: Place) -> Iterator[Programs]:
 
 
 def ways_taken(socket: Path) -> set[str]:
-    """Return the ways by which the sampler at this socket has loaded adapters."""
+    """Return the ways in which the sampler at this socket has loaded adapters."""
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         described = worker_pb2_grpc.WorkerStub(channel).Describe(worker_pb2.DescribeRequest())
     return set(described.metrics.adapters_taken)
 
 
 def sync(running: Programs) -> tinker.SamplingClient:
-    """Save the weights, and sample once from them."""
+    """Save the weights, and draw one sample from the save."""
     sampler = running.large.save_weights_and_get_sampling_client().result()
     draw(sampler)
     return sampler
@@ -138,7 +146,7 @@ def saved_files(root: Path) -> Sequence[Path]:
 
 
 def make_room(root: Path) -> None:
-    """Delete saves that are no longer needed, so that a run does not fill the disk."""
+    """Delete old saves, so that a run does not fill the disk."""
     for older in saved_files(root)[1:]:
         older.unlink()
 
@@ -172,7 +180,7 @@ def measure_syncs(running: Programs, blocks: int, name: str, goal: float) -> Ite
 
 
 def spent(call: Callable[[], object], processor_seconds: Callable[[], float]) -> tuple[float, float]:
-    """Return the seconds by the clock and of the processors."""
+    """Return the elapsed seconds and the processor seconds."""
     before = processor_seconds()
     seconds = seconds_of(call)
     return seconds, processor_seconds() - before

@@ -25,7 +25,7 @@ SAMPLED_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model, the ratio of step times to stay below, and how many steps make one measurement."""
+    """A model, the upper limit for the ratio of step times, and the number of steps in one measurement."""
 
     name: str
     shape: TinyShape
@@ -50,6 +50,6 @@ WORKLOADS = {
 
 
 def token_rows(rows: int, tokens: int, vocab_size: int, seed: int = 0) -> Sequence[Sequence[int]]:
-    """Return random token IDs of the shape `[rows][tokens]`."""
+    """Return random token IDs with the shape `[rows][tokens]`."""
     draw = random.Random(seed)
     return [[draw.randrange(vocab_size) for _ in range(tokens)] for _ in range(rows)]

@@ -1,6 +1,6 @@
-"""The tests of a GPU backend, run from the backend's own sources on the CPU of this machine.
+"""The tests of a GPU backend, which use the backend's own sources on the CPU of this machine.
 
-The sources are checkouts at the commits in trainer_image/versions.toml, because package indexes do not have them.
+The sources are checkouts at the commits in trainer_image/versions.toml, because no package index contains the sources.
 package_environment.py installs the packages that the sources import.
 """
 
@@ -40,8 +40,8 @@ class Source:
 class Backend:
     """A backend.
 
-    `shims`: the folder whose sitecustomize makes the sources run on a CPU. `marker`: the marker of those tests in
-    `tests`.
+    `shims`: the folder with a sitecustomize that lets the sources run on a CPU. `marker`: the pytest marker of the
+    tests in `tests` that need the backend.
     """
 
     title: str
@@ -55,7 +55,7 @@ class Backend:
 class SourceMissing(Exception):
     """An error for a source that is missing or has another commit.
 
-    The message says what is missing, and what is needed.
+    The message names the missing source, and the commit that is needed.
     """
 
 
@@ -68,7 +68,7 @@ def pinned(source: Source) -> dict[str, Any]:
 
 
 def check_source(source: Source, path: str, pin: Mapping[str, str]) -> Path:
-    """Return the checkout. Its commit must be the one in `pin`. Raises SourceMissing."""
+    """Return the checkout. The commit of the checkout must be the commit in `pin`. Raises SourceMissing."""
     clone = f"git clone {pin['repository']} && git checkout {pin['commit']}"
     if not path:
         raise SourceMissing(f"{source.variable} is not given: the path of a checkout made by `{clone}`.")
@@ -86,7 +86,7 @@ def check_source(source: Source, path: str, pin: Mapping[str, str]) -> Path:
 def environment_of_tests(backend: Backend, checkouts: Sequence[Path]) -> dict[str, str]:
     """Return the environment for the tests.
 
-    The shims are first, because Python imports only the first sitecustomize.
+    The shims come first on the path, because Python imports only the first sitecustomize.
     """
     imports = [backend.shims, SHARED_SHIMS, *checkouts, ROOT / "trainer_image", ROOT / "rpc"]
     return {
@@ -102,9 +102,9 @@ def environment_of_tests(backend: Backend, checkouts: Sequence[Path]) -> dict[st
 
 
 def run_tests(backend: Backend, arguments: Sequence[str]) -> int:
-    """Run pytest with those arguments that do not name a source.
+    """Run pytest with all arguments that do not name a source.
 
-    Return its exit status, or 2 if a source is missing.
+    Return the exit status of pytest, or 2 if a source is missing.
     """
     parser = argparse.ArgumentParser(description=f"Runs the tests of {backend.title} itself on this machine's CPU.")
     for source in backend.sources:

@@ -1,4 +1,4 @@
-"""The runs of a backend on a CPU, with the backend's difference from the PEFT engine.
+"""The recorded runs of a backend on a CPU, with the differences from the results of the PEFT engine.
 
 Each run writes docs/*-runs.toml.
 """
@@ -21,7 +21,7 @@ Run = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class BackendRuns:
-    """The runs of one backend in `file`, for the table in `page`.
+    """The runs of one backend, which `file` records and the table in `page` shows.
 
     `name`: the key in the file for the backend's commit.
     """
@@ -32,7 +32,7 @@ class BackendRuns:
     target: str
 
     def runs(self) -> list[Run]:
-        """Return the recorded runs. Raises ValueError for an entry without its subject, place or time."""
+        """Return the recorded runs. Raises ValueError for an entry without a subject, place or time."""
         found: list[dict[str, Any]] = self._read()["run"]
         for entry in found:
             if set(entry) != set(KEYS):
@@ -40,7 +40,7 @@ class BackendRuns:
         return found
 
     def pin(self) -> str:
-        """Return the commit of the backend in all recorded runs."""
+        """Return the commit of the backend, which is the same in all recorded runs."""
         return str(self._read()[self.name])
 
     def rows(self) -> Iterator[tuple[str, ...]]:
@@ -48,7 +48,10 @@ class BackendRuns:
             yield run["what"], run["deviation"], run["commit"], run["date"]
 
     def note(self, run: Run, pin: str) -> None:
-        """Record this run in place of the last run of the test. Delete runs of another commit of the backend."""
+        """Record this run, and remove the previous run of the same test.
+
+        Delete runs of another commit of the backend.
+        """
         before = self.runs() if self.file.exists() and self.pin() == pin else []
         self._write([*(other for other in before if other["test"] != run["test"]), run], pin)
 

@@ -46,7 +46,7 @@ NONE = object()
 
 
 def refresh(*, check: bool) -> list[str]:
-    """Return the files that differ from their sources. Without `check`, write these files."""
+    """Return the files that differ from their sources. If `check` is false, write these files."""
     stale = [path for path, content in generated_files().items() if not path.exists() or path.read_text() != content]
     if not check:
         for path in stale:
@@ -67,7 +67,10 @@ def generated_files() -> dict[Path, str]:
 
 
 def chart_schema() -> Schema:
-    """Return the schema of the chart. Every object is closed, and sessions in the catalogue have the CRD's spec."""
+    """Return the schema of the chart.
+
+    Objects allow no unknown properties, and sessions in the catalogue have the CRD's spec.
+    """
     schema = yaml.safe_load(SOURCE.read_text())
     schema["properties"]["models"]["items"]["properties"]["spec"].update(session_spec())
     return required(closed(schema), yaml.safe_load(values_file()))
@@ -92,7 +95,7 @@ def plain(schema: Schema) -> Schema:
 
 
 def closed(schema: Schema) -> Schema:
-    """Return the schema. Objects with named properties allow no other properties in it."""
+    """Return the schema. An object with named properties allows no other properties."""
     schema = _descend(schema, closed)
     if "properties" in schema and "additionalProperties" not in schema:
         schema["additionalProperties"] = False
@@ -100,7 +103,10 @@ def closed(schema: Schema) -> Schema:
 
 
 def required(schema: Schema, defaults: Any) -> Schema:
-    """Require each value that has a default. Templates rely on these values, and only `null` removes one of them."""
+    """Make each value with a default a required value.
+
+    Templates rely on values with a default; only `null` removes such a value.
+    """
     if not defaults or "properties" not in schema:
         return schema
     properties = {name: required(each, defaults.get(name)) for name, each in schema["properties"].items()}
@@ -170,8 +176,8 @@ Row = tuple[str, str, str]
 def values_rows(sections: Collection[str]) -> list[Row]:
     """Return the Markdown rows with value, default and meaning for the values of these sections.
 
-    The server's settings are left out, because docs/reference/settings.md lists them, and so are the values of
-    `shared_rows`.
+    The server's settings are left out, because docs/reference/settings.md lists these settings. The values of
+    `shared_rows` are left out, too.
     """
     shared = {value.path for pair in _shared_values() for value in pair}
     return [
@@ -182,7 +188,7 @@ def values_rows(sections: Collection[str]) -> list[Row]:
 
 
 def shared_rows() -> list[Row]:
-    """Return the rows of values that the operator and the API server share: default and meaning are the same."""
+    """Return the rows of values that have the same default and meaning for the operator and the API server."""
     return [
         (f"`*{operator.path.removeprefix('operator')}`", _shown(operator.default), operator.description)
         for operator, _ in _shared_values()
@@ -200,7 +206,7 @@ def _shared_values() -> list[tuple[Value, Value]]:
 
 
 def other_sections() -> set[str]:
-    """Return all sections except those of the operator and of the API server, which have their own tables."""
+    """Return all sections except the sections of the operator and of the API server, which have separate tables."""
     return {_section_of(value) for value in values()} - {"operator", "apiServer"}
 
 
@@ -233,7 +239,10 @@ def _values_of_items(schema: Schema, root: Schema, path: str) -> Iterator[Value]
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """Return the schema with its reference resolved. Keywords in the schema itself take precedence."""
+    """Return the schema with the reference resolved.
+
+    Keywords in the schema itself take precedence over keywords in the referenced schema.
+    """
     if "$ref" not in schema:
         return schema
     target = root["definitions"][schema["$ref"].removeprefix("#/definitions/")]

@@ -1,4 +1,4 @@
-"""The commit on which a run was made, for the records of runs."""
+"""The commit of a run, for the records of runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 class CannotRun(Exception):
-    """An error for a machine that lacks a requirement of the run."""
+    """An error for a run that is impossible on this machine."""
 
 
 def commit_of(tree: Path, *written: str) -> str:
-    """Return the commit of the tree. Files that runs write are ignored.
+    """Return the commit of the tree. Changes of files that runs write are ignored.
 
-    Raises CannotRun if the tree has changes that are not committed, or no commits, because a record names a commit.
+    Raises CannotRun if the tree has uncommitted changes or no commit, because a record names a commit.
     """
     try:
         changed = _git(tree, "status", "--porcelain", "--", ".", *(f":!{path}" for path in written))

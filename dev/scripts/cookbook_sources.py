@@ -1,7 +1,9 @@
-"""The download of tinker-cookbook's own tests. Its wheel omits them. `make recipes` runs some of them.
+"""The download of tinker-cookbook's own tests.
 
-The tests are in the source distribution of the version in dev/requirements/dev.txt. The download is checked against the
-digest there.
+The wheel of tinker-cookbook does not contain the tests. `make recipes` runs some of these tests.
+
+The tests are in the source distribution of the version in dev/requirements/dev.txt. The download must have the digest
+in that file.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ EXTRACTED = ("tests", "pyproject.toml")
 
 
 def sources_directory(lock: Path = LOCK) -> Path:
-    """Return the folder of these sources. It may not exist yet."""
+    """Return the folder for the sources. The folder may not exist yet."""
     return directory_for(f"{PACKAGE}-sources", lock, locked_version(lock.read_text()))
 
 
 def locked_version(lock: str) -> str:
-    """Return the lines of the package in a lock file: its version and its digests."""
+    """Return the package's lines in a lock file: the version and the digests."""
     found = re.search(rf"(?ms)^{PACKAGE}==.*?(?=^[a-z0-9]|\Z)", lock)
     assert found, f"the lock has no {PACKAGE}"
     return "".join(f"{line}\n" for line in found[0].splitlines() if not line.lstrip().startswith("#"))
@@ -47,7 +49,7 @@ def fetch(directory: Path) -> None:
 def download_command(uv: str, requirement: Path, into: str) -> list[str]:
     """Return a pip command.
 
-    It is not a uv command, because uv cannot download a source distribution without installing it.
+    The command uses pip, because uv cannot download a source distribution without installing the package.
     """
     pip = [uv, "run", "--quiet", "--no-project", "--with", "pip", "--python", sys.executable, "python", "-m", "pip"]
     options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes", "--dest", into]

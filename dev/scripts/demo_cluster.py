@@ -1,10 +1,10 @@
-"""`make demo-cluster`: a new cluster on which a model is trained.
+"""`make demo-cluster`: train a model on a new cluster.
 
-It prints the commands of docs/how-to/kubernetes.md and runs them.
+The program prints and runs the commands of docs/how-to/kubernetes.md.
 
-The cluster is a test cluster called `demo`. It continues to run afterwards, and a second run uses it again. If
-KUBECONFIG and TINSMITH_TEST_CONTEXT name a cluster of the user, the demo uses this cluster. `make demo-kind` uses a
-cluster that kind makes.
+The cluster is a test cluster called `demo`. The cluster continues to run afterwards, and a second run of the demo uses
+the same cluster. If KUBECONFIG and TINSMITH_TEST_CONTEXT name a cluster of the user, the demo uses this cluster. `make
+demo-kind` runs the demo on a cluster that kind makes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_cluster() -> Cluster:
-    """Return the cluster that the user named. If there is none, create a cluster. Raises ClusterError."""
+    """Return the cluster that the user named. If the user named no cluster, create a cluster. Raises ClusterError."""
     cluster = configured_cluster()
     if cluster is None:
         return recorded(bring_up(NAME, "node"))
@@ -98,7 +98,7 @@ def find_cluster() -> Cluster:
 
 
 def with_own_kubeconfig(cluster: Cluster) -> Cluster:
-    """Return the cluster with a copy of its kubeconfig. The demo sets a namespace in the copy."""
+    """Return the cluster with a copy of its kubeconfig. In the copy, the demo sets a namespace."""
     file = ROOT / OUT / "kubeconfig"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
@@ -107,7 +107,7 @@ def with_own_kubeconfig(cluster: Cluster) -> Cluster:
 
 
 class CommandFailed(Exception):
-    """An error for a command or a quiet query that failed. Its error has been printed."""
+    """An error for a command or a quiet query that failed. The error message of the command is already printed."""
 
 
 class Shell:
@@ -120,17 +120,17 @@ class Shell:
         self._environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
 
     def run(self, *command: str) -> None:
-        """Run a command and show its output. Raises CommandFailed."""
+        """Run a command and show the output. Raises CommandFailed."""
         console.print(f"$ {shlex.join(command)}", style="bold")
         self._run(command, output=None)
 
     def read(self, *command: str) -> bytes:
-        """Run a command and return its output without printing it. Raises CommandFailed."""
+        """Run a command and return the output without printing. Raises CommandFailed."""
         return self._run(command, output=subprocess.PIPE)
 
     @contextmanager
     def running(self, *command: str) -> Iterator[None]:
-        """Run a command in the background while the context is open. Show only its errors."""
+        """Run a command in the background while the context is open. Show only the error output of the command."""
         console.print(f"$ {shlex.join(command)} &", style="bold")
         words = [str(self.programs[command[0]]), *command[1:]]
         with subprocess.Popen(words, env=self._environment, stdout=subprocess.DEVNULL) as process:
@@ -168,9 +168,10 @@ def bring_images(cluster: Cluster, archives: Mapping[str, Path]) -> dict[str, Lo
 
 
 def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]) -> dict[str, Any]:
-    """Return chart values with the digests of the images, if they are known. So an older release is upgraded.
+    """Return chart values with the digests of the images, if the digests are known.
 
-    With another build, the pods of the operator and the API server are replaced. A session keeps its worker.
+    Because of the digests, a new build replaces the pods of the operator and the API server in an existing release. A
+    session keeps its running worker.
     """
     values: dict[str, Any] = {}
     for part, image in images.items():
@@ -187,7 +188,7 @@ def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]
 
 
 def written(name: str, content: str) -> str:
-    """Write a file of the demo. Return its path in the form that the printed commands use."""
+    """Write a file of the demo. Return the path of the file as it appears in the printed commands."""
     (ROOT / OUT).mkdir(parents=True, exist_ok=True)
     (ROOT / OUT / name).write_text(content)
     return str(OUT / name)
@@ -208,7 +209,7 @@ def install(shell: Shell, images: Mapping[str, Any]) -> None:
 def tiny_model(trainer: str) -> str:
     """Return the manifest of the session with the tiny model.
 
-    If the cluster uses another registry, the name of the image has this registry.
+    If the cluster uses another registry, the name of the image contains this registry.
     """
     file = "examples/tiny-model.yaml"
     content = (ROOT / file).read_text()
@@ -227,7 +228,7 @@ def serve_tiny_model(shell: Shell, trainer: LoadedImage) -> None:
 
 @contextmanager
 def way_in(shell: Shell) -> Iterator[str]:
-    """Yield the address of the server: the address of the ingress, or a forwarded port if there is no known ingress."""
+    """Yield the address of the server: the address of the ingress, or of a forwarded port if no ingress is known."""
     if shell.cluster.ingress_address:
         yield shell.cluster.ingress_url
         return
@@ -255,9 +256,9 @@ def train(shell: Shell, base_url: str) -> None:
 
 
 def fetch_model(shell: Shell, out: Path) -> None:
-    """Download the tokenizer into the folder of the program, to a directory with the name of the model.
+    """Download the tokenizer to a directory with the name of the model, in the folder of the program.
 
-    The SDK reads it there.
+    The SDK reads the tokenizer from this directory.
     """
     console.print(f"$ cd {OUT}", style="bold")
     command = ("kubectl", "exec", f"{SESSION}-0", "--", "tar", "-C", "/models", "-c", MODEL)
@@ -306,7 +307,7 @@ def say_what_next(shell: Shell, seconds: float) -> None:
 
 
 def clean_up(cluster: Cluster) -> str:
-    """Remove the demo. A user's cluster keeps the CRDs, because other objects may use them."""
+    """Remove the demo. A user's cluster keeps the CRDs, because other objects may depend on the CRDs."""
     if cluster.name:
         return f"make cluster-down NAME={cluster.name}"
     return f"kubectl delete tsess {SESSION} && helm uninstall tinsmith && kubectl delete namespace {NAMESPACE}"

@@ -1,7 +1,7 @@
-"""Run the tests with other projects, and record their results.
+"""Run the tests with other projects, and record the results.
 
-Evidence.py [NAME...]  Without names it runs all of them: `make evidence`. `make docs` generates reference/evidence.md
-from the record. The program exits with 1 if a test fails. Failures are recorded, too.
+Evidence.py [NAME...] Without names, the program runs all tests with other projects: `make evidence`. `make docs`
+generates reference/evidence.md from the record. The program exits with 1 if a test fails. Failures are recorded, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ FAILED, NOTHING_RUN = 1, 2
 
 
 def run(subject: Subject) -> tuple[list[Result], int, float]:
-    """Run the tests of the subject. Return their results, the exit status and the seconds. The output is printed."""
+    """Run the tests of the subject.
+
+    Return the results of the tests, the exit status and the seconds. The output of the tests is printed.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "outcomes"
         path = os.pathsep.join(str(ROOT / folder) for folder in ("dev/scripts", "dev/testcluster"))
@@ -59,7 +62,7 @@ def entry_of(subject: Subject, results: Sequence[Result], status: int, seconds: 
 def versions_of(subject: Subject, results: Sequence[Result]) -> str:
     """Return the versions of the subject's packages.
 
-    If the tests run with several versions, return the versions with which they passed.
+    If the tests run with several versions, return the versions with which the tests passed.
     """
     if subject.version_of:
         tested = [version_in(result.test) for result in results if result.outcome == "passed"]
@@ -68,7 +71,7 @@ def versions_of(subject: Subject, results: Sequence[Result]) -> str:
 
 
 def version_in(test: str) -> str:
-    """Return the version that is the parameter of a test."""
+    """Return the version in the parameter of a test."""
     found = re.search(r"\[(.+)\]", test)
     return found.group(1) if found else test
 

@@ -1,4 +1,4 @@
-"""The recorded runs with programs and packages of other projects, in docs/evidence.toml, and their rows in a table."""
+"""The recorded runs with programs of other projects, from docs/evidence.toml, and the rows for a table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ HEAD = """\
 class Subject:
     """A subject of recorded runs. `command` runs in the folder of the project.
 
-    `packages` are the packages whose versions are recorded.
+    `packages` are the packages with recorded versions.
 
-    `version_of` is the name of a package. Each test then has one version of this package as its parameter.
+    `version_of` is the name of a package, or None. If `version_of` is set, each test has one version of this package as
+    a parameter.
     """
 
     name: str
@@ -91,7 +92,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def note(run: Mapping[str, str]) -> None:
-    """Record this run in place of the last run of the subject."""
+    """Record this run, and remove the previous run of the same subject."""
     found = {**runs(), run["name"]: run}
     order = [subject.name for subject in SUBJECTS]
     tables = [

@@ -1,4 +1,4 @@
-"""The recorded runs of tests and benchmarks on GPUs, in docs/gpu-runs.toml, and their rows in tables."""
+"""The recorded runs of tests and benchmarks on GPUs, from docs/gpu-runs.toml, and the rows for tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HEAD = """\
 
 
 def entries(table: str = "test") -> list[dict[str, Any]]:
-    """Return the entries of tests or of benchmarks.
+    """Return the entries of the tests or of the benchmarks.
 
-    Raises ValueError for an unknown key, and for a run without its subject, place or time.
+    Raises ValueError for an unknown key, and for a run without a subject, place or time.
     """
     found: list[dict[str, Any]] = tomllib.loads(RUNS.read_text()).get(table, [])
     for entry in found:
@@ -51,7 +51,7 @@ def _block(table: str, entry: Mapping[str, Any]) -> str:
 
 
 def _value(value: object) -> str:
-    """Return the TOML form of a string, of a number, or of a table of strings and numbers.
+    """Return a string, a number, or a table of strings and numbers as TOML.
 
     JSON strings are valid in TOML.
     """

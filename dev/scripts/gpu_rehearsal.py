@@ -1,8 +1,8 @@
 """Rehearse `make gpu-run` on this machine's CPU, with the packages of a PyTorch image for GPUs: `make gpu-rehearsal`.
 
-A borrowed machine is available only for minutes, so its packages are first tried on this machine. The environment has
-the packages of such an image. The wheels of `make gpu-wheels` precede them. Both are in the project's cache.
-gpu_rehearsal_steps.py runs in this environment.
+A borrowed GPU machine is available only for minutes, so the packages are first tried on this machine. The environment
+has the packages of a PyTorch image. The wheels of `make gpu-wheels` take precedence over the packages of the image. The
+environment and the wheels are in the project's cache. The script gpu_rehearsal_steps.py runs in the environment.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def environment(inherited: Mapping[str, str], libraries: str) -> dict[str, str]:
     """Return the environment variables of the rehearsal.
 
     The variables hide the caller's packages and any GPU. `libraries` are the GPU libraries that belong to another
-    PyTorch. A CPU never calls them. On two busy cores, the benchmark in float32 took 120 s with two threads, and 25 s
-    with one.
+    PyTorch. On a CPU, these libraries are never called. One thread is used, because on two busy cores the float32
+    benchmark took 120 s with two threads and 25 s with one thread.
     """
     return {
         **inherited,
@@ -45,7 +45,7 @@ def environment(inherited: Mapping[str, str], libraries: str) -> dict[str, str]:
 def image_python() -> Path:
     """Return the interpreter of the environment.
 
-    If the cache does not have the environment, make it. Raises CannotRun.
+    If the environment is not in the cache, make the environment. Raises CannotRun.
     """
     packages = package_environment.GPU_LOOKALIKE
     if package_environment.main([packages.name]):
@@ -54,7 +54,7 @@ def image_python() -> Path:
 
 
 def cached_wheels() -> Path:
-    """Return the folder with the wheels of the lock. If the cache does not have them, download them.
+    """Return the folder with the wheels of the lock. Download the wheels that are not in the cache.
 
     Raises CannotRun.
     """
@@ -65,7 +65,7 @@ def cached_wheels() -> Path:
 
 
 def rehearse() -> int:
-    """Run the rehearsal, and return its exit status.
+    """Run the rehearsal, and return the exit status.
 
     Raises CannotRun if the environment or the wheels cannot be made.
     """

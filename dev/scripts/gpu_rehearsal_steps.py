@@ -1,7 +1,7 @@
-"""The steps of `make gpu-rehearsal`. They run in the environment that has the packages of the image.
+"""The steps of `make gpu-rehearsal`. The steps run in the environment with the packages of the image.
 
-The steps install wheels and look for packages in the way in which gpu_run.py does it on a machine with a GPU. This
-module imports only the standard library, because the rehearsal checks whether other packages are available.
+The steps install wheels and look for packages in the same way as gpu_run.py on a machine with a GPU. This module
+imports only the standard library, because the rehearsal checks whether other packages are available.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ BENCHMARK = ("dev/benchmarks/gpu_step.py", "--model", "tiny", "--device", "cpu",
 class Step:
     """A step of the rehearsal.
 
-    `arguments` are the arguments of the interpreter. `count` reads a number from standard output. If it is below
-    `least`, the step has failed.
+    `arguments` are the arguments for the Python interpreter. `count` reads a number from standard output. If the number
+    is below `least`, the step has failed.
     """
 
     title: str
@@ -58,7 +58,7 @@ def passed(output: str) -> int:
 
 
 def agreeing(output: str) -> int:
-    """Count the engines that agree with the first engine."""
+    """Count the engines with the same results as the first engine."""
     return len(re.findall(r"^Within \S+ in every step", output, re.MULTILINE))
 
 
@@ -100,7 +100,10 @@ def line(title: str, seconds: float, result: str) -> str:
 
 
 def run_step(step: Step, packages: Sequence[str]) -> bool:
-    """Run a step and print its line. If the step fails, print its output. Return whether it passed."""
+    """Run a step and print the line of the step.
+
+    If the step fails, print the output of the step. Return whether the step passed.
+    """
     started = time.monotonic()
     status, output, errors = _run(step, packages)
     counted = step.count(output) if status == 0 else 0
@@ -113,7 +116,7 @@ def run_step(step: Step, packages: Sequence[str]) -> bool:
 
 
 def failure(step: Step, status: int | None, counted: int) -> str:
-    """Return what is wrong with a step, judging by its exit status.
+    """Return the reason why a step failed, according to the exit status.
 
     A status of None means that the step took too long.
     """

@@ -1,9 +1,9 @@
 """Run the tests and the benchmark that the GPUs of this machine can run, and record the results: `make gpu-run`.
 
 Only the packages that the worker imports must be installed, not the project itself. On a machine without a network,
-missing packages come from a folder of wheels. Results are written as tests end, so a run that is killed keeps the
-results up to then. The run has a time limit. A test that has not run by then keeps the row of its last run. The exit
-status is 1 if a test failed, and 2 if the program could not run or could not write its results.
+missing packages come from a folder of wheels. Each result is written when the test ends, so a killed run keeps the
+results of all ended tests. The run has a time limit. A test that has not run before the time limit keeps the row of an
+earlier run. The exit status is 1 if a test failed, and 2 if the program could not run or could not write its results.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ TESTS = (
     *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares")),
     "tests/gpu",
 )
-"""The tests. The most informative are first.
+"""The tests. The most informative tests come first.
 
-Pytest keeps this order, and runs a test once even if it is named several times.
+Pytest keeps this order, and runs a test only once even if several names match the test.
 """
 NEEDED = (
     *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
@@ -58,14 +58,17 @@ NEEDED = (
 )
 """The modules that the tests and the benchmark import.
 
-`make gpu-wheels` downloads the modules that an image of PyTorch lacks.
+`make gpu-wheels` downloads the modules that are missing in a PyTorch image.
 """
 TOLD = ("torch", "transformers", "peft")
-"""The packages whose versions a run prints."""
+"""A run prints the versions of these packages."""
 RUN_SECONDS = 480.0
-"""The time limit of a run. Some machines end a command after ten minutes, and take one or two minutes to start it."""
+"""The time limit of a run.
+
+Some machines end a command after ten minutes, including one or two minutes for the start.
+"""
 BENCHMARK_SECONDS = {"tiny": 60, "0.6B": 100, "8B": 120}
-"""The part of the time that is kept for the benchmark of each model."""
+"""The part of the time that is reserved for the benchmark of each model."""
 END_SECONDS = 20
 NOTE_SECONDS = 5.0
 """The time between two writes of the results."""
@@ -75,9 +78,11 @@ FAILED, NOTHING_RUN = 1, 2
 
 @contextmanager
 def packages_of(wheels: Path | None) -> Iterator[list[str]]:
-    """Install the wheels in the folder while the context is open. They take precedence over the machine's own versions.
+    """Install the wheels in the folder while the context is open.
 
-    Yields the folders that must be on the path of child processes. Raises CannotRun.
+    The wheels take precedence over the machine's own packages.
+
+    Yields the folders that child processes must have on their path. Raises CannotRun.
     """
     inherited = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if wheels is None:
@@ -107,7 +112,7 @@ def _install(wheels: Path, site: str) -> None:
 
 
 def require_packages() -> None:
-    """Raise CannotRun if packages are missing. Its message is one sentence."""
+    """Raise CannotRun if packages are missing. The message of CannotRun is one sentence."""
     if missing := [name for name in NEEDED if not _is_there(name)]:
         raise CannotRun(
             f"{sys.executable} has no {', '.join(missing)}: install them there, bring them by --wheels, "
@@ -116,7 +121,10 @@ def require_packages() -> None:
 
 
 def device_name() -> str:
-    """Return the name of the GPUs. Raises CannotRun if packages or GPUs are missing. Its message is one sentence."""
+    """Return the name of the GPUs.
+
+    Raises CannotRun if packages or GPUs are missing. The message of CannotRun is one sentence.
+    """
     require_packages()
     import torch  # this import takes seconds, and torch may be missing
 
@@ -135,7 +143,7 @@ def _is_there(module: str) -> bool:
 
 @dataclass
 class Record:
-    """The results up to now. Their file is complete at any moment."""
+    """The results up to now. The file with the results is complete at any moment."""
 
     run: Mapping[str, str]
     file: Path
@@ -143,7 +151,7 @@ class Record:
     reports: list[Mapping[str, Any]] = field(default_factory=list)
 
     def write(self) -> None:
-        """Write the file. Raises CannotRun if that fails."""
+        """Write the file. Raises CannotRun if the file cannot be written."""
         unfinished = self.file.with_suffix(".unfinished")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +166,10 @@ class Record:
 
 
 def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Sequence[str], record: Record) -> None:
-    """Run the tests in order until the time limit. The record contains each result shortly after its test ends."""
+    """Run the tests in order until the time limit.
+
+    The record contains each result shortly after the end of the test.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "results"
 
@@ -178,9 +189,9 @@ def path_of_children(packages: Sequence[str]) -> dict[str, str]:
 def _run_for(
     seconds: float, program: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
 ) -> int:
-    """Run the program until it ends or its time limit is reached. Return its exit status.
+    """Run the program until the program ends or the time limit is reached. Return the exit status of the program.
 
-    At the time limit, the program first gets a Ctrl-C, so that the servers that it has started end, too.
+    At the time limit, the program first gets a Ctrl-C, so that servers of the program end, too.
     """
     # A shell starts background programs with SIGINT ignored, and a child inherits that.
     command = ["env", "--default-signal=INT", *program]
@@ -236,7 +247,7 @@ def test_entries(
 ) -> list[dict[str, Any]]:
     """Return the entries, updated with the tests that passed or failed in this run.
 
-    If a test was skipped, its last run is kept.
+    For a skipped test, the entry of the previous run is kept.
     """
     counted = run_results.by_row([entry["name"] for entry in known], results)
     return [{**entry, **_run_of(counted.get(entry["name"]), run)} for entry in known]
@@ -251,7 +262,7 @@ def _run_of(result: Result | None, run: Mapping[str, str]) -> dict[str, Any]:
 def benchmark_entries(
     known: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, Any]], run: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the entries, updated with the models that have a report. A side that has no figures gets no entry."""
+    """Return the entries, updated with the models that have a report. A side without figures gets no entry."""
     measured = [benchmark_entry(report, run) for report in reports if not _error_of(report)]
     models = {entry["model"] for entry in measured}
     return sorted(
@@ -265,9 +276,9 @@ def _error_of(report: Mapping[str, Any]) -> str | None:
 
 
 def benchmark_entry(report: Mapping[str, Any], run: Mapping[str, str]) -> dict[str, Any]:
-    """Return one entry.
+    """Return one entry of the record.
 
-    `engine`, `samples`: tokens per second. `ratio`: the rate of the engine divided by the rate of the bare loop.
+    `engine`, `samples`: tokens per second. `ratio`: the engine's rate divided by the bare loop's rate.
     """
     engine, bare = report["engine"], report["bare"]
     return {

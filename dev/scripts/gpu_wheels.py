@@ -1,8 +1,8 @@
-"""Download the packages that GPU tests import and that a PyTorch image lacks: `make gpu-wheels`.
+"""Download the packages that GPU tests import and that a PyTorch image does not contain: `make gpu-wheels`.
 
-A machine that is borrowed for minutes often has no network, and limits the size of the files that are transferred. This
-script fills a folder that git ignores, and checks that the folder and the tree together stay below the limit. Then it
-prints the command to run on the other machine.
+A machine that is borrowed for minutes often has no network, and accepts only a limited size of files. The script fills
+a folder that git ignores, and checks that this folder and the work tree together are below the limit. At the end, the
+script prints the command for the other machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ PYTHON_VERSION = "3.12"
 
 
 def download(folder: Path, lock: Path = LOCK) -> list[Path]:
-    """Put exactly the wheels of the lock into the folder. Raises CannotRun with the end of pip's output."""
+    """Put the wheels of the lock, and no other files, into the folder.
+
+    Raises CannotRun with the end of pip's output.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     platforms = [f"--platform={platform}" for platform in PLATFORMS]

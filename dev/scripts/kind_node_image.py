@@ -1,8 +1,8 @@
-"""The image of kind's nodes, made on a machine that reaches no registry: `make kind-node-image`.
+"""The image of kind's nodes, made on a machine without access to a registry: `make kind-node-image`.
 
 The image consists of files from kind's Go module, Debian's packages, and programs that are built locally. `make
-demo-kind` uses this image if it exists. Unlike kind's own image, it lacks kindnet, because no Go module contains it.
-Therefore the network has only one node and enforces no NetworkPolicies.
+demo-kind` uses this image if the image exists. Unlike kind's own image, this image does not contain kindnet, because no
+Go module contains kindnet. Without kindnet, a cluster can have only one node and does not enforce NetworkPolicies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IN_PODS = {
     "kube-scheduler": "kube-scheduler",
     "local-path-provisioner": "local-path-provisioner",
 }
-"""The name of the image of each program that runs in pods, and the name of its build."""
+"""The programs that run in pods: the key is the name of the image, and the value is the name of the build."""
 LOAD_SECONDS = 600
 
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def make_archive() -> Path:
-    """Build the node image as a docker-archive. Parts that are unchanged are used again.
+    """Build the node image as a docker-archive. Unchanged parts of an earlier build are used again.
 
     Raises ClusterError and ImageError.
     """
@@ -77,7 +77,7 @@ def make_archive() -> Path:
 
 
 def find_programs() -> Mapping[str, Path]:
-    """Return all programs that the image contains, by name. Programs that are missing are built."""
+    """Return all programs that the image contains, by name. Missing programs are built."""
     folders = [built(program) for program in (KUBERNETES, KIND, KIND_STORAGE, PAUSE)]
     return {file.name: file for folder in folders for file in folder.iterdir()}
 
@@ -85,7 +85,7 @@ def find_programs() -> Mapping[str, Path]:
 def kind_files() -> Path:
     """Return the files that kind's base image adds to Debian.
 
-    They are of this version of kind, and verified by its go.sum.
+    The files come from the Go module of this version of kind. Go verifies the module with go.sum.
     """
     download = run("env", f"--chdir={KIND.source}", "go", "mod", "download", "-json", "sigs.k8s.io/kind", seconds=300)
     return Path(json.loads(download)["Dir"]) / "images" / "base" / "files"
@@ -95,7 +95,7 @@ def kind_files() -> Path:
 def build_context(dockerfile: Path) -> Iterator[Path]:
     """Yield a build context with this Dockerfile.
 
-    It is on the disk of the cache, so that large files can be hard links.
+    The build context is on the disk of the cache, so that large files can be hard links.
     """
     with TemporaryDirectory(dir=cache_directory(), prefix="kind-node-") as directory:
         context = Path(directory)
@@ -111,7 +111,7 @@ def link(folder: Path, files: Mapping[str, Path]) -> None:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy files without their modes, because the module cache of Go is read-only."""
+    """Copy files without the file modes, because files in Go's module cache are read-only."""
     for file in source.rglob("*"):
         if file.is_file():
             copy = target / file.relative_to(source)

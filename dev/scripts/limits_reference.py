@@ -1,4 +1,4 @@
-"""The rows of docs/reference/limits.md. They list every limit of the API server, and what happens at the limit."""
+"""The rows of docs/reference/limits.md. The rows list every limit of the API server, and what happens at the limit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The rows of docs/reference/conditions.md: conditions, their reasons, Events and alerts.
+"""The rows of docs/reference/conditions.md: conditions, reasons, Events and alerts.
 
-`reference.py` calls this module. It reads Events from the operator's source, and alerts from the chart.
+`reference.py` calls this module. This module reads Events from the operator's source code, and alerts from the chart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def condition_rows() -> Iterator[tuple[str, ...]]:
 
 
 def reason_rows(progress: Progress) -> Iterator[tuple[str, ...]]:
-    """Return the reason, its meaning, and what to do if a person must act. Other advice is only in messages."""
+    """Return the reason, the meaning of the reason, and what to do if a person must act.
+
+    Other advice appears only in the messages of conditions.
+    """
     for reason in Reason:
         if reason.progress is progress:
             cures = (TRIES_AGAIN.sub("", reason.cure),) if progress is Progress.STUCK else ()
@@ -48,7 +51,7 @@ def alert_rows() -> Iterator[tuple[str, ...]]:
 
 
 def event_rows() -> Iterator[tuple[str, ...]]:
-    """Return the Events for which there is no condition, each with its type and its message."""
+    """Return the Events without a matching condition, each with a type and a message."""
     for file in sorted(OPERATOR.rglob("*.py")):
         for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef):
@@ -71,7 +74,10 @@ def _events_in(function: ast.FunctionDef) -> Iterator[tuple[str, ...]]:
 
 
 def _template(text: ast.expr) -> str:
-    """Return the text of a string. In an f-string, each value is replaced by its name in braces."""
+    """Return the text of a string in source code.
+
+    In an f-string, each value is replaced by the name of the value in braces.
+    """
     match text:
         case ast.Constant(value=str() as constant):
             return constant
@@ -83,7 +89,10 @@ def _template(text: ast.expr) -> str:
 
 
 def _name_of(value: ast.expr) -> str:
-    """Return the name of a value in words. It is the name of its attribute or variable, without the calls around it."""
+    """Return the name of a value in words.
+
+    The name is that of the attribute or variable, without the calls around it.
+    """
     match value:
         case ast.Call(args=[argument]):
             return _name_of(argument)

@@ -1,4 +1,4 @@
-"""The number of GPUs that a model needs with the nemo-rl engine: a formula, and the table for its page.
+"""A formula for the number of GPUs that a model needs with the nemo-rl engine, and the table for docs/.
 
 The figures are computed, not measured. `Layout.gpu_bytes` and docs/how-to/nemo-rl.md list what is counted.
 """
@@ -16,13 +16,13 @@ from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 GIB = 1024**3
 GPU_GIB = 80
 ROOM = 0.9
-"""The part of a GPU's memory that can be used. The allocator loses the other part in gaps between its blocks."""
+"""The usable part of a GPU's memory. The rest is lost in gaps between the allocator's blocks."""
 OTHERS_GIB = 5
 """A high estimate for the context of CUDA, the buffers of NCCL and the workspaces of TransformerEngine."""
 GPUS_PER_NODE = 8
 
 BASE_BYTES = 2
-"""The bytes of a base weight. It is bfloat16 and frozen, so it has no gradient and no optimizer state."""
+"""The bytes of a base weight. A base weight is bfloat16 and frozen, without a gradient and without optimizer state."""
 ADAPTER_BYTES = 2 + 4 + 4 + 8
 """The bytes of an adapter weight in the model: bfloat16, float32 gradient, float32 master, and Adam's two moments."""
 SLOT_BYTES = 4 + 8 + 4
@@ -31,7 +31,7 @@ SLOT_BYTES = 4 + 8 + 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a transformers model with gated feed-forward layers and grouped queries."""
+    """The sizes in a transformer model with gated feed-forward layers and grouped-query attention."""
 
     name: str
     layers: int
@@ -50,7 +50,7 @@ class Sizes:
         return [*attention, (self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden)]
 
     def values(self) -> tuple[int, int]:
-        """Return the number of values of a token in the inputs and outputs of a layer's projections.
+        """Return how many values each token has in the inputs and outputs of a layer's projections.
 
         The first number is for attention, and the second is for the feed-forward layers.
         """
@@ -58,7 +58,10 @@ class Sizes:
         return sum(widths[:4]), sum(widths[4:])
 
     def kept_values(self, recompute: RankRecompute) -> int:
-        """Return how many values of a token a layer keeps for its backward pass. Flash attention keeps no more."""
+        """Return how many values a layer keeps for the backward pass, for each token.
+
+        Flash attention keeps no further values.
+        """
         attention, feed_forward = self.values()
         kept = {"layers": self.hidden, "mlp": attention + self.hidden, "none": attention + feed_forward}
         return kept[recompute]
@@ -88,7 +91,7 @@ class Layout:
     def fits(self, sizes: Sizes) -> bool:
         """Return whether the model can be divided equally among the ranks.
 
-        Tensor ranks share a node, because they communicate in every layer.
+        Tensor ranks must be on the same node, because tensor ranks communicate in every layer.
         """
         whole = (sizes.kv_heads % self.tensor, sizes.layers % self.pipeline, sizes.vocab % self.tensor)
         return whole == (0, 0, 0) and self.tensor <= GPUS_PER_NODE and not (sizes.tied and self.pipeline > 1)
@@ -111,9 +114,9 @@ class Layout:
 def smallest(sizes: Sizes, rank: int, tokens: int) -> Layout | None:
     """Return the layout that uses the fewest GPUs.
 
-    Of layouts with the same number, return the one with the fewest pipeline stages.
+    Of layouts with the same number of GPUs, return the layout with the fewest pipeline stages.
 
-    Pipeline stages wait for each other.
+    Fewer pipeline stages are better, because stages wait for other stages.
     """
     layouts = [Layout(tensor, pipeline) for tensor, pipeline in product((1, 2, 4, 8), (1, 2, 4))]
     fitting = [
@@ -166,7 +169,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def recompute_rows() -> Iterator[tuple[str, ...]]:
-    """Return the GiB on each of the fewest GPUs with recomputed layers, for the lower rank and number of tokens."""
+    """Return the GiB per GPU of the smallest layout with recomputed layers, for the lower rank and number of tokens."""
     for sizes in MODELS:
         layout = smallest(sizes, RANKS[0], TOKENS[0])
         if layout is not None:

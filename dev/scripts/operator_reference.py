@@ -18,7 +18,7 @@ def setting_fields() -> Mapping[str, FieldInfo]:
 
 
 def metric_families() -> Iterable[Metric]:
-    """Return the metrics of an operator that has sent one request and manages one pool."""
+    """Return the metrics of an operator that manages one pool and has sent one request."""
     metrics = Metrics()
     metrics.note_reconcile("settled", 0.0)
     metrics.note_request(ApiCall("create", "services", None), "201")

@@ -1,4 +1,7 @@
-"""A pytest plugin that writes the outcome of each test immediately. So an interrupted run keeps its results."""
+"""A pytest plugin that writes the outcome of each test immediately.
+
+An interrupted run thus keeps the results of all ended tests.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from run_results import FILE
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests in the order of the arguments. If one argument contains another, pytest merges them."""
+    """Sort the tests into the order of the arguments.
+
+    Pytest itself merges arguments that contain other arguments.
+    """
     asked = config.args
     items.sort(key=lambda item: next((at for at, name in enumerate(asked) if item.nodeid.startswith(name)), len(asked)))
 
@@ -24,7 +30,10 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record a test. It has passed if its call passed, and has failed or was skipped if any of its phases did."""
+    """Record a test.
+
+    A test has passed if the call passed. A test has failed or was skipped if any phase failed or was skipped.
+    """
     if report.when == "call" or report.outcome != "passed":
         _write(report)
 

@@ -1,8 +1,8 @@
-"""Make environments for packages that need their own versions, once.
+"""Make environments, once, for packages that need other versions than the project.
 
-Package_environment.py NAME… [--if-possible]  An environment takes gigabytes, so it is stored in the project's cache.
-The script makes it again when the lock or the Python changes, and deletes it after two weeks without use. All checkouts
-with the same lock share it.
+Package_environment.py NAME… [--if-possible] An environment takes gigabytes, and is therefore stored in the project's
+cache. An environment is made again when the lock or the Python version changes, and is deleted after two weeks without
+use. All checkouts with the same lock share one environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IMAGE_PYTHON = "3.13"
 """The Python version of the trainer image."""
 IF_POSSIBLE = "--if-possible"
 COMPLETE = "complete"
-"""The name of a file that is written last. Each use changes its time."""
+"""The name of a file that is written last. Each use of the environment changes the modification time of this file."""
 UNUSED_SECONDS = 14 * 24 * 3600.0
 
 
@@ -38,9 +38,9 @@ class Packages:
 
     The default is the trainer image's Python.
 
-    `takes_another`: use the running Python if the machine lacks `python`. `on_running_python`: use only the running
-    Python, because its programs get these packages in addition to their own. `imported`: statements. Their modules are
-    compiled once, for programs that cannot write to the environment.
+    `takes_another`: use the running Python if the machine does not have `python`. `on_running_python`: use only the
+    running Python, because programs get these packages in addition to the packages of the running Python. `imported`:
+    import statements. The imported modules are compiled once, for programs that cannot write to the environment.
     """
 
     name: str
@@ -77,11 +77,14 @@ KNOWN: Mapping[str, Packages] = {
     for packages in (VLLM, NEMO_RL, MILES, GPU_LOOKALIKE, THIRD_PARTY, COOKBOOK_EXTRAS, *IMAGE_TRANSFORMERS)
 }
 FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
-"""The environments that are made if the command line has no names. `make test` needs them."""
+"""The environments that are made if the command line has no names. `make test` needs these environments."""
 
 
 def environment_directory(packages: Packages) -> Path:
-    """Return the directory for this lock and Python. Raises CalledProcessError if the machine lacks that Python."""
+    """Return the directory for this lock and this version of Python.
+
+    Raises CalledProcessError if the machine does not have this version of Python.
+    """
     return directory_for(packages.name, packages.lock, _version_of(interpreter(packages)))
 
 
@@ -116,7 +119,7 @@ def is_complete(environment: Path) -> bool:
 
 
 def make_environment(environment: Path, install: Callable[[Path], None]) -> None:
-    """Make the environment if it does not exist. Only one process at a time makes it.
+    """Make the environment if the environment does not exist. Only one process at a time makes an environment.
 
     An unfinished environment is made again.
     """
@@ -128,7 +131,7 @@ def make_environment(environment: Path, install: Callable[[Path], None]) -> None
 
 
 def remove_unused(folder: Path, now: float) -> list[Path]:
-    """Remove environments and unfinished parts that were not used for a long time, and return them."""
+    """Remove environments and unfinished parts that were not used for a long time, and return the removed paths."""
     unused = [found for found in folder.iterdir() if found.is_dir() and now - _last_use(found) > UNUSED_SECONDS]
     for environment in unused:
         shutil.rmtree(environment)
@@ -143,8 +146,8 @@ def _last_use(environment: Path) -> float:
 def install_into(packages: Packages, environment: Path) -> None:
     """Install the lock. Nothing is resolved, because the lock is complete.
 
-    Only the modules that a program imports are compiled. They are a small part. If they were not, compiling them would
-    take half of the time that a server needs to start.
+    Only the modules that a program imports are compiled. Such modules are a small part of the packages. Without
+    compiled modules, a server would need twice the time to start.
     """
     started = time.monotonic()
     locked_packages = ["--no-deps", "--require-hashes", "--quiet", "-r", str(packages.lock)]
@@ -158,15 +161,15 @@ def install_into(packages: Packages, environment: Path) -> None:
 
 
 def found_uv() -> str:
-    """Return the path of uv. If uv is missing, install it."""
+    """Return the path of uv. A missing uv is installed."""
     return _output(str(FIND_UV))
 
 
 def lent_libraries() -> str:
     """Return LD_LIBRARY_PATH with the folders of NVIDIA's libraries for this environment's PyTorch.
 
-    The PyTorch of another environment is linked with these libraries but calls none of them on a CPU. Sharing them
-    saves gigabytes.
+    PyTorch is linked with these libraries, but does not call them on a CPU. Sharing the libraries of another
+    environment saves gigabytes.
     """
     package = find_spec("nvidia")
     roots = package.submodule_search_locations if package else None
@@ -184,8 +187,8 @@ def _output(*command: str) -> str:
 def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = install_into) -> int:
     """Make the environments, and return the exit status.
 
-    With `--if-possible`, a failed installation is printed and is not an error. The tests that need the environment are
-    then skipped, or fail if every test was requested.
+    With `--if-possible`, a failed installation is printed and is not an error. Tests that need a missing environment
+    are skipped, or fail if every test was requested.
     """
     named = [KNOWN[argument] for argument in arguments if argument != IF_POSSIBLE]
     made = [_make(packages, install) for packages in named or FOR_TESTS]
@@ -193,7 +196,7 @@ def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = i
 
 
 def _make(packages: Packages, install: Callable[[Packages, Path], None]) -> bool:
-    """Make the environment, and return whether it exists."""
+    """Make the environment, and return whether the environment exists."""
     try:
         environment = environment_directory(packages)
         make_environment(environment, lambda directory: install(packages, directory))

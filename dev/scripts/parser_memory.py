@@ -1,4 +1,4 @@
-"""The memory that each parser of a tenant's bytes may use.
+"""The limits on the memory of the parsers that read a tenant's bytes.
 
 docs/reference/limits.md links here, and tests/attacks/test_parsers.py measures each parser.
 """
@@ -13,7 +13,7 @@ SERVER, WORKER = "API server", "worker"
 
 @dataclass(frozen=True, slots=True)
 class ParserMemory:
-    """The limit of a parser: `times` bytes for each byte that it reads, plus `base_mib`."""
+    """The limit of a parser: `times` bytes for each byte of input, plus `base_mib`."""
 
     where: str
     what: str

@@ -1,4 +1,4 @@
-"""Rules of plain English that ruff does not check: the first word of a docstring, and words that are not names.
+"""Rules of plain English that ruff does not check: the first word of a docstring, and pronouns in identifiers.
 
 tests/unit/test_prose.py checks every file. `make sizes` counts the docstrings that break the first rule.
 """
@@ -49,7 +49,7 @@ def fragments_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def pronouns_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of each definition, parameter and variable whose name contains a pronoun."""
+    """Yield the line and the name of each definition, parameter and variable with a pronoun in the name."""
     for node in ast.walk(tree):
         for name in _names_bound_by(node):
             if PRONOUN.search(name):
@@ -71,9 +71,9 @@ def _names_bound_by(node: ast.AST) -> Iterator[str]:
 
 
 def phrases_in(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the phrase for each phrase in comments and strings of a Python file that must be avoided.
+    """Yield the line and the text of each forbidden phrase in comments and strings of a Python file.
 
-    A string of one word is exempt, because it is a name, such as a key in a file.
+    A string of one word is exempt, because such a string is a name, for example a key in a file.
     """
     if not PHRASES.search(text):  # reading the tokens of every file takes seconds
         return

@@ -1,4 +1,4 @@
-"""Table rows for the calls and fields of the API. They come from the server's OpenAPI document."""
+"""Table rows for the calls and fields of the API. The rows come from the server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ JSON = "application/json"
 
 
 def call_rows() -> Iterator[tuple[str, ...]]:
-    """Return each call and its required fields. The order is the one in which a server matches calls."""
+    """Return each call and the required fields of the call.
+
+    The calls are in the order in which a server matches paths.
+    """
     document = _document()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -25,7 +28,7 @@ def call_rows() -> Iterator[tuple[str, ...]]:
 
 
 def flag_rows() -> Iterator[tuple[str, ...]]:
-    """Return the flags in the two configurations of the SDK, with their values or the rule for their values."""
+    """Return the flags in the two configurations of the SDK, each with a value or a rule for the value."""
     models = {"client/config": ClientConfigResponse, "client/dynamic_config": DynamicConfigResponse}
     for call, model in models.items():
         for name, field in model.model_fields.items():
@@ -55,7 +58,7 @@ def _taken(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
 
 
 def _required(document: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """Return the names of an object's required fields, or the required fields of each alternative."""
+    """Return the names of an object's required fields, or the required fields of each alternative object."""
     resolved = _resolved(document, schema)
     if choices := resolved.get("anyOf") or resolved.get("oneOf"):
         return list(dict.fromkeys(name for choice in choices for name in _required(document, choice)))

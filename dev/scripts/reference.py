@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Write the tables of docs/ that the code knows, between their markers.
+"""Generate the tables in docs/ that come from the code, and write each table between its markers.
 
-Reference.py [--check]  With --check it changes nothing, and fails when a table differs from the code.
+Reference.py [--check] With --check, the program changes nothing, and fails if a table differs from the code.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def settings_table(fields: Mapping[str, FieldInfo]) -> str:
-    """Return the table of settings. The page says how the variables are named."""
+    """Return the table of settings. The page explains the names of the environment variables."""
     rows = [(f"`{name}`", _default_of(field), _meaning_of(field)) for name, field in fields.items()]
     return table(("Setting", "Default", "Meaning"), rows)
 
 
 def _meaning_of(field: FieldInfo) -> str:
-    """Return the description of the field. A field with choices needs none."""
+    """Return the description of the field. A field with choices needs no description."""
     return field.description or f"One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
 
 
@@ -94,7 +94,7 @@ def _exposed_name(family: Metric) -> str:
 def _labels_of(family: Metric) -> str:
     """Return the labels of the metric.
 
-    Two labels that all worker metrics have are left out, because the page names them once.
+    Two labels of all worker metrics are left out, because the page names these labels once.
     """
     labels = {name: None for sample in family.samples for name in sample.labels if name != "le"}
     if labels.keys() >= OF_WORKERS:
@@ -119,7 +119,7 @@ def _when(kind: type[TinsmithError]) -> str:
 
 
 def values_table(*sections: str) -> str:
-    """Return the table of values in these sections of the chart."""
+    """Return the table of the values in these sections of the chart."""
     return table(("Value", "Default", "Meaning"), chart_reference.values_rows(sections))
 
 
@@ -226,9 +226,9 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def with_table(text: str, name: str, content: str) -> str:
-    """Return the page with new content between the markers of this name.
+    """Return the page with new content between the markers with this name.
 
-    Raises ValueError if the page lacks the markers.
+    Raises ValueError if the page does not contain the markers.
     """
     begin, end = f"<!-- {name}: written by `make docs` -->", f"<!-- end of {name} -->"
     replaced, count = re.subn(

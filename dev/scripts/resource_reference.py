@@ -1,4 +1,4 @@
-"""The rows for the fields of TrainingSessions and SamplerPools. They come from the CRDs.
+"""The rows for the fields of TrainingSessions and SamplerPools. The rows come from the CRDs.
 
 `reference.py` calls this module, and writes docs/reference/training-session.md and docs/reference/sampler-pool.md.
 """
@@ -42,9 +42,9 @@ def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
 
 
 def spec_rows(crd: Path, other: Path | None = None) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of `spec`. Rows that the other resource also has are left out.
+    """Yield the rows of `spec`. Rows that both resources have are left out here.
 
-    The effect of a change is left out, too, because the pages have a table of effects.
+    The effect of a change is left out, too, because the pages contain a table of effects.
     """
     shared = set(field_rows(other, "spec")) if other else set()
     for row in field_rows(crd, "spec"):
@@ -54,7 +54,7 @@ def spec_rows(crd: Path, other: Path | None = None) -> Iterator[tuple[str, ...]]
 
 
 def status_rows(crd: Path) -> Iterator[tuple[str, ...]]:
-    """Yield each field and its meaning. `kubectl explain` shows the types and the internal fields."""
+    """Yield each field and the meaning of the field. `kubectl explain` shows the types and the internal fields."""
     for place, _, _, meaning in field_rows(crd, "status"):
         if not meaning.startswith("Internal"):
             yield place, meaning

@@ -1,6 +1,6 @@
-"""The outcomes of tests, which the plugin `outcomes` writes, and the count of outcomes by row.
+"""The outcomes of tests that the plugin `outcomes` has written, and the outcome of each row of a table.
 
-This module does not need pytest. A machine may lack pytest until its wheels are installed.
+This module does not need pytest, because a machine may not have pytest before the wheels are installed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 FILE = "TINSMITH_TEST_OUTCOMES"
-"""The variable that names the file. The file has one line of JSON for each test."""
+"""The environment variable that names the file of outcomes. This file has one line of JSON for each test."""
 
 Outcome = Literal["passed", "failed", "skipped"]
 WORST_FIRST: tuple[Outcome, ...] = ("failed", "passed", "skipped")
@@ -20,7 +20,7 @@ WORST_FIRST: tuple[Outcome, ...] = ("failed", "passed", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a test. `test`: the name that pytest gives to the test, with its parameters.
+    """The result of a test. `test`: pytest's name of the test, including the parameters.
 
     `reason`: the first line of the failure, or the reason why the test was skipped.
     """
@@ -35,9 +35,9 @@ def read_results(file: Path) -> list[Result]:
 
 
 def by_row(rows: Iterable[str], results: Iterable[Result]) -> Mapping[str, Result]:
-    """Map each row to the result that counts: a failure of one of its tests, otherwise a test that passed.
+    """Map each row to the result that counts: a failure if any test of the row failed, otherwise a test that passed.
 
-    A row is a test without its parameters, a module of tests, or a folder of modules.
+    A row is a test without parameters, a module of tests, or a folder of modules.
     """
     found: dict[str, Result] = {}
     names = list(rows)

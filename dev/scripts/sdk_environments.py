@@ -1,7 +1,8 @@
 """Make an environment for each generation of the tinker SDK, once: `make sdk-environments`.
 
-Versions on the command line replace the list. The dependencies of an SDK have the versions in dev/requirements/dev.txt,
-so that a new release changes no test. All environments share one copy of PyTorch, the largest package.
+Versions on the command line replace the list of generations. The dependencies of an SDK have the versions in
+dev/requirements/dev.txt, so that new releases of dependencies do not change the tests. All environments share one copy
+of PyTorch, the largest package.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def environment_directory(package: str, lock: Path = LOCK, python: str = sys.ver
 
 
 def make_sdk_environment(version: str) -> Path:
-    """Make the environment for this version of the SDK. Raises CalledProcessError if it cannot be installed."""
+    """Make the environment for this version of the SDK.
+
+    Raises CalledProcessError if this version cannot be installed.
+    """
     pytorch = environment_directory(PYTORCH)
     make_environment(pytorch, partial(_install, requirement=PYTORCH, options=()))
     environment = environment_directory(version)
@@ -59,7 +63,7 @@ def _install(environment: Path, requirement: str, options: Sequence[str]) -> Non
 
 
 def without_sdk(lock: str) -> str:
-    """Return the lock without the SDK and the packages that depend on it."""
+    """Return the lock without the SDK and without the packages that depend on the SDK."""
     packages = re.split(r"(?m)^(?=[A-Za-z0-9])", lock)
     return "".join(package for package in packages if not package.startswith(OF_THE_SDK))
 

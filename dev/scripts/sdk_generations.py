@@ -1,6 +1,6 @@
-"""The generations of the tinker SDK, and their differences.
+"""The generations of the tinker SDK, and the differences between generations.
 
-docs/reference/protocol.md has the table. The tests run a whole program on each version in the list.
+docs/reference/protocol.md has the table. The tests run a whole program with each version in the list.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Generation:
-    """Versions of the SDK that send the same requests."""
+    """A generation: the versions of the SDK that send the same requests."""
 
     versions: str
     tested: tuple[str, ...]
     otherwise: str
-    """The difference between this generation and the next one."""
+    """The difference between this generation and the next generation."""
 
 
 GENERATIONS = (

@@ -1,4 +1,4 @@
-"""Run make targets at the same time. Each output line begins with the name of its target: side_by_side.py TARGET...
+"""Run make targets at the same time. Each line of output begins with the name of the target: side_by_side.py TARGET...
 
 At the end, the script repeats the failures, because earlier output has scrolled away.
 """
@@ -17,11 +17,11 @@ INTERRUPTED = 130
 # The texts with which pytest's summary and make report a failure.
 FAILURE = re.compile(r"(FAILED|ERROR) |make(\[\d+\])?: \*\*\*|=+ .*\b(failed|error)")
 LAST_LINES = 10
-"""The number of last lines that are shown of a failed target if no line explains its failure."""
+"""How many last lines of a failed target are shown if no line explains the failure."""
 
 
 def main(targets: list[str]) -> int:
-    """Run the targets until all have ended. Return 1 if one of them failed."""
+    """Run the targets until all have ended. Return 1 if a target failed."""
     make = [os.environ.get("MAKE", "make"), "--no-print-directory"]
     running = [
         subprocess.Popen([*make, target], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,7 +1,8 @@
-"""Print the size and readability of the project: files, lines, words, and docstrings that begin with a fragment.
+"""Print figures about the project: the numbers of files, lines, words, and docstrings that begin with a fragment.
 
-`make sizes` runs it on the work tree. With `--at COMMIT` it measures a commit instead, so that two states can be
-compared. With `--check` it prints only the pages that exceed the limits of docs/, and exits with 1 if there are some.
+`make sizes` prints the figures of the work tree. With `--at COMMIT`, the program prints the figures of a commit, so
+that two states can be compared. With `--check`, the program prints only the pages that exceed the limits of docs/, and
+exits with 1 if such pages exist.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("operator/", "api_server/", "trainer_image/", "client/", "rpc/")
 GENERATED = "_pb2"
 WORD = re.compile(r"\S*\w\S*")
-"""A token that contains a letter or a digit. The lines of a table are not words."""
+"""A token that contains a letter or a digit. The lines of a table do not count as words."""
 
 MOST_WORDS = 45_000
 MOST_LINES = 200
@@ -30,7 +31,7 @@ MOST_LINES_OF = {"docs/design.md": 300}
 
 
 def sources_of(commit: str | None) -> Mapping[str, str]:
-    """Return the text of each tracked file by its path. `None` means the work tree."""
+    """Return the text of each tracked file, by path. `commit` None means the work tree."""
     if commit is None:
         names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         return {
@@ -46,7 +47,7 @@ def sources_of(commit: str | None) -> Mapping[str, str]:
 
 
 def measure(sources: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield each measure: its name and its value."""
+    """Yield the name and the value of each figure."""
     python = {name: text for name, text in sources.items() if name.endswith(".py") and GENERATED not in name}
     product = {name: text for name, text in python.items() if name.startswith(PRODUCT)}
     tests = {name: text for name, text in python.items() if name.startswith("tests/")}
@@ -70,7 +71,7 @@ def pages_of(sources: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def excesses(pages: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each limit of docs/ that a page exceeds."""
+    """Yield one sentence for each limit that docs/ or a page of docs/ exceeds."""
     words = _words(pages)
     if words > MOST_WORDS:
         yield f"docs/ has {words:,} words, and {MOST_WORDS:,} are permitted: shorten a page."

@@ -25,7 +25,10 @@ KEPT_ARCHIVES = 2
 
 
 def cache_directory() -> Path:
-    """Return the folder of the cache. It is outside the checkout, so that a fresh clone can use earlier builds."""
+    """Return the folder of the cache.
+
+    The folder is outside the checkout, so that a fresh clone can use earlier builds.
+    """
     return Path(os.environ.get("TINSMITH_CACHE") or Path.home() / ".cache" / "tinsmith")
 
 
@@ -46,14 +49,20 @@ def build_images(images: Iterable[Image]) -> dict[str, Archive]:
 
 @lru_cache
 def build_to_run(name: str) -> Builder:
-    """Return the builder. It has the image of this checkout under its reference, from this build or an earlier one."""
+    """Return a builder that has the image of this checkout.
+
+    The builder knows the image by its reference. The image comes from this build or an earlier build.
+    """
     cache = cache_directory()
     with _locked(cache / "images" / "lock"):
         return _build(IMAGES[name], cache)
 
 
 def find_builder(cache: Path) -> Builder:
-    """Return docker if its daemon answers, otherwise buildah. Raises ImageError if neither is available."""
+    """Return docker if its daemon answers, otherwise buildah.
+
+    Raises ImageError if neither docker nor buildah is available.
+    """
     if Docker.works():
         return Docker()
     if Buildah.works():
@@ -89,12 +98,12 @@ def _archive(image: Image, cache: Path) -> Archive:
 
 
 def _prefix(image: Image) -> str:
-    """Return the prefix of the names of the image's archives. Each tag has its own prefix."""
+    """Return the prefix of the names of the image's archives. Each tag has a different prefix."""
     return f"{image.name}_{image.tag}-"
 
 
 def _prepare_base(builder: Builder) -> None:
-    """Prepare the image of Debian. If no registry can be reached, make the same image from packages of Debian."""
+    """Prepare the image of Debian. Without access to a registry, make the same image from Debian's packages."""
     if builder.has_base():
         return
     try:
@@ -114,7 +123,10 @@ def _make_base(builder: Builder, refusal: ImageError) -> None:
 
 
 def _build(image: Image, cache: Path) -> Builder:
-    """Build each stage separately. Each stage then has a name, so that pruning keeps its layers for the next build."""
+    """Build each stage separately.
+
+    A stage that is built separately has a name, so that pruning keeps its layers for the next build.
+    """
     builder = find_builder(cache)
     _prepare_base(builder)
     log = cache / "images" / f"{image.name}.log"
@@ -130,7 +142,7 @@ def _build(image: Image, cache: Path) -> Builder:
 
 
 def _prune(builder: Builder) -> None:
-    """Remove what the builder no longer needs.
+    """Remove images and layers that the builder no longer needs.
 
     An image that a container uses is kept, even if the program that started the container was killed.
     """
@@ -141,7 +153,7 @@ def _prune(builder: Builder) -> None:
 
 
 def _save(builder: Builder, image: Image, path: Path) -> None:
-    """Save the archive. It gets its name when it is complete."""
+    """Save the archive. The archive gets its final name when it is complete."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
     builder.save(image.reference, unfinished)
@@ -158,7 +170,7 @@ def _forget_old_archives(image: Image, directory: Path) -> None:
 def _locked(file: Path) -> Iterator[None]:
     """Hold a lock while an image is built.
 
-    Two builds at the same time would do the same work, and remove each other's layers.
+    Two builds at the same time would do the same work, and each would remove layers of the other build.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as handle:
@@ -185,7 +197,7 @@ _DEBIANS_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 @contextmanager
 def build_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[dict[str, Path]]:
-    """Yield the files of the secrets that the Dockerfiles mount, by name. They exist while the context is open."""
+    """Yield the files of the secrets that the Dockerfiles mount, by name. The files exist while the context is open."""
     with TemporaryDirectory(prefix="tinsmith-build-") as directory:
         file = Path(directory) / "build-environment"
         file.touch(mode=0o600)
@@ -200,7 +212,10 @@ def build_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[dict[
 
 
 def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the proxy variables and the settings of pip, but no paths, because they do not exist inside a build."""
+    """Return the proxy variables and the settings of pip.
+
+    Paths are left out, because a build cannot see these paths.
+    """
     return {
         name: value
         for name, value in environment.items()

@@ -1,4 +1,4 @@
-"""Builds images with buildah. It needs no daemon, and its storage is in the project's cache."""
+"""Builds images with buildah. Buildah needs no daemon. The storage of images is in the project's cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PULL_SECONDS = 300
 class Buildah:
     """Implements `images.builder.Builder`.
 
-    It uses overlay mounts if the kernel allows them, and full copies (vfs) otherwise.
+    The storage uses overlay mounts if the kernel allows overlay mounts, and full copies (vfs) otherwise.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -62,7 +62,10 @@ class Buildah:
         return succeeds("buildah", *self._places(), "inspect", "--type=image", reference)
 
     def command(self, reference: str, program: Program) -> list[str]:
-        """Return a command. It does not use buildah's own `run`, because that cannot make the root read-only."""
+        """Return a command.
+
+        The command does not use `buildah run`, because `buildah run` cannot make the root file system read-only.
+        """
         if os.geteuid() != 0:
             raise ImageError("Only root can run a program in an image that buildah has built; use sudo, or docker.")
         settings = json.loads(self._run("inspect", "--type=image", reference))["OCIv1"]["config"]
@@ -76,7 +79,7 @@ class Buildah:
         self._run("rmi", "--prune")
 
     def clean(self, references: Sequence[str]) -> None:
-        """Delete the whole storage. Only this tool uses it."""
+        """Delete the whole storage. Only this tool uses the storage."""
         self._run("rm", "--all")
         self._run("rmi", "--all", "--force")
         shutil.rmtree(self._directory)

@@ -1,4 +1,4 @@
-"""Commands that raise the only exception of the image tools if they fail."""
+"""Commands of the image tools. A failed command raises ImageError."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 class ImageError(Exception):
-    """An error whose text says what happened, to what, and what to do."""
+    """An error with a text that says what happened, which object is concerned, and what to do."""
 
 
 TAIL_LINES = 25
 
 
 def run(*command: str | Path, seconds: float | None = None) -> str:
-    """Run a command, and return its standard output. Raises ImageError after a failure or a timeout."""
+    """Run a command, and return the standard output. Raises ImageError after a failure or a timeout."""
     try:
         finished = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
@@ -29,14 +29,14 @@ def run(*command: str | Path, seconds: float | None = None) -> str:
 
 
 def run_logged(log: Path, *command: str | Path) -> None:
-    """Run a long command, and append its output to `log`. Raises ImageError with the end of the log."""
+    """Run a long command, and append the output to `log`. Raises ImageError with the end of the log."""
     with log.open("a") as file:
         finished = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False)
     _check(command, finished.returncode, log.read_text(errors="replace"))
 
 
 def succeeds(*command: str | Path, seconds: float = 60.0) -> bool:
-    """Return whether the command succeeds. If it is missing or takes too long, it has not succeeded."""
+    """Return whether the command succeeds. A missing command, or a command that takes too long, has not succeeded."""
     try:
         run(*command, seconds=seconds)
     except ImageError:

@@ -12,11 +12,14 @@ from images.sources import Image
 
 
 class Docker:
-    """Implements `images.builder.Builder`. The daemon manages its own build cache."""
+    """Implements `images.builder.Builder`. The daemon manages the build cache."""
 
     @staticmethod
     def works() -> bool:
-        """Return whether docker can build the images. It needs BuildKit, because the Dockerfiles mount secrets."""
+        """Return whether docker can build the images.
+
+        Docker must have BuildKit, because the Dockerfiles mount secrets.
+        """
         return succeeds("docker", "info") and succeeds("docker", "buildx", "version")
 
     def has_base(self) -> bool:
@@ -51,7 +54,7 @@ class Docker:
         return ["docker", "run", "--rm", *sandbox, *environment, *mounts, "--entrypoint=", reference, *program.words]
 
     def prune(self) -> None:
-        """Do nothing. The daemon limits its build cache, which also has layers of other projects."""
+        """Do nothing. The daemon itself limits the build cache, which also contains layers of other projects."""
 
     def clean(self, references: Sequence[str]) -> None:
         present = [reference for reference in references if self.has(reference)]

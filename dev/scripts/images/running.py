@@ -1,6 +1,6 @@
 """Commands in a built image.
 
-They run as in a pod, or they are the trainer's own tests with the image's Python and PyTorch.
+A command runs as in a pod. The trainer's own tests run with the image's Python and PyTorch.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ NOT_OF_THE_IMAGE = (
 
 
 def run_in_image(name: str, program: Program) -> subprocess.CompletedProcess[str]:
-    """Run a program in the image of this checkout. If the image is missing, build it first.
+    """Run a program in the image of this checkout. A missing image is built first.
 
-    The caller checks its status.
+    The caller checks the exit status of the program.
     """
     command = _command(name, program)
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def run_trainer_tests(arguments: Sequence[str]) -> int:
-    """Run the tests in `arguments`. Without arguments, run the tests of engines, models and samplers.
+    """Run the tests that `arguments` names. Without arguments, run the tests of engines, models and samplers.
 
     Return pytest's exit status.
     """

@@ -1,4 +1,4 @@
-"""The images, and the files that each image contains. Its Dockerfile names them."""
+"""The images, and the files that each image contains. The Dockerfile of an image names these files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IGNORED = "__pycache__"
 LOCAL_REGISTRY = "tinsmith.local"
 """The registry in the names of images.
 
-It is not in public DNS, so a node that lacks an image cannot pull another one.
+This registry is not in public DNS, so a node without the image cannot pull a foreign image with the same name.
 """
 
 
 def version() -> str:
-    """Return the project's version, which is the tag of its images."""
+    """Return the project's version, which is also the tag of the images."""
     found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found is not None, "pyproject.toml names no version"
     return found[1]
@@ -94,7 +94,7 @@ OPTIONAL_IMAGES = {
 }
 """Services that tests install next to Tinsmith, and the CPU worker of nemo-rl and miles.
 
-They are built only if requested.
+These images are built only on request.
 """
 GPU_IMAGES = {
     name: Image(name, ROOT / "trainer_image" / dockerfile)
@@ -104,7 +104,7 @@ GPU_IMAGES = {
         ("trainer-gpu", "Dockerfile.gpu"),
     )
 }
-"""Images for GPUs. Their base images have tens of gigabytes.
+"""Images for GPUs. The base images of GPU images have tens of gigabytes.
 
-Users build them with `docker build`, because these tools do not build them.
+These tools do not build GPU images; users build GPU images with `docker build`.
 """

@@ -1,4 +1,4 @@
-"""A running cluster for tests and people. This package made it, or the user gave it."""
+"""A running cluster for tests and people. The cluster was made by this package or named by the user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POD_SECURITY = {"pod-security.kubernetes.io/enforce": "restricted", "pod-securi
 class Cluster:
     """A running cluster. `ingress_address` is None if no Ingress controller is known.
 
-    `runtimes` is empty if the nodes belong to a foreign cluster.
+    `runtimes` is empty for a cluster of the user.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Cluster:
 
     @property
     def ingress_url(self) -> str:
-        """Return the address of the Ingress controller. Raises ClusterError if it is not configured."""
+        """Return the address of the Ingress controller. Raises ClusterError if no address is configured."""
         if self.ingress_address is None:
             raise ClusterError(f"The ingress of {self.kubeconfig} is unknown: set {INGRESS_VARIABLE} to its address.")
         return f"http://{self.ingress_address}"
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Run kubectl, and return its output. If kubectl fails, raises ClusterError with kubectl's own message."""
+        """Run kubectl, and return the output. If kubectl fails, raises ClusterError with kubectl's own message."""
         return self.kubectl_bytes(*arguments, stdin=None if stdin is None else stdin.encode()).decode()
 
     def kubectl_bytes(self, *arguments: str, stdin: bytes | None = None) -> bytes:
@@ -64,34 +64,37 @@ class Cluster:
         return finished.stdout
 
     def make_namespace(self, name: str) -> None:
-        """Create a namespace that admits only restricted pods. Return when pods can be created in it."""
+        """Create a namespace that admits only restricted pods. Return when pods can be created in the namespace."""
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _POD_SECURITY}}
         self.kubectl("apply", "--filename=-", stdin=json.dumps(document))
         self.kubectl(f"--namespace={name}", "wait", "serviceaccount/default", "--for=create", "--timeout=120s")
 
     def delete_namespace(self, name: str) -> None:
-        """Delete a namespace, and return when its pods are gone. Its other objects vanish within seconds."""
+        """Delete a namespace, and return when all pods in the namespace are gone.
+
+        The other objects of the namespace vanish within seconds.
+        """
         self.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
         # A cluster without nodes has no kubelet that would stop the pods that a test assigned.
         if self.nodes:
             self.kubectl(f"--namespace={name}", "wait", "pods", "--all", "--for=delete", "--timeout=180s")
 
     def load_image(self, archive: Path) -> list[LoadedImage]:
-        """Load the images of an archive into every node. For a foreign cluster, run the load command of the user.
+        """Load the images of an archive into every node. For a cluster of the user, run the user's load command.
 
-        Raises ClusterError if the load fails, or if there is no load command.
+        Raises ClusterError if the load fails, or if no load command is configured.
         """
         return load(archive, self.runtimes) if self.runtimes else load_command().load(archive)
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
-        """Kill the first process of the container, as the kernel does if memory runs out.
+        """Kill the first process of the container, like the kernel when memory runs out.
 
         The kubelet restarts the container.
         """
         self._signal_container(namespace, pod, container, signal.SIGKILL)
 
     def freeze_container(self, namespace: str, pod: str, container: str) -> None:
-        """Freeze the first process of the container. After that, only `kill_container` can end the process."""
+        """Freeze the first process of the container. Only `kill_container` can end a frozen process."""
         self._signal_container(namespace, pod, container, signal.SIGSTOP)
 
     def _signal_container(self, namespace: str, pod: str, container: str, number: signal.Signals) -> None:
@@ -103,7 +106,10 @@ class Cluster:
         self._known_runtimes()[self.nodes.index(node)].kill(found.removeprefix("containerd://"), number)
 
     def cut_off(self, node: str) -> None:
-        """Disconnect the node. Its pods continue to run, but the cluster cannot see them until `reconnect`."""
+        """Disconnect the node.
+
+        The node's pods continue to run, but until `reconnect` the cluster does not see these pods.
+        """
         self._expendable(node).disconnect()
 
     def reconnect(self, node: str) -> None:
@@ -123,7 +129,7 @@ class Cluster:
         raise ClusterError(f"{node} is no node to lose: use `--nodes 2` and the second one.")
 
     def logs(self) -> str:
-        """Return the end of the log of each process. There are none for a foreign cluster."""
+        """Return the end of the log of each process. For a cluster of the user, return no logs."""
         files = sorted(Places(self.name).logs.glob("*.log")) if self.name else []
         ends = [(file.stem, file.read_text(errors="replace").splitlines()[-_LOG_LINES:]) for file in files]
         return "\n".join(f"== {name}\n" + "\n".join(lines) for name, lines in ends)
@@ -135,7 +141,7 @@ class Cluster:
 
 
 def recorded(record: Record) -> Cluster:
-    """Return the cluster that this record describes."""
+    """Return the cluster that a record describes."""
     places = Places(record.name)
     return Cluster(
         name=record.name,
@@ -159,10 +165,10 @@ def own_nodes(places: Places, count: int) -> list[Node]:
 
 
 def configured_cluster() -> Cluster | None:
-    """Return the cluster of KUBECONFIG, if its current context is the one in TINSMITH_TEST_CONTEXT.
+    """Return the cluster of KUBECONFIG if TINSMITH_TEST_CONTEXT names the current context.
 
-    The second variable confirms that tests may write to this cluster. KUBECONFIG alone may name a cluster that is in
-    use. Raises ClusterError if the two variables name different contexts.
+    TINSMITH_TEST_CONTEXT confirms that tests may write to this cluster. KUBECONFIG alone is not enough, because it may
+    name a cluster that is in use. Raises ClusterError if KUBECONFIG and TINSMITH_TEST_CONTEXT name different contexts.
     """
     confirmed, kubeconfig = os.environ.get(CONTEXT_VARIABLE), os.environ.get("KUBECONFIG")
     if not confirmed:

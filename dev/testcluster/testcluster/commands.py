@@ -1,4 +1,4 @@
-"""System programs. If a program fails, an error with one sentence is raised."""
+"""System programs. A failed program raises an error with one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from testcluster.errors import ClusterError
 
 
 def run(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> str:
-    """Run a command, and return its standard output. Raises ClusterError with its standard error."""
+    """Run a command, and return the standard output.
+
+    Raises ClusterError with the standard error of a failed command.
+    """
     finished = attempt(*command, stdin=stdin, seconds=seconds)
     if finished.returncode != 0:
         words = finished.stderr.strip() or f"exit status {finished.returncode}"
@@ -19,7 +22,7 @@ def run(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) 
 
 
 def attempt(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """Run a command. A failure is a valid result."""
+    """Run a command. A failed command raises no error."""
     try:
         return subprocess.run(
             [str(word) for word in command],

@@ -1,4 +1,4 @@
-"""The one exception of the test cluster."""
+"""The exception of the test cluster."""
 
 from __future__ import annotations
 

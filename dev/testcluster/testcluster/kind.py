@@ -1,8 +1,8 @@
 """A cluster that kind makes on Docker or Podman, on request or if this machine cannot run the project's own cluster.
 
-It has what kind provides: the storage class `standard`, and no Ingress controller. If a test needs more, it fails with
-a message that says so. The node uses kind's own image, or the image that `make kind-node-image` has made. A node with
-the latter image enforces no NetworkPolicies.
+Such a cluster has the storage class `standard`, and no Ingress controller. A test that needs more fails with a message
+about the missing part. The node uses kind's own image, or the image that `make kind-node-image` has made. A node with
+the image of `make kind-node-image` does not enforce NetworkPolicies.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _CREATION_SECONDS = 600.0
 
 
 def missing() -> str | None:
-    """Return a sentence that says what this machine lacks for a kind cluster, or None if it lacks nothing."""
+    """Return a sentence that says what this machine lacks for a kind cluster, or None if nothing is missing."""
     if _program() is None:
         return "kind is not installed: `go install sigs.k8s.io/kind@latest`, or see https://kind.sigs.k8s.io."
     return None if _engine() else _engine_is_missing()
 
 
 def running_engine() -> str:
-    """Return the container engine that runs the nodes. Raises ClusterError if none answers."""
+    """Return the container engine that runs the nodes. Raises ClusterError if no container engine answers."""
     if (engine := _engine()) is None:
         raise ClusterError(_engine_is_missing())
     return engine
@@ -49,7 +49,7 @@ def running_engine() -> str:
 def create(places: Places) -> None:
     """Create the cluster.
 
-    It uses the node image of the project if it exists, otherwise kind's image, which kind may have to pull.
+    The nodes use the project's node image if this image exists, otherwise kind's image, which kind may have to pull.
 
     Raises ClusterError if the pull or the start of the cluster fails.
     """
@@ -71,12 +71,12 @@ def create(places: Places) -> None:
 
 
 def was_here(places: Places) -> bool:
-    """Return whether kind was ever asked to create this cluster."""
+    """Return whether kind has ever tried to create this cluster."""
     return _marker(places).exists()
 
 
 def delete(places: Places) -> None:
-    """Delete the cluster. If there is no cluster with that name, do nothing."""
+    """Delete the cluster. If no cluster with this name exists, do nothing."""
     _kind(places, "delete")
 
 
@@ -102,12 +102,12 @@ def _engine_is_missing() -> str:
 
 
 def _program() -> str | None:
-    """Return the command of kind: the installed one, or the one that was built with the node image of the project."""
+    """Return the command of kind: the installed program, or the program from the build of the project's node image."""
     return shutil.which("kind") or shutil.which("kind", path=KIND.folder())
 
 
 def _kind(places: Places, verb: str, *options: str, stdin: str | None = None) -> None:
-    """Run kind with the engine that created the cluster, even if another engine would be chosen now."""
+    """Run kind with the engine that created the cluster, even if a new cluster would use another engine."""
     engine = f"{_ENGINE_VARIABLE}={_marker(places).read_text()}"
     named = (f"--name={_name(places)}", f"--kubeconfig={places.kubeconfig}")
     if (program := _program()) is None:

@@ -1,8 +1,8 @@
 """The start and the stop of clusters. Both the command `up` and the fixtures of tests use this module.
 
-This package itself makes clusters from Go modules and Debian packages. When the programs are built, this takes seconds.
-If this machine lacks something for that and kind is installed, kind makes a cluster with a single node. On request,
-kind makes any cluster that it can make.
+This package itself makes clusters from Go modules and Debian packages. With built programs, the start of a cluster
+takes seconds. If this machine cannot run such a cluster and kind is installed, kind makes a cluster with a single node.
+On request, kind makes such a cluster in any case.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from testcluster.teardown import take_down
 
 
 def missing(tier: Tier, nodes: int = 1) -> str | None:
-    """Return a sentence that says what this machine lacks for such a cluster, or None if it lacks nothing."""
+    """Return a sentence that says what this machine lacks for such a cluster, or None if nothing is missing."""
     return None if choose_maker(tier, nodes) == "kind" else own.missing(tier)
 
 
 def choose_maker(tier: Tier, nodes: int) -> Maker:
-    """Choose the maker of a cluster. It is this package, if possible.
+    """Choose the maker of a cluster. The maker is this package, if possible.
 
     The clusters of this package have an Ingress controller, and the storage classes that tests need.
     """
@@ -32,10 +32,10 @@ def choose_maker(tier: Tier, nodes: int) -> Maker:
 
 
 def bring_up(name: str, tier: Tier, nodes: int = 1) -> Record:
-    """Build the programs that are missing, and start the cluster. If the cluster already runs, it is not changed.
+    """Build missing programs, and start the cluster. A cluster that already runs is not changed.
 
-    Raises ClusterError with the reason if the cluster does not start, or if it runs with another tier or number of
-    nodes. After a failed start, the parts that have started are stopped, and the logs are kept.
+    Raises ClusterError with the reason if the cluster does not start, or already runs with another tier or number of
+    nodes. After a failed start, all started parts are stopped, and the logs are kept.
     """
     return _bring_up(name, tier, nodes, choose_maker(tier, nodes))
 
@@ -61,7 +61,7 @@ def _bring_up(name: str, tier: Tier, nodes: int, maker: Maker) -> Record:
 
 
 def bring_down(name: str) -> bool:
-    """Remove the cluster, even if only some of its parts run. Return whether there was anything to remove."""
+    """Remove the cluster, even if the cluster runs only partly. Return whether any part of the cluster existed."""
     places = Places(name)
     with locked(places.lock):
         existed = places.directory.exists()

@@ -1,8 +1,8 @@
-"""The load of images into a cluster that this package did not make. The user gives a command for this.
+"""The load of images into a cluster that this package did not make. The user provides the load command.
 
-It is a shell command, for example `kind load image-archive {archive} --name dev`. `{archive}` is the path of a docker
-or OCI archive, and `{image}` is the name that pods use for its image. If the nodes pull from a registry, the command
-pushes the image, and a second variable gives the registry's name in pods.
+The load command is a shell command, for example `kind load image-archive {archive} --name dev`. `{archive}` is the path
+of a docker or OCI archive, and `{image}` is the name of the image in pods. If nodes pull from a registry, the command
+pushes the image, and a second variable contains the registry's name in pods.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ _SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class LoadCommand:
-    """The command that loads images. `registry` is None if pods use the names that images have in the archives."""
+    """The command that loads images. `registry` is None if images have the same names in pods and in archives."""
 
     line: str
     registry: str | None = None
 
     def load(self, archive: Path) -> list[LoadedImage]:
-        """Run the command once for each image in the archive. Return the images by name. They have no digest.
+        """Run the command once for each image in the archive.
 
-        Raises ClusterError, with the command's own message, if the command fails. Raises it also if the archive names
-        no image.
+        Return the images by name. The returned images have no digest.
+
+        Raises ClusterError, with the command's own message, if the command fails. Raises ClusterError also if the
+        archive names no image.
         """
         names = [self.name_for_pods(name) for name in image_names(archive)]
         if not names:
@@ -44,11 +46,11 @@ class LoadCommand:
         return [LoadedImage(name) for name in names]
 
     def filled(self, archive: Path, image: str) -> str:
-        """Return the command line for the shell. Its parts are quoted where this is necessary."""
+        """Return the command line for the shell. The inserted values are quoted for the shell."""
         return self.line.replace("{archive}", shlex.quote(str(archive))).replace("{image}", shlex.quote(image))
 
     def name_for_pods(self, name: str) -> str:
-        """Return the full name in the form that docker writes: `team/trainer:1` becomes `docker.io/team/trainer:1`."""
+        """Return the full name of the image in docker's form: `team/trainer:1` becomes `docker.io/team/trainer:1`."""
         first, _, rest = name.partition("/")
         if not rest or not (first == "localhost" or "." in first or ":" in first):
             first, rest = "docker.io", name
@@ -56,9 +58,9 @@ class LoadCommand:
 
 
 def load_command() -> LoadCommand:
-    """Return the load command that the environment variables give.
+    """Return the load command from the environment variables.
 
-    If the command has no placeholder for the archive, raises ClusterError with an example.
+    Raises ClusterError with an example if the command has no placeholder for the archive.
     """
     line, registry = os.environ.get(COMMAND_VARIABLE, ""), os.environ.get(REGISTRY_VARIABLE)
     if "{archive}" not in line:

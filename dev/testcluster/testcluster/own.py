@@ -1,10 +1,10 @@
-"""A cluster that this package makes on this machine. When its programs are built, it starts in seconds.
+"""A cluster that this package makes on this machine. With built programs, the cluster starts in seconds.
 
 Tier `api` consists of etcd, the API server and the controller manager, on free ports of the loopback address. Several
-such clusters can run at the same time, and they do not need root rights. Tier `node` is a complete Kubernetes. Each
-node is a network namespace with its own containerd, kubelet, kube-proxy and control group. The first node also runs the
-control plane, DNS and the ingress, as processes. The host can reach the addresses of nodes. Pods can reach the host,
-but nothing beyond it.
+clusters of tier `api` can run at the same time, and root rights are not needed. Tier `node` is a complete Kubernetes.
+Each node is a network namespace with a separate containerd, kubelet, kube-proxy and control group. The first node also
+runs the control plane, DNS and the ingress, as processes. The host can reach the addresses of nodes. Pods can reach the
+host, but no other machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NEEDED_COMMANDS: dict[Tier, tuple[str, ...]] = {
 
 
 def missing(tier: Tier) -> str | None:
-    """Return a sentence that says what this machine lacks for such a cluster, or None if it lacks nothing."""
+    """Return a sentence that says what this machine lacks for such a cluster, or None if nothing is missing."""
     if tier == "node" and os.geteuid() != 0:
         return "A test cluster with nodes makes network namespaces and containers: run as root."
     lacking = [command for command in _NEEDED_COMMANDS[tier] if shutil.which(command) is None]
@@ -64,7 +64,10 @@ def build(tier: Tier) -> None:
 
 
 def start(places: Places, tier: Tier, nodes: int) -> Record:
-    """Start the programs, which must be built. Raises ClusterError if one part does not start."""
+    """Start the programs of the cluster.
+
+    The programs must be built already. Raises ClusterError if a program does not start.
+    """
     places.directory.mkdir(parents=True, exist_ok=True)
     return _start_api_tier(places) if tier == "api" else _start_node_tier(places, nodes)
 
@@ -114,7 +117,7 @@ def _start_node_tier(places: Places, nodes: int) -> Record:
 
 
 def _control_plane_on(node: Node) -> ControlPlane:
-    """Return the control plane on the first node, where it can reach the addresses of Services."""
+    """Return the control plane for the first node. There, the control plane can reach the addresses of Services."""
     authority = create_authority(node.places.certificates)
     namespace = node.network.namespace(node.number)
     return ControlPlane(node.places, built(KUBERNETES), authority, node.address, inside_ports(), namespace)

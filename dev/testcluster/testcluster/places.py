@@ -1,4 +1,4 @@
-"""The folders of a test cluster. Each cluster has its own folder, and all share a cache of programs."""
+"""The folders of a test cluster. Each cluster has a separate folder, and all clusters share a cache of programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
 def cache_directory() -> Path:
     """Return the folder of the cache.
 
-    It is outside the checkout, so that a fresh clone need not build for ten minutes.
+    The cache is outside the checkout, so that a fresh clone does not have to build for ten minutes.
     """
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tinsmith")
 
@@ -35,7 +35,7 @@ def clusters_directory() -> Path:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock on this file against other processes. Delete the file at the end."""
+    """Hold a lock on this file against other processes. At the end, delete the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with file.open("w") as handle:
@@ -59,7 +59,7 @@ def _is_still(descriptor: int, file: Path) -> bool:
 
 @dataclass(frozen=True)
 class Places:
-    """The folders and files of the cluster with the name `name`."""
+    """The paths of the folders and files of the cluster `name`."""
 
     name: str
 
@@ -81,7 +81,8 @@ class Places:
     def record(self) -> Path:
         """The path of the cluster's record.
 
-        `up` writes it last and `down` removes it first. So if it exists, the cluster has started completely.
+        `up` writes the record last, and `down` removes the record first. If the record exists, the cluster has started
+        completely.
         """
         return self.directory / "cluster.json"
 

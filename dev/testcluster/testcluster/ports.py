@@ -1,4 +1,4 @@
-"""Free ports, for programs that bind them later."""
+"""Free ports, for programs that bind a port later."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import secrets
 import socket
 
 FIRST, LAST = 12_000, 29_999
-"""The range of ports. It is below the ports that Linux gives to outgoing connections, and below the ports of nodes.
+"""The range of ports for programs of a cluster.
 
-The system itself would choose a port in the range for outgoing connections. Before a program binds such a port, an
-outgoing connection of another test could take it.
+The range is below the ports that Linux gives to outgoing connections, and below the node ports of Kubernetes.
+
+The operating system would choose a port in the range for outgoing connections. An outgoing connection of another test
+could take such a port before the program binds the port.
 """
 
 
 def free_port() -> int:
-    """Return a free port of the loopback address. It is chosen at random, so that parallel runs get different ports."""
+    """Return a free port of the loopback address.
+
+    The port is chosen at random, so that parallel runs get different ports.
+    """
     while True:
         port = FIRST + secrets.randbelow(LAST - FIRST + 1)
         with socket.socket() as probe:
@@ -26,7 +31,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different free ports."""
+    """Return this number of different free ports."""
     found: set[int] = set()
     while len(found) < count:
         found.add(free_port())

@@ -1,6 +1,6 @@
 """The processes of a cluster.
 
-They run in their own sessions, are recorded in files, and are verified before they are ended.
+Each process runs in a separate session, and is recorded in a file. Before a process is ended, its identity is checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ _END_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Running:
-    """A process. Its start identifies it. A later process with the same PID has a different start tick or boot ID."""
+    """A process.
+
+    The PID, the start tick and the boot ID identify a process. A later process with the same PID has a different start
+    tick or boot ID.
+    """
 
     pid: int
     start_ticks: int
@@ -39,7 +43,7 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         """Send the signal to exactly this process, or to no process.
 
-        The handle is opened first, and then the identity is checked.
+        The identity is checked after a handle of the process has been opened.
         """
         try:
             handle = os.pidfd_open(self.pid)
@@ -55,9 +59,9 @@ class Running:
 
 
 def identify(pid: int) -> Running | None:
-    """Return the process with this PID, or None if there is none or if it has ended.
+    """Return the process with this PID, or None if no such process exists or the process has ended.
 
-    When a process is killed, its first thread ends before the others, which may still use a file.
+    The first thread of a killed process ends before the other threads, which may still use a file.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -75,7 +79,7 @@ def _boot() -> str:
 
 
 def end(processes: Iterable[Running], number: signal.Signals = signal.SIGKILL) -> None:
-    """Send the signal to each process, and wait until all of them have ended.
+    """Send the signal to each process, and wait until all processes have ended.
 
     Raises ClusterError if a process still runs after a minute.
     """
@@ -92,7 +96,7 @@ def end(processes: Iterable[Running], number: signal.Signals = signal.SIGKILL) -
 
 @dataclass(frozen=True)
 class ProcessTable:
-    """The processes of one cluster, by name. They are recorded in files, so that a later `down` finds them."""
+    """The processes of one cluster, by name. The processes are recorded in files, so that a later `down` finds them."""
 
     places: Places
 
@@ -104,9 +108,10 @@ class ProcessTable:
         environment: Mapping[str, str] | None = None,
         network: Path | None = None,
     ) -> None:
-        """Start `command` in its own session. If a network namespace is given, start it there.
+        """Start `command` in a new session. If a network namespace is given, start the command in this namespace.
 
-        This uses nsenter. `ip netns exec` would mount /sys again, and then the kubelet would find no control groups.
+        The program nsenter is used, because `ip netns exec` would mount /sys again, and the kubelet would not find
+        control groups.
         """
         self.places.logs.mkdir(parents=True, exist_ok=True)
         self.places.processes.mkdir(parents=True, exist_ok=True)
@@ -132,7 +137,7 @@ class ProcessTable:
         return sorted(file.stem for file in self.places.processes.glob("*.json"))
 
     def running(self, name: str) -> Running:
-        """Return the process with this name. Raises ClusterError if it was never started."""
+        """Return the process with this name. Raises ClusterError if the process was never started."""
         try:
             return Running(**json.loads(self._file(name).read_text()))
         except (FileNotFoundError, json.JSONDecodeError) as error:
@@ -142,7 +147,7 @@ class ProcessTable:
         return self.running(name).is_alive()
 
     def stop(self, *names: str) -> None:
-        """End these processes and remove their records."""
+        """End these processes and remove the records of the processes."""
         end(self.running(name) for name in names)
         for name in names:
             self._file(name).unlink()
@@ -151,7 +156,10 @@ class ProcessTable:
         return self.places.logs / f"{name}.log"
 
     def wait_until(self, what: str, check: Callable[[], bool], *, needs: Sequence[str], seconds: float = 240.0) -> None:
-        """Poll `check`. Raises ClusterError if a process that it `needs` has ended, and after a timeout."""
+        """Poll `check` until the result is true.
+
+        Raises ClusterError if a process in `needs` has ended, and after a timeout.
+        """
         deadline = time.monotonic() + seconds
         while not check():
             for name in needs:
@@ -172,7 +180,7 @@ class ProcessTable:
 
 
 def marked(directory: Path) -> list[Running]:
-    """Return every descendant of a process of the cluster in `directory` that has kept its environment."""
+    """Return every descendant of the cluster's processes, found by an environment variable that children inherit."""
     wanted = f"{MARKER}={directory}".encode()
     found = []
     for entry in Path("/proc").iterdir():

@@ -1,6 +1,6 @@
-"""The images of the project for a test cluster. The program of `make images` builds them.
+"""The images of the project for a test cluster. The program behind `make images` builds these images.
 
-An image that has not changed is not built again.
+Unchanged images are not built again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ ROOT = Path(__file__).parents[3]
 
 
 class ImagesNotBuilt(Exception):
-    """An error for images that were not built. Its text says why, and what to do."""
+    """An error for images that were not built. The text of the error says why, and what to do."""
 
 
 def build_images(*names: str) -> dict[str, Path]:
-    """Return the archives of these images by name. The default is all images of the project. Raises ImagesNotBuilt.
+    """Return the archives of the images in `names`, by name.
+
+    The default of `names` is all images of the project. Raises ImagesNotBuilt.
 
     A first build takes minutes; without a change of the checkout, a build takes no time. Progress is printed on
     standard error.

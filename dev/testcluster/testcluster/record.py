@@ -35,7 +35,8 @@ def write_record(record: Record) -> None:
 def read_record(places: Places) -> Record | None:
     """Return the record.
 
-    Return None if the cluster is not up, if a process has ended, or if another version wrote the record.
+    Return None if the cluster is not up, if a process of the cluster has ended, or if another version of this package
+    wrote the record.
     """
     try:
         fields = json.loads(places.record.read_text())
@@ -51,6 +52,6 @@ def dead_processes(places: Places) -> list[str]:
 
 
 def every_place() -> list[Places]:
-    """Return the folders of this user's clusters, whether they run or not."""
+    """Return the folders of all clusters of this user, including stopped clusters."""
     folders = [entry for entry in clusters_directory().glob("*") if entry.is_dir()]
     return [Places(folder.name) for folder in sorted(folders)]

@@ -1,6 +1,7 @@
 """The unpacking of regular files in an archive.
 
-`TarFile.extractall(filter="data")` exists from Python 3.11.4 on, but Debian 12 has 3.11.2.
+`TarFile.extractall(filter="data")` is not used, because Debian 12 has Python 3.11.2, and the filter exists since
+3.11.4.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from pathlib import Path, PurePosixPath
 
 
 def extract_files(archive: tarfile.TarFile, directory: Path, name_of: Callable[[str], str | None] = str) -> None:
-    """Write each regular file below `directory`, with its permissions. Links and devices are left out.
+    """Write each regular file of the archive to `directory`, with the file's permissions.
 
-    `name_of` maps the name of a file in the archive to its name in the directory. None leaves the file out. Raises
-    ValueError for a name that points outside the directory.
+    Links and devices are left out.
+
+    `name_of` maps a name in the archive to a name in the directory. For None, the file is left out. Raises ValueError
+    for a name that points outside the directory.
     """
     for member in archive.getmembers():
         name = name_of(member.name) if member.isfile() else None

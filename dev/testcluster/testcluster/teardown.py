@@ -21,11 +21,11 @@ _KUBELET_FOLDER = Path("/var/lib/kubelet")
 
 
 def take_down(places: Places, *, keep_logs: bool = False) -> None:
-    """Remove everything that belongs to the cluster. On request, keep its logs.
+    """Remove everything that belongs to the cluster. On request, keep the logs of the cluster.
 
     If the cluster does not exist, do nothing.
 
-    Raises ClusterError if a process or a mount remains. In that case, this function can be called again.
+    Raises ClusterError if a process or a mount remains. After a ClusterError, this function can be called again.
     """
     places.record.unlink(missing_ok=True)
     network = claimed(places)
@@ -44,16 +44,18 @@ def take_down(places: Places, *, keep_logs: bool = False) -> None:
 
 
 def _stop_agents(places: Places) -> None:
-    """Stop the agents of the nodes. Stop the agents that restart pods first."""
+    """Stop the agents of the nodes. The agents that restart pods are stopped first."""
     table = ProcessTable(places)
     agents = [name for name in table.names() if name.startswith(("kubelet-", "kube-proxy-", "provisioner"))]
     table.stop(*agents)
 
 
 def _delete_containers(node: Node) -> None:
-    """Delete the containers. If containerd answers, it deletes them, because its shims then remove their sockets.
+    """Delete the containers.
 
-    These sockets are outside the cluster's folders.
+    If containerd answers, containerd deletes the containers, because the shims then also remove their sockets.
+
+    The sockets of shims are outside the cluster's folders.
     """
     table, name = ProcessTable(node.places), node.process("containerd")
     if name not in table.names() or not table.is_alive(name):
@@ -65,7 +67,7 @@ def _delete_containers(node: Node) -> None:
 
 
 def _stop_rest(places: Places, nodes: list[Node]) -> None:
-    """Stop all processes that remain: those in the groups of nodes, and all descendants of the cluster's processes."""
+    """Stop all remaining processes: members of nodes' control groups, and descendants of the cluster's processes."""
     table = ProcessTable(places)
     table.stop(*table.names())
     end(marked(places.directory))
@@ -74,7 +76,7 @@ def _stop_rest(places: Places, nodes: list[Node]) -> None:
 
 
 def _unmount(directory: Path) -> None:
-    """Unmount everything below the directory. The innermost mount is first."""
+    """Unmount everything below the directory. Inner mounts are unmounted first."""
     for mount in sorted(mounts_below(directory, Path("/proc/self/mountinfo").read_text()), reverse=True):
         run("umount", "--lazy", mount)
     if left := mounts_below(directory, Path("/proc/self/mountinfo").read_text()):
@@ -84,7 +86,7 @@ def _unmount(directory: Path) -> None:
 def mounts_below(directory: Path, mountinfo: str) -> list[str]:
     """Return the mount points below the directory.
 
-    If several mounts are on one mount point, it is listed once for each of them.
+    A mount point with several mounts is listed once for each mount.
     """
     points = [re.sub(r"\\([0-7]{3})", _unescaped, line.split()[4]) for line in mountinfo.splitlines()]
     return [point for point in points if Path(point).is_relative_to(directory)]
@@ -95,7 +97,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _remove_what_lies_elsewhere(directory: Path) -> None:
-    """Remove the sockets and links that containerd and the kubelet create at fixed paths outside their own folders."""
+    """Remove sockets and links that containerd and the kubelet create at fixed paths outside the cluster's folders."""
     for address in directory.glob("node-*/containerd-state/io.containerd.runtime.v2.task/*/*/address"):
         Path(address.read_text().removeprefix("unix://")).unlink(missing_ok=True)
     if _LOG_LINKS.is_dir():
@@ -109,9 +111,9 @@ def _remove_what_lies_elsewhere(directory: Path) -> None:
 
 
 def _remove_kubelet_folder() -> None:
-    """Remove the folder of the kubelet, unless it has more content than the kubelet of a test writes.
+    """Remove the folder of the kubelet if it contains only files that the kubelet of a test cluster writes.
 
-    A folder with more content belongs to a real kubelet.
+    A folder with other files belongs to a real kubelet.
     """
     plugins = _KUBELET_FOLDER / "device-plugins"
     if list(_KUBELET_FOLDER.rglob("*")) in ([], [plugins], [plugins, plugins / "kubelet.sock"]):

@@ -1,8 +1,8 @@
 """An RL environment in which the model learns to state honest probabilities.
 
-The model is asked how probable an event is. When the outcome is known, a proper scoring rule pays for the forecast:
-on average, the true probability earns most. Questions are about urns drawn from a seed, so the best possible score is
-known and no data is downloaded.
+The model is asked how probable an event is. When the outcome is known, a proper scoring rule rewards the forecast: on
+average, the true probability gets the highest reward. Each question is about a random urn, so the best possible score
+is known and no data is downloaded.
 
     tinsmith train rl --example .
     tinsmith train rl --config run.yaml
@@ -22,14 +22,23 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from tinsmith.training import from_functions
 
 ScoringRule: TypeAlias = Callable[[float, bool], float]
-"""A function of a forecast in [0, 1] and the outcome. Higher is better, and 0 is the best."""
+"""A function that returns a score for a forecast in [0, 1] and an outcome.
+
+A higher score is better; the best score is 0.
+"""
 
 BALLS = 10
 URN_BETA = 0.3
-"""Both parameters of the beta distribution of red balls. It makes most urns lopsided, so 50 % is a bad answer."""
+"""The value of both parameters of the beta distribution of red balls.
+
+With this value, most urns have many more balls of one colour, so 50 % is a bad forecast.
+"""
 QUESTION_TOKEN = 10
 SMALLEST_NUMBER_TOKEN = 20
-"""As tokens, a question is QUESTION_TOKEN followed by this token plus the number of red balls."""
+"""The first of the tokens for numbers of red balls.
+
+A question in tokens is QUESTION_TOKEN, and then this token plus the number.
+"""
 TOKEN_FORECASTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s*%")
 LOG_SCORE_LIMIT = 0.99
@@ -49,7 +58,10 @@ class Question:
 
 
 def environment(*, renderer: Renderer | None, group_size: int, count: int, seed: int) -> list[EnvGroupBuilder]:
-    """Return `count` groups of forecasts. `tinsmith train rl` calls it for `environment: forecaster:environment`."""
+    """Return `count` groups of forecasts.
+
+    `tinsmith train rl` calls this function for `environment: forecaster:environment`.
+    """
     return forecasting(questions(seed, count), group_size=group_size, renderer=renderer)
 
 
@@ -62,9 +74,10 @@ def forecasting(
 ) -> list[EnvGroupBuilder]:
     """Return one group of forecasts for each question. The rule is `brier_score` by default.
 
-    With a renderer the question is a sentence, and the answer contains a percentage. Without a renderer the question
-    is two tokens, and the first token of the answer is a multiple of 25 %. Every token is then a valid answer, so even
-    a random model can learn. The metric `env/all/forecast_error` is the distance from the true probability.
+    With a renderer, the question is a sentence, and the answer contains a percentage. Without a renderer, the question
+    is two tokens, and the first token of the answer stands for a multiple of 25 %. Without a renderer, every token is a
+    valid answer, so even a random model can learn. The metric `env/all/forecast_error` is the distance from the true
+    probability.
     """
     ask, read = (as_tokens, probability_of_token) if renderer is None else (as_sentence, probability_of_text)
     reward = Reward(rule or brier_score, read)
@@ -73,7 +86,7 @@ def forecasting(
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """The score of an answer, and the metrics to log with it."""
+    """The score of an answer, and the metrics to log with the score."""
 
     rule: ScoringRule
     read: Callable[..., float | None]
@@ -105,13 +118,13 @@ def as_tokens(question: Question) -> list[int]:
 
 
 def probability_of_text(answer: str) -> float | None:
-    """Return the last percentage in the answer, or None if there is none from 0 to 100."""
+    """Return the last percentage in the answer, or None without a percentage from 0 to 100."""
     percentages = [float(number) for number in PERCENT.findall(answer)]
     return percentages[-1] / 100 if percentages and percentages[-1] <= 100 else None
 
 
 def probability_of_token(answer: Sequence[int]) -> float | None:
-    """Return the forecast of the first token, or None for an empty answer."""
+    """Return the forecast that the first token stands for, or None for an empty answer."""
     return TOKEN_FORECASTS[answer[0] % len(TOKEN_FORECASTS)] if answer else None
 
 
@@ -119,12 +132,18 @@ def probability_of_token(answer: Sequence[int]) -> float | None:
 
 
 def brier_score(forecast: float, happened: bool) -> float:
-    """Return minus the squared error, from -1 to 0. Raise ValueError unless the forecast is a probability."""
+    """Return the negative squared error of the forecast, from -1 to 0.
+
+    Raise ValueError unless the forecast is a probability.
+    """
     return -((_checked(forecast) - happened) ** 2)
 
 
 def log_score(forecast: float, happened: bool) -> float:
-    """Return the log of the outcome's forecast probability in nats, from -4.6 to 0. Raise as `brier_score` does."""
+    """Return the logarithm of the probability that the forecast gives to the outcome, in nats, from -4.6 to 0.
+
+    Raise ValueError unless the forecast is a probability.
+    """
     clipped = min(max(_checked(forecast), 1 - LOG_SCORE_LIMIT), LOG_SCORE_LIMIT)
     return math.log(clipped if happened else 1 - clipped)
 
@@ -135,12 +154,12 @@ def expected_score(rule: ScoringRule, forecast: float, probability: float) -> fl
 
 
 def best_score(asked: Sequence[Question], rule: ScoringRule = brier_score) -> float:
-    """Return the mean score of a forecaster who knows each urn. It is the upper bound."""
+    """Return the mean score of forecasts with the true probabilities. This mean score is the upper bound."""
     return sum(expected_score(rule, question.probability, question.probability) for question in asked) / len(asked)
 
 
 def worst_score(rule: ScoringRule) -> float:
-    """Return the score of a wrong certainty."""
+    """Return the score of a forecast that is certain but wrong."""
     return min(rule(0.0, True), rule(1.0, False))
 
 

@@ -16,13 +16,13 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from tinsmith.training import from_games
 
 START_TOKEN, HIGHER_TOKEN, LOWER_TOKEN = 10, 11, 12
-"""The prompts of a game that is played in tokens."""
+"""The prompts of a game without a renderer, as tokens."""
 NUMBER = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A number from 1 to `highest`, and how many guesses the model has."""
+    """A number from 1 to `highest`, and the number of guesses that the model has."""
 
     number: int
     highest: int
@@ -30,17 +30,20 @@ class Secret:
 
 
 def environment(*, renderer: Renderer | None, group_size: int, count: int, seed: int) -> list[EnvGroupBuilder]:
-    """Return `count` groups of games. `tinsmith train rl` calls it for `environment: guessing:environment`."""
+    """Return `count` groups of games.
+
+    `tinsmith train rl` calls this function for `environment: guessing:environment`.
+    """
     return guessing(secrets(seed, count), group_size=group_size, renderer=renderer)
 
 
 def guessing(hidden: Sequence[Secret], *, group_size: int, renderer: Renderer | None = None) -> list[EnvGroupBuilder]:
     """Return one group of games for each secret.
 
-    The reward is 1 if the first guess is right, and 0 if no guess is; each wrong guess costs 1 / `guesses`. With a
-    renderer the game is played in words. Without a renderer it is played in tokens: the guess is the remainder of the
-    answer's first token, so every answer is a guess, and even a random model can learn. The metric `env/all/found` is
-    the fraction of games that find the number.
+    The reward is 1 if the first guess is right. Each wrong guess costs 1 / `guesses`, so the reward is 0 if no guess is
+    right. With a renderer, the game is played in words. Without a renderer, the game is played in tokens: the remainder
+    of the answer's first token is the guess, so even a random model can learn. The metric `env/all/found` is the
+    fraction of games that find the number.
     """
     wording = IN_TOKENS if renderer is None else IN_WORDS
     return from_games(hidden, Game(wording), group_size=group_size, renderer=renderer, tags=["guessing"])
@@ -49,8 +52,8 @@ def guessing(hidden: Sequence[Secret], *, group_size: int, renderer: Renderer | 
 def secrets(seed: int, count: int, *, highest: int = 7, guesses: int = 3) -> list[Secret]:
     """Return `count` secrets. The same seed gives the same secrets.
 
-    Numbers in the middle are more frequent, because the model learns that sooner than what the answers mean. A binary
-    search always succeeds if `guesses` is log2(highest + 1) or more.
+    Numbers in the middle are more frequent, because a model learns frequencies sooner than the meaning of "Higher." and
+    "Lower.". A binary search always succeeds if `guesses` is log2(highest + 1) or more.
     """
     generator = random.Random(seed)
     numbers = [1 + int(generator.triangular(0, highest - 1e-9)) for _ in range(count)]
@@ -59,7 +62,10 @@ def secrets(seed: int, count: int, *, highest: int = 7, guesses: int = 3) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The prompts of a game, and a function that reads a guess; it returns None for an answer without a number."""
+    """The prompts of a game, and a function that reads a guess.
+
+    The function returns None for an answer without a number.
+    """
 
     start: Callable[[Secret], Any]
     higher: Any
@@ -69,7 +75,7 @@ class Wording:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A game as a generator: it yields prompts, receives answers, and returns the reward with metrics."""
+    """A game as a generator, which yields prompts, receives answers, and returns the reward with metrics."""
 
     wording: Wording
 

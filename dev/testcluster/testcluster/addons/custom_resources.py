@@ -27,7 +27,7 @@ ESTABLISHED_SECONDS = 60.0
 def definition_files() -> list[Path]:
     """Return the definitions, with the versions and hashes in `definitions/`.
 
-    Download the definitions that are missing.
+    Missing definitions are downloaded.
     """
     if shutil.which("go") is None:
         raise ClusterError(GO_MISSING)
@@ -49,7 +49,7 @@ def install_other_kinds(kubectl: Callable[..., str]) -> None:
 def wait_established(kubectl: Callable[..., str], *crds: str) -> None:
     """Wait until the CRDs are established.
 
-    `crds`: the names of the CRDs, or `--filename=…` with the path of their files.
+    `crds`: the names of the CRDs, or `--filename=…` with the path of the files.
     """
     ends_at = time.monotonic() + ESTABLISHED_SECONDS
     what = () if crds[0].startswith("--") else ("crd",)
@@ -66,7 +66,7 @@ def wait_established(kubectl: Callable[..., str], *crds: str) -> None:
 def wait_explained(kubectl: Callable[..., str], kind: str) -> None:
     """Wait until `kubectl` can validate an object of this kind.
 
-    Discovery and OpenAPI know a new CRD only after a delay.
+    Discovery and OpenAPI contain a new CRD only after a delay.
     """
     ends_at = time.monotonic() + ESTABLISHED_SECONDS
     while True:
@@ -81,7 +81,7 @@ def wait_explained(kubectl: Callable[..., str], kind: str) -> None:
 
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:
-    """Return the JSON documents in a text in which several documents follow each other."""
+    """Return the JSON documents in a text that consists of several documents."""
     decoder, rest = json.JSONDecoder(), text.lstrip()
     while rest:
         document, end = decoder.raw_decode(rest)

@@ -1,4 +1,7 @@
-"""KubeRay in a test cluster: its CRDs, and its operator as a process on this machine. Both have the same version."""
+"""KubeRay in a test cluster: the CRDs, and the KubeRay operator as a process on this machine.
+
+The CRDs and the operator have the same version.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 def definitions() -> list[Manifest]:
-    """Return the CRDs of KubeRay from the module cache of Go, in the version that is stored.
+    """Return the CRDs of KubeRay from the module cache of Go, in the stored API version.
 
-    Only RayCluster keeps its whole schema.
+    Only the kind RayCluster keeps the whole schema.
 
-    The other kinds must exist, because KubeRay does not start without them. Their schemas contain several whole pods,
-    which would take an API server many seconds. No test creates objects of those kinds.
+    The other kinds must exist, because KubeRay does not start without them. The schemas of the other kinds contain
+    several whole pod specs, which would take an API server many seconds. No test creates objects of the other kinds.
     """
     return [_lightened(yaml.load(file.read_bytes(), yaml.CSafeLoader)) for file in _files()]
 
@@ -53,14 +56,14 @@ def _lightened(crd: Manifest) -> Manifest:
 
 
 def _files() -> list[Path]:
-    """Return the files of the module. If the module is missing, download it."""
+    """Return the files of the module. A missing module is downloaded."""
     _go("mod", "download", MODULE)
     directory = Path(_go("list", "-m", "-f={{.Dir}}", MODULE))
     return sorted((directory / "config" / "crd" / "bases").glob("ray.io_*.yaml"))
 
 
 def _go(*words: str) -> str:
-    """Run Go, and return its output. Raises ClusterError."""
+    """Run the command `go`, and return the output. Raises ClusterError."""
     environment = os.environ | {"GOWORK": "off", "GOFLAGS": "-mod=mod"}
     finished = subprocess.run(
         ["go", *words], cwd=KUBERAY.source, env=environment, capture_output=True, text=True, check=False
@@ -72,7 +75,7 @@ def _go(*words: str) -> str:
 
 @contextmanager
 def kuberay_operator(kubeconfig: Path, namespace: str, log: Path) -> Iterator[None]:
-    """Run the operator for one namespace while the context is open. Its CRDs must be installed."""
+    """Run the operator for one namespace while the context is open. The CRDs of KubeRay must be installed."""
     options = ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"]
     command = [str(built(KUBERAY) / "ray-operator"), f"--watch-namespace={namespace}", *options]
     with log.open("wb") as output:

@@ -1,4 +1,4 @@
-"""The certificate authority of a cluster, and the certificates and kubeconfig files that it issues."""
+"""The certificate authority of a cluster, and the certificates and kubeconfig files from this authority."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key, as files."""
+    """The files of a certificate and of the certificate's key."""
 
     certificate: Path
     key: Path
@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Authority:
-    """The certificate authority of the cluster. Its files are in `directory`."""
+    """The certificate authority of the cluster. The files of the authority are in `directory`."""
 
     directory: Path
     certificate: x509.Certificate
@@ -69,7 +69,7 @@ class Authority:
         return _write(self.directory / file_name, key, builder.sign(self.key, hashes.SHA256()))
 
     def kubeconfig(self, file: Path, server: str, pair: Pair) -> Path:
-        """Write a kubeconfig that names the files of the certificates and the key."""
+        """Write a kubeconfig with the paths of the certificates and the key."""
         cluster = {"server": server, "certificate-authority": str(self.file.absolute())}
         user = {"client-certificate": str(pair.certificate.absolute()), "client-key": str(pair.key.absolute())}
         document = {

@@ -1,4 +1,7 @@
-"""The control groups of nodes. Each node has one. It contains all processes of the pods on the node."""
+"""The control groups of nodes.
+
+Each node has one control group. The control group of a node contains all processes of the pods on the node.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def create(name: str) -> None:
 
 
 def processes(name: str) -> list[Running]:
-    """Return the processes in the group and in the groups below it."""
+    """Return the processes in the group and in all groups below this group."""
     pids: set[int] = set()
     for hierarchy in _mounted():
         for folder, _, _ in os.walk(hierarchy / name):  # this function ignores a folder that vanishes
@@ -47,9 +50,9 @@ def processes(name: str) -> list[Running]:
 
 
 def delete(name: str) -> None:
-    """Delete the group and the groups below it. Their last processes must have ended.
+    """Delete the group and all groups below this group. All processes in the groups must have ended.
 
-    Raises OSError if files remain, and ClusterError if a process remains.
+    Raises OSError if the kernel refuses the deletion, and ClusterError if a process remains.
     """
     deadline = time.monotonic() + _DELETE_SECONDS
     while True:
@@ -84,9 +87,9 @@ def _hierarchies() -> list[Path]:
 
 
 def _mounted() -> list[Path]:
-    """Return the hierarchies that are mounted.
+    """Return the mounted hierarchies.
 
-    Version 1 may be mounted together with an empty hierarchy of version 2. In this hierarchy, runc makes groups.
+    Version 1 may be mounted together with an empty hierarchy of version 2. Groups of runc are in this empty hierarchy.
     """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return [Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")]

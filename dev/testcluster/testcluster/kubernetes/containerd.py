@@ -1,4 +1,7 @@
-"""The containerd of nodes. Images are loaded into it without a registry, and containers are accessed from outside."""
+"""The containerd of nodes.
+
+This module loads images into containerd without a registry, and sends signals to containers from outside.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _SECONDS = 600.0
 class LoadedImage:
     """An image in the cluster. `name`: repository:tag.
 
-    `digest`: the digest of its manifest, or None if it is unknown.
+    `digest`: the digest of the image's manifest, or None if the digest is unknown.
     """
 
     name: str
@@ -29,7 +32,7 @@ class LoadedImage:
     def pinned(self) -> str:
         """The reference repository@digest.
 
-        If a pod names it, the pod gets exactly this image, and the status of the pod shows it.
+        A pod that names this reference gets exactly this image, and shows the reference in its status.
 
         Raises ClusterError if the digest is unknown.
         """
@@ -39,7 +42,10 @@ class LoadedImage:
 
 
 def repository(name: str) -> str:
-    """Return the name without the tag. If the registry has a port, the colon before the port is kept."""
+    """Return the name without the tag.
+
+    The colon before the port of a registry is not mistaken for the start of a tag.
+    """
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition('@')[0].partition(':')[0]}"
 
@@ -51,7 +57,7 @@ def unpacked(output: str) -> list[LoadedImage]:
 
 @dataclass(frozen=True)
 class Containerd:
-    """The containerd of one node. `command`: the command that runs its `ctr`."""
+    """The containerd of one node. `command`: the command that runs `ctr` for this containerd."""
 
     command: tuple[str, ...]
 
@@ -63,7 +69,10 @@ class Containerd:
         return images
 
     def kill(self, container_id: str, number: signal.Signals) -> None:
-        """Send a signal to the first process of the container. A process inside the container cannot do this."""
+        """Send a signal to the first process of the container.
+
+        A process inside the container cannot send such a signal.
+        """
         self._run("tasks", "kill", f"--signal={number.name}", container_id)
 
     def _run(self, *words: str, stdin: int = subprocess.DEVNULL) -> str:
@@ -75,10 +84,10 @@ class Containerd:
 
 
 def load(archive: Path, nodes: Iterable[Containerd]) -> list[LoadedImage]:
-    """Import an OCI or docker archive into every node. The images get their tags and their digest.
+    """Import an OCI or docker archive into every node. Each image gets its tags, and a name with its digest.
 
-    If a pod pins the digest, it starts only if the image also has a name with the digest. This name also determines
-    `imageID` in the pod's status. Raises ClusterError if the archive names no image.
+    A pod that pins the digest starts only if the image has a name with the digest. The name with the digest also
+    determines `imageID` in the pod's status. Raises ClusterError if the archive names no image.
     """
     loaded: list[LoadedImage] = []
     for node in nodes:

@@ -21,7 +21,10 @@ _NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kuberne
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """The address of the control plane and its network namespace. None means the namespace of the host."""
+    """The address and the network namespace of the control plane.
+
+    The namespace None means the network namespace of the host.
+    """
 
     places: Places
     programs: Path
@@ -56,7 +59,10 @@ class ControlPlane:
             self.table.start("kube-scheduler", self._scheduler(kubeconfig), network=self.namespace)
 
     def wait_for_controllers(self) -> None:
-        """Wait until the controllers work. Without a service account, a namespace accepts no pods."""
+        """Wait until the controllers have created the service account.
+
+        Without a service account, a namespace accepts no pods.
+        """
         self.table.wait_until(
             "the controllers work",
             lambda: self._kubectl("get", "serviceaccount", "default", "--namespace=default").returncode == 0,
@@ -160,5 +166,8 @@ class ControlPlane:
 
 
 def inside_ports() -> Sequence[int]:
-    """Return the well-known ports. They are free, because the control plane has its own network namespace."""
+    """Return the well-known ports.
+
+    The well-known ports are free, because the control plane has a separate network namespace.
+    """
     return 6443, 2379, 2380, 10257

@@ -1,6 +1,6 @@
-"""The network of a cluster. Each node has a network namespace, which is connected to a bridge on the host.
+"""The network of a cluster. Each node has a network namespace with a link to a bridge on the host.
 
-The routes and packet filters of the host are not changed, and pods can reach nothing beyond the host.
+The routes and packet filters of the host are not changed, and pods cannot reach other machines than the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUBNETS = range(1, 255)
 
 @dataclass(frozen=True)
 class Network:
-    """Subnet `number` of 10.213.0.0/16. The cluster with the name `cluster` uses it."""
+    """Subnet `number` of 10.213.0.0/16. `cluster` is the name of the cluster that uses this subnet."""
 
     cluster: str
     number: int
@@ -81,7 +81,7 @@ class Network:
     def _fence(self, node: int) -> None:
         """Reject packets that would leave the cluster.
 
-        Without this, the host would drop them, and the sender would wait for a timeout.
+        Without the rejection, the host would drop such packets, and the sender would wait for a timeout.
         """
         self._inside(node, "iptables", "-N", "OUTWARD")
         for inner in (f"{self.host_address}/24", POD_RANGE):
@@ -104,7 +104,7 @@ class Network:
             attempt("ip", "link", "delete", link)
 
     def set_cable(self, node: int, state: Literal["up", "down"]) -> None:
-        """Connect the node to the bridge, or disconnect it."""
+        """Connect the node to the bridge, or disconnect the node."""
         run("ip", "link", "set", self.host_leg(node), state)
 
 
@@ -121,7 +121,7 @@ def claim(places: Places) -> Network:
 
 
 def claimed(places: Places) -> Network | None:
-    """Return the network of a cluster of which at least a part runs, or None if the cluster has no network."""
+    """Return the network of a fully or partly running cluster, or None if the cluster has no network."""
     with contextlib.suppress(FileNotFoundError):
         return Network(places.name, int((places.directory / "subnet").read_text()))
     return None

@@ -1,4 +1,4 @@
-"""A node: containerd, the kubelet and kube-proxy. They have their own folders, sockets and network."""
+"""A node: containerd, the kubelet and kube-proxy. Each node has separate folders, sockets and a separate network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLICIES = "tinsmith-policies"
 
 @dataclass(frozen=True)
 class Node:
-    """The node `number` of a cluster. Nodes count from 1."""
+    """The node `number` of a cluster. The first node has the number 1."""
 
     places: Places
     network: Network
@@ -55,7 +55,7 @@ class Node:
         return cgroups.root_name(self.places.name, self.number)
 
     def process(self, program: str) -> str:
-        """Return the name that `program` on this node has in the process table of the cluster."""
+        """Return the name of the node's process of `program` in the process table of the cluster."""
         return f"{program}-{self.number}"
 
     @property
@@ -89,9 +89,9 @@ class Node:
         self.network.set_cable(self.number, "up")
 
     def power_off(self) -> None:
-        """Kill the agents first, because they would restart pods.
+        """Kill the agents, which would restart pods, and then all other processes.
 
-        Then kill the other processes. The shims of containerd remain, without containers.
+        Containerd's shims remain, without containers.
         """
         self.disconnect()
         self._table.stop(*self.processes)
@@ -176,9 +176,9 @@ class Node:
         ]
 
     def _cni_settings(self) -> dict[str, object]:
-        """Return settings in which each pod has one link and there is no bridge.
+        """Return settings that give each pod one link, without a bridge.
 
-        So all traffic passes the rules of Services.
+        Without a bridge, all traffic passes the rules of Services.
         """
         addresses = {
             "type": "host-local",
@@ -194,7 +194,7 @@ class Node:
         return {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
 
     def _gather_cni_programs(self) -> None:
-        """Link the CNI programs of the machine, and the policy plugin, into the one folder that containerd reads."""
+        """Link the machine's CNI programs and the policy plugin into the only folder that containerd reads."""
         programs = self.directory / "cni-programs"
         programs.mkdir(exist_ok=True)
         for program in CNI_PROGRAMS.iterdir():

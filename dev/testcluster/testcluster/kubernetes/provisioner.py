@@ -2,8 +2,8 @@
 
 A volume is a folder in a directory of the machine.
 
-It is a process of the cluster: `python -m testcluster.kubernetes.provisioner KUBECONFIG DIRECTORY`. After each change
-of a claim or volume it checks all of them again, so a missed event does no harm.
+The provisioner is a process of the cluster: `python -m testcluster.kubernetes.provisioner KUBECONFIG DIRECTORY`. After
+each change of a claim or volume, all claims and volumes are checked again, so a missed event does no harm.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Document = dict[str, Any]
 
 
 def requested_volume(claim: Document, directory: Path) -> Document | None:
-    """Return the volume for which the claim waits.
+    """Return the volume to create for the claim.
 
-    Return None if it is too early, or if another provisioner makes the volume.
+    Return None if the claim needs no volume yet, or if another provisioner makes the volume.
     """
     spec, metadata = claim["spec"], claim["metadata"]
     storage_class = spec.get("storageClassName")
@@ -78,7 +78,7 @@ def _only_on(node: str) -> Document:
 
 
 def requested_capacity(claim: Document, volume: Document) -> str | None:
-    """Return the size to which a bound volume must grow, or None if it is large enough."""
+    """Return the size to which a bound volume must grow, or None if the volume is large enough."""
     requested: str = claim["spec"]["resources"]["requests"]["storage"]
     return requested if _bytes(requested) > _bytes(volume["spec"]["capacity"]["storage"]) else None
 

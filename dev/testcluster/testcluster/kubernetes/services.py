@@ -29,7 +29,7 @@ class Services:
         return ProcessTable(self.places)
 
     def apply(self, manifest: str, **values: str) -> None:
-        """Apply a file in `manifests/`, after replacing its placeholders `${…}`."""
+        """Replace the placeholders `${…}` in a file of `manifests/`, and apply the result."""
         document = Template((MANIFESTS / manifest).read_text()).substitute(values)
         kubeconfig = f"--kubeconfig={self.places.kubeconfig}"
         run(self.kubectl, kubeconfig, "apply", "--server-side", "--filename=-", stdin=document)
@@ -84,7 +84,7 @@ class Services:
     def start_policies(self, nodes: Sequence[Node]) -> None:
         """Start the enforcement of policies.
 
-        Call this before the kubelets start: a pod starts only if its policies are in force.
+        Call this before the kubelets start, because a pod starts only if its policies are in force.
         """
         module = [sys.executable, "-m", "testcluster.policies.enforcer"]
         namespaces = [_namespace(node) for node in nodes]
@@ -93,7 +93,7 @@ class Services:
         self._table.start("policies", command, environment=environment)
 
     def wait_until_ready(self, node: Node) -> None:
-        """Wait until names can be resolved, an Ingress would work, and pods would be isolated."""
+        """Wait until DNS, the ingress and the enforcement of policies work."""
         for name, address in (("coredns", "127.0.0.1:8181/ready"), ("traefik", "127.0.0.1:8082/ping")):
             self._table.wait_until(f"{name} is ready", partial(_answers, node, address), needs=[name])
         self._table.wait_until("policies are enforced", self.places.policies_socket.exists, needs=["policies"])

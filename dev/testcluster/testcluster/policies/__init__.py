@@ -1,1 +1,4 @@
-"""Enforcement of NetworkPolicies in clusters of this package. Their other network programs do not enforce them."""
+"""Enforcement of NetworkPolicies in clusters of this package.
+
+The other network programs of these clusters do not enforce NetworkPolicies.
+"""

@@ -1,7 +1,9 @@
-"""The enforcer. It updates the rules of every node to match the NetworkPolicies, pods and namespaces of the cluster.
+"""The enforcer of NetworkPolicies.
 
-It is a process of the cluster: `python -m testcluster.policies.enforcer KUBECONFIG SOCKET NETWORK_NAMESPACE…`. Through
-the socket, the CNI plugin reports the address of each pod, and waits for the answer.
+The enforcer updates the rules of every node to match the NetworkPolicies, pods and namespaces of the cluster.
+
+The enforcer is a process of the cluster: `python -m testcluster.policies.enforcer KUBECONFIG SOCKET
+NETWORK_NAMESPACE…`. Through the socket, the CNI plugin reports the address of each pod, and waits for the answer.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _WATCH_SECONDS = 300
 
 
 class Enforcer:
-    """The state of the cluster that was observed, and the rules that are in force."""
+    """The observed state of the cluster, and the rules that are in force."""
 
     def __init__(self, put_in_force: Callable[[str], None]) -> None:
         self._put_in_force = put_in_force

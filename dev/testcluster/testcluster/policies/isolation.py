@@ -1,4 +1,7 @@
-"""The effect of NetworkPolicies on one pod: the connections that it may make and accept. All functions are pure."""
+"""The effect of NetworkPolicies on one pod: the connections that the pod may make and accept.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _TYPES: dict[Direction, str] = {"ingress": "Ingress", "egress": "Egress"}
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod that has an address in the pod network. `ports`: the ports that have a name, by name and protocol."""
+    """A pod with an address in the pod network. `ports`: the named ports, by name and protocol."""
 
     namespace: str
     labels: Mapping[str, str]
@@ -25,7 +28,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class World:
-    """The pods, policies and namespaces. `namespaces`: the labels of each namespace, by name."""
+    """The pods, policies and namespaces of the cluster. `namespaces`: the labels of each namespace, by name."""
 
     policies: Sequence[Document]
     namespaces: Mapping[str, Mapping[str, str]]
@@ -42,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports from `first` to `last`. If `first` is None, it means every port of the protocol."""
+    """The ports from `first` to `last`. If `first` is None, the range contains every port of the protocol."""
 
     protocol: str
     first: int | None = None
@@ -51,14 +54,14 @@ class Ports:
 
 @dataclass(frozen=True)
 class Allowed:
-    """A kind of connection that is permitted. None means any peer, or any port and protocol."""
+    """A permitted kind of connection. The value None means any peer, or any port and protocol."""
 
     peers: tuple[str | Block, ...] | None
     ports: tuple[Ports, ...] | None
 
 
 def described(pod: Document, address: str) -> Pod:
-    """Return a pod of the Kubernetes API in the form for the rules."""
+    """Convert a pod of the Kubernetes API into a pod for the rules."""
     containers = [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
     ports = {
         (port["name"], port.get("protocol", "TCP")): port["containerPort"]
@@ -71,7 +74,7 @@ def described(pod: Document, address: str) -> Pod:
 
 
 def allowed(pod: Pod, direction: Direction, world: World) -> list[Allowed] | None:
-    """Return the connections that the pod may make or accept. If no policy selects the pod, return None."""
+    """Return the connections that the pod may make or accept. For a pod that no policy selects, return None."""
     about = [policy for policy in world.policies if _is_about(policy, pod, direction)]
     if not about:
         return None
@@ -112,7 +115,7 @@ def _of_rule(rule: Document, pod: Pod, direction: Direction, namespace: str, wor
 
 
 def _selected(sources: list[Document] | None, namespace: str, world: World) -> list[Pod]:
-    """Return the pods that are among the peers. If no peers are named, return all pods."""
+    """Return the pods that match the peers of a rule. If the rule names no peers, return all pods."""
     if sources is None:
         return list(world.pods)
     return [pod for pod in world.pods if any(_is_peer(source, pod, namespace, world) for source in sources)]

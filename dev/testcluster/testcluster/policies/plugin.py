@@ -1,7 +1,9 @@
-"""The last CNI plugin of a pod. It reports the address of the pod, and waits until the pod's policies are in force.
+"""The last CNI plugin of a pod.
 
-So no pod runs before it is isolated, and the policies for other pods already know its address. The plugin uses only the
-standard library, because containerd starts it for every pod.
+The plugin reports the address of the pod, and waits until the pod's policies are in force.
+
+So a pod starts only after it is isolated and after the rules for other pods include the new pod's address. The plugin
+uses only the standard library, because containerd starts it for every pod.
 """
 
 import json
@@ -38,7 +40,7 @@ def _pod(result: dict) -> dict:  # type: ignore[type-arg]
 
 
 def _forget(path: str) -> None:
-    """Report that the container does not exist any more.
+    """Report the end of the container.
 
     During the removal of a cluster, the enforcer may no longer listen.
     """

@@ -1,9 +1,9 @@
-"""The rules by which the kernel enforces NetworkPolicies, as a table for nft.
+"""The kernel's rules that enforce NetworkPolicies, as a table for nft.
 
-Each connection is judged once, when it begins: first by the policies for its sender, then by the policies for its
-receiver. At that time, the address of a Service has already been replaced by the address of a pod. Every node has the
-table with the rules for all pods. Connections from the node itself to pods on it are not judged. This is the same in
-every Kubernetes. For example, DNS and the ingress are processes of a node.
+Each connection is checked once, at the beginning: first against the sender's policies, then against the receiver's
+policies. At this time, the address of a Service has already been replaced by the address of a pod. Every node has the
+table with the rules for all pods. Connections from a node to pods on the same node are not checked. Every Kubernetes
+allows connections from a node to its pods. For example, DNS and the ingress run as processes of a node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOOKS = "\n".join(
 
 
 def table(world: World) -> str:
-    """Return the rules. They replace the previous rules atomically."""
+    """Return the rules. The new rules replace the previous rules atomically."""
     chains, dispatch = [], ["    ct state established,related return"]
     for direction, own in _OWN.items():
         isolated = [(pod, found) for pod in world.pods if (found := allowed(pod, direction, world)) is not None]
@@ -58,7 +58,7 @@ def _matches(one: Allowed, direction: Direction) -> Iterator[str]:
 
 
 def _peers(peers: tuple[str | Block, ...], side: str) -> Iterator[str]:
-    """Return single addresses in one set, and each range on its own, because ranges in a set must not overlap."""
+    """Return one set of all single addresses, and one item for each range, because ranges in a set must not overlap."""
     if addresses := sorted({peer for peer in peers if isinstance(peer, str)}):
         yield f"ip {side} {{ {', '.join(addresses)} }}"
     for block in peers:

@@ -1,1 +1,1 @@
-"""The programs of a cluster, which are built from Go modules, and archives of images that this package makes."""
+"""Builds of a cluster's programs from Go modules, and archives of images."""

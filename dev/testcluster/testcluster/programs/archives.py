@@ -1,4 +1,4 @@
-"""Archives of images that this package makes: of a program that needs no other files, and of a variant of an image.
+"""Archives of two kinds of images: an image of a program that needs no other files, and a variant of another image.
 
 This module also reads the names of images in any archive.
 """
@@ -18,7 +18,7 @@ _NAME = "io.containerd.image.name"
 
 
 def write_archive(file: Path, image: str, program: Path) -> Path:
-    """Write a docker archive with one layer: `program` as /<its name>, which is also the entry point.
+    """Write a docker archive with one layer: `program` as `/<name>`, which is also the entry point.
 
     The same program always gives the same image, because the archive contains no time.
     """
@@ -39,9 +39,10 @@ def write_archive(file: Path, image: str, program: Path) -> Path:
 
 
 def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
-    """Write an OCI archive with the name `image`. The image behaves like `original`. Each mark gives another digest.
+    """Write an OCI archive with the name `image`. The image behaves like `original`. Each `mark` gives another digest.
 
-    The archive contains no layers. So only a node that has loaded the original can load it, and this takes no time.
+    The archive contains no layers, so only a node that has loaded the original can load the archive. Such a load takes
+    no time.
     """
     with tarfile.open(original) as archive:
         [contained] = json.loads(_read(archive, "manifest.json"))
@@ -64,7 +65,7 @@ def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
 
 
 def image_names(file: Path) -> list[str]:
-    """Return the tags in a docker archive, or the annotations with the same meaning in an OCI archive."""
+    """Return the names of the images: tags in a docker archive, or annotations in an OCI archive."""
     with tarfile.open(file) as archive:
         if "manifest.json" in archive.getnames():
             return [name for image in json.loads(_read(archive, "manifest.json")) for name in image["RepoTags"] or ()]
@@ -79,7 +80,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
 
 
 def _blob(media_type: str, document: object, others: Mapping[str, bytes]) -> tuple[dict[str, object], dict[str, bytes]]:
-    """Return the descriptor of the blob, and all blobs by their paths."""
+    """Return the descriptor of the blob, and all blobs by path."""
     content = json.dumps(document).encode()
     digest = hashlib.sha256(content).hexdigest()
     descriptor = {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}

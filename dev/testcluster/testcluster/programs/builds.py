@@ -1,4 +1,4 @@
-"""The programs of a test cluster. They are built from Go modules once, and kept in the cache."""
+"""The programs of a test cluster. Each program is built from Go modules once, and kept in the cache."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ GO_MISSING = (
 
 @dataclass(frozen=True)
 class Stub:
-    """A file that replaces a package, so that the imports of this package are not compiled.
+    """A stub file that replaces a Go package, so that the imports of this package are not compiled.
 
-    It is in the program's folder.
+    The stub is in the program's folder.
     """
 
     module: str
@@ -39,7 +39,10 @@ class Stub:
 
 @dataclass(frozen=True)
 class Program:
-    """A folder in `programs/` that has its own go.mod. Two such folders have dependencies that conflict."""
+    """A folder in `programs/` with a go.mod.
+
+    Each such folder has a separate go.mod, because some dependencies conflict.
+    """
 
     name: str
     packages: tuple[str, ...] = (".",)
@@ -52,7 +55,7 @@ class Program:
         return SOURCES / self.name
 
     def key(self) -> str:
-        """Return a key. It changes when any input of the program changes."""
+        """Return a key for the cache. The key changes when any input of the program changes."""
         digest = hashlib.sha256(repr((self.packages, self.variables, *self.stubs)).encode())
         for file in sorted(self.source.iterdir()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -70,7 +73,7 @@ class Program:
 def _kubernetes_variables() -> tuple[tuple[str, str], ...]:
     """Return the version variables of Kubernetes.
 
-    Without them, the kubelet and the API server disagree about their versions.
+    Without these variables, the kubelet and the API server would report wrong versions.
     """
     major, minor, _ = KUBERNETES_VERSION.split(".")
     values = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
@@ -113,14 +116,15 @@ KIND_STORAGE = Program("kind", packages=("github.com/rancher/local-path-provisio
 OF_TESTS = (KUBERNETES, COREDNS, TRAEFIK, KUBERAY, PAUSE, HELLO, PROMQL)
 """The programs that clusters and tests use.
 
-They are built before the tests, because a test that builds for minutes would reach its time limit.
+The programs are built before the tests, because a test that builds for minutes would reach its time limit.
 """
 
 
 def built(program: Program) -> Path:
-    """Return the folder with the binaries of the program. If they are missing, build them first.
+    """Return the folder with the binaries of the program. Missing binaries are built first.
 
-    Two builds of one program wait for each other. After an interrupted build, there is no folder that looks complete.
+    Two builds of the same program never run at the same time. An interrupted build leaves no folder that looks
+    complete.
     """
     folder = program.folder()
     if folder.is_dir():
@@ -149,9 +153,9 @@ def _build(program: Program, folder: Path) -> None:
 
 
 def _module_file(program: Program, scratch: Path) -> Path:
-    """Write a go.mod in which modules with stubs are replaced by changed copies. Return its path.
+    """Write a go.mod in which modules with stubs are replaced by changed copies. Return the path of the new go.mod.
 
-    The option -overlay of Go cannot replace these files, because it refuses files in the module cache.
+    Go's option -overlay is not used, because it refuses files in the module cache.
     """
     scratch.mkdir()
     for name in ("go.mod", "go.sum"):
