@@ -4,7 +4,10 @@ RELEASE_SEQ_ID = 2**62
 """The sequence number of a model's last operation, above every number that a client can send."""
 
 CUSTOM_LOSS = "custom"
-"""The loss name of calls with a custom loss. A worker that supports custom losses lists this name among its losses."""
+"""The loss name in calls that use a custom loss.
+
+A worker that supports custom losses lists this name among its losses.
+"""
 
 TENANT_METADATA = "tinsmith-tenant-bin"
 """The gRPC metadata of Submit and Sample with the tenant's name in UTF-8, for fair scheduling.

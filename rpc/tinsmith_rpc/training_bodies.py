@@ -182,7 +182,7 @@ class _Kind:
 
     @classmethod
     def of(cls, descriptor: Descriptor) -> _Kind:
-        """Return the kind for a message type. No message of the schema contains its own type."""
+        """Return the `_Kind` of a message type. No message of the schema contains its own type."""
         fields: list[FieldDescriptor] = list(descriptor.fields)
         messages = {each.number: cls.of(each.message_type) for each in fields if each.message_type is not None}
         return cls(messages, frozenset(each.number for each in fields if each.is_packed))

@@ -1,4 +1,4 @@
-"""Decompression of zstd frames. A limit applies before memory is allocated."""
+"""Decompression of zstd frames. The size limit is checked before memory is allocated."""
 
 from __future__ import annotations
 

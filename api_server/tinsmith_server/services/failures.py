@@ -31,7 +31,7 @@ class Failure:
 
     @classmethod
     def from_row(cls, text: str | None) -> Failure:
-        """Return the failure in a row. This is the inverse of `to_row`."""
+        """Return the failure in a row. This method is the inverse of `to_row`."""
         return cls(**orjson.loads(text)) if text else cls("unknown", "the model failed without a reason")
 
     def to_row(self) -> str:

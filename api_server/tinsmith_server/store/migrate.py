@@ -65,7 +65,10 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 
 def known_revisions() -> list[str]:
-    """Return the revisions of this version, oldest first. The revisions are in the file names of the steps."""
+    """Return the revisions of this version, oldest first.
+
+    The revisions are in the file names of the migration steps.
+    """
     return sorted(file.name[1:5] for file in (_SCRIPTS / "versions").glob("v*.py"))
 
 

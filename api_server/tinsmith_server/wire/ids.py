@@ -64,7 +64,7 @@ class SampleId:
 
     @property
     def client(self) -> int:
-        """The number of the client in the sampling session. The first client is 0."""
+        """The number of the client in the sampling session. The first client has the number 0."""
         return self.seq_id // SAMPLES_OF_A_CLIENT
 
     def sequence_ids(self, count: int) -> tuple[str, ...]:

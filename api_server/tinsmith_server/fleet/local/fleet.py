@@ -74,7 +74,10 @@ class LocalFleet(Fleet):
             self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
 
     def _supervise(self, directory: ModelDirectory, place: Place, sockets: Path) -> None:
-        """Add a supervisor for the directory's weights at the place. All names of the weights share this supervisor."""
+        """Add a supervisor for the weights in the directory, on the device of the place.
+
+        All names of the weights share this supervisor.
+        """
         worker_id, index = place.worker_id(directory.served.weights), len(self._supervisors)
         if worker_id in self._supervisors:
             return

@@ -58,7 +58,7 @@ class TextGeneration:
         )
 
     async def pieces(self) -> AsyncIterator[IndexedPiece]:
-        """Yield pieces, each with the number of its choice. Choices are numbered over all prompts.
+        """Yield pieces, each with the number of its choice. Choices are numbered across all prompts.
 
         All choices are sampled at the same time, but the pieces are yielded prompt by prompt.
         """

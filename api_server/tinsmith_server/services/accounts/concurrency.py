@@ -41,7 +41,7 @@ class RequestSlots:
     async def slot(self, tenant: str, *, is_other: bool = True, may_wait: bool = True) -> AsyncIterator[None]:
         """Hold a slot of the tenant until the end of the context, but not longer than the time limit of a slot.
 
-        With `may_wait` False the slot is freed as soon as the request waits. With `is_other` False, as for health
+        If `may_wait` is False, the slot is freed as soon as the request waits. If `is_other` is False, as for health
         probes, the request does not reduce other tenants' slots.
         """
         if is_other:

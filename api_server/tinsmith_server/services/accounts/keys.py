@@ -92,7 +92,7 @@ class Keys:
         return digest if token is None else token.key_hash
 
     async def token_for(self, secret: str | None) -> str:
-        """Return a token for an hour. If `secret` is a token, the new token expires at the same time.
+        """Return a token that is valid for an hour. If `secret` is a token, the new token expires at the same time.
 
         Raises AuthenticationFailed.
         """
@@ -217,9 +217,10 @@ class Tokens:
         self._drawn: bytes | None = None
 
     async def issue(self, credential: Credential, tenant: str) -> str:
-        """Return a token for an hour, or until its credential expires, because a stolen token must not outlive its key.
+        """Return a token that is valid for an hour, or until its credential expires.
 
-        The SDK's `whoami` shows `sub`, `org_id` and `email`. Here, `sub`, `org_id` and `email` are all the tenant.
+        A stolen token must not outlive its key. The SDK's `whoami` shows `sub`, `org_id` and `email`. Here, `sub`,
+        `org_id` and `email` are all the tenant.
         """
         now = self._clock().timestamp()
         claims = {

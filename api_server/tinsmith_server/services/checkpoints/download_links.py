@@ -157,7 +157,10 @@ def _begun(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def archive_parts(files: CheckpointFiles, directory: str, saved: Mapping[str, SavedFile]) -> Iterator[bytes]:
-    """Yield a gzipped tar of a checkpoint's files, in the order of their names. Blocking: run it in a thread."""
+    """Yield a gzipped tar of a checkpoint's files, in the order of their names.
+
+    This function blocks: run it in a thread.
+    """
     compressor = zlib.compressobj(LEVEL, wbits=GZIP)
     for part in _plain_parts(files, directory, saved):
         yield compressor.compress(part)

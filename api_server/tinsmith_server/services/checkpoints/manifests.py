@@ -28,8 +28,8 @@ class SavedFile:
 def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) -> dict[str, SavedFile]:
     """Return the files of a checkpoint by name, after checking that each file has its full size.
 
-    Blocking: run it in a thread. Raises FileNotFoundError for a missing manifest, CheckpointDamaged, and the errors of
-    `files`.
+    This function blocks: run it in a thread. Raises FileNotFoundError for a missing manifest, CheckpointDamaged, and
+    the errors of `files`.
     """
     content = b"".join(_at_most(files.read(directory, MANIFEST), MOST_MANIFEST_BYTES))
     if hashlib.sha256(content).hexdigest() != manifest_digest:

@@ -143,7 +143,7 @@ class SamplePolls:
             return worker_pb2.AwaitSamplesReply()
 
     async def _lost(self, unfetched: RequestsBySampler) -> list[worker_pb2.EndedSample]:
-        """Return the samples of samplers that no longer exist. The SDK submits these samples again."""
+        """Return the samples of samplers that no longer exist. The SDK submits lost samples again."""
         by_sampler = list(unfetched.values())
         are_lost = await asyncio.gather(*(self._is_lost(request_ids[0]) for request_ids in by_sampler))
         lost = [

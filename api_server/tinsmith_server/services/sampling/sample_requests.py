@@ -178,7 +178,7 @@ def _image(where: str, chunk: Chunk, before_token: int) -> worker_pb2.PromptImag
 
 
 def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
-    """Return the tokens in the layout of the request. The answer has the same layout."""
+    """Return the tokens in the layout of the request. The answer has the layout of the request."""
     tensor = wire_pb2.Tensor(dtype=wire_pb2.INT64, shape=tokens.shape)
     if tokens.sparse_crow_indices is None or tokens.sparse_col_indices is None:
         tensor.dense = pack("q", tokens.data)

@@ -200,7 +200,8 @@ class Placement:
     def __init__(self, store: Store, fleet: Fleet, freed: Changes, kept: int, clock: Clock = utc_now) -> None:
         """Start, with no queues.
 
-        `freed` is notified when a slot at a worker may be free. `kept` slots are reserved for tenants without slots.
+        `freed` is notified when a slot at a worker may be free. The last `kept` slots are reserved for tenants without
+        slots.
         """
         self._store = store
         self._fleet = fleet

@@ -73,9 +73,9 @@ class StreamOptions(Request):
 
 
 class OpenAiRequest(Request):
-    """The fields that both calls have. `top_k` is an extension that other servers have, too.
+    """The fields that completions and chat completions have in common.
 
-    An unknown field is refused, unless it cannot change a sample.
+    `top_k` is an extension that other servers have, too. An unknown field is refused, unless it cannot change a sample.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -48,7 +48,8 @@ class TextRequest:
     """A text request. `choices` sequences are sampled for each prompt.
 
     A sequence ends at `stops` and at the model's own end tokens. `logprobs` is the number of most likely tokens that
-    are returned with each token. None requests no logprobs. With `echo`, the prompt is returned before the answer.
+    are returned with each token. If `logprobs` is None, no logprobs are returned. With `echo`, the prompt is returned
+    before the answer.
     """
 
     model: str
@@ -125,7 +126,7 @@ class Message:
 
 
 def refuse(what: str, value: object) -> None:
-    """Raise ValueError if the field `what` has a value with an effect."""
+    """Raise ValueError if the unsupported field `what` has a value."""
     if value:
         raise ValueError(f"{what} is not supported; remove it")
 
