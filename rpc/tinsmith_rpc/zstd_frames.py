@@ -8,7 +8,7 @@ from typing import cast
 
 PIECE_BYTES = 128 * 1024
 MAX_WINDOW_BYTES = 64 * 2**20
-"""The largest window.
+"""The largest window that a zstd frame may have.
 
 A streaming reader keeps the window in memory. Only compression level 22 needs a larger window.
 """

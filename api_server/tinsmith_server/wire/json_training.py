@@ -96,7 +96,7 @@ class ForwardBody(Request):
 def client_number(content: Mapping[str, Any]) -> int | None:
     """Return the number of the operation: 0 if the client leaves it out, None if it is invalid.
 
-    Raises Unprocessable for a number that no operation can have.
+    Raises Unprocessable for a number that is not valid for an operation.
     """
     seq_id = content.get("seq_id")
     if seq_id is None:

@@ -170,7 +170,10 @@ class Watch(Generic[T]):
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _follow(self, version: str) -> str:
-        """Follow one watch, and return the last version. Without a version to continue from, list the objects first."""
+        """Follow one watch, and return the version of its last event.
+
+        Without a version to continue from, list the objects first.
+        """
         version = version or await self._list()
         async with aclosing(self._api.watch(self._resource, self._namespace, version)) as events:
             async for type, manifest in events:

@@ -114,10 +114,7 @@ class DownloadLinks:
         return expires if checkpoint.expires_at is None else min(expires, checkpoint.expires_at)
 
     async def download(self, token: str, path: str) -> Download:
-        """Return a file.
-
-        Raises the errors of `archive`, and NotFound for a file name that the checkpoint does not have.
-        """
+        """Return a file. Raises the errors of `archive`, and NotFound for a file that is not in the checkpoint."""
         directory, digest = await self._linked(FILES, token)
         try:
             saved = (await self._saved_files(directory, digest))[path]

@@ -142,7 +142,10 @@ class AdapterImports:
         return Upload(*claims)
 
     def limit_of(self, name: str) -> int:
-        """Return the size limit of a file in bytes. Raises NotFound for a name that no file of an adapter has."""
+        """Return the size limit of a file in bytes.
+
+        Raises NotFound for a name that is not the name of an adapter's file.
+        """
         limits = {CONFIG_FILE: min(MOST_CONFIG_BYTES, self._most_bytes), WEIGHTS_FILE: self._most_bytes}
         if name not in limits:
             raise NotFound(f"an adapter consists of {CONFIG_FILE} and {WEIGHTS_FILE}, not of {name[:100]!r}")
