@@ -170,7 +170,7 @@ class Watch(Generic[T]):
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _follow(self, version: str) -> str:
-        """Follow one watch, and return the version of its last event.
+        """Follow one watch, and return the latest version of the objects.
 
         Without a version to continue from, list the objects first.
         """
