@@ -132,7 +132,7 @@ def ask(client: tinker.TrainingClient, tokenizer: Any, question: str) -> str:
 
 
 def train(client: tinker.TrainingClient, tokenizer: Any) -> list[float]:
-    """Submit all steps at once. The server runs the steps in order, so no step waits for the network."""
+    """Submit all steps at once. The server runs the steps in order, and no step has to wait for the network."""
     batch = [lesson(tokenizer, *pair) for pair in LESSONS]
     steps = [(client.forward_backward(batch, "cross_entropy"), client.optim_step(ADAM)) for _ in range(TRAINING_STEPS)]
     losses = []
@@ -155,7 +155,7 @@ def loss_per_token(output: types.ForwardBackwardOutput, batch: list[types.Datum]
 
 
 def resume(service: tinker.ServiceClient, client: tinker.TrainingClient, tokenizer: Any) -> tinker.TrainingClient:
-    """Restore weights and optimizer. From here on, both clients make the same steps."""
+    """Restore weights and optimizer. After the restore, both clients make the same steps."""
     saved = client.save_state("first-lessons").result().path
     resumed = service.create_training_client_from_state_with_optimizer(saved).result()
     console.print(f"   saved as {saved}", soft_wrap=True)

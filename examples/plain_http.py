@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 TOKENS = [11, 12, 13, 14, 15, 16, 17, 18]
-"""The tokens that the adapter learns. Your program makes such tokens with the tokenizer that /get_tokenizer names."""
+"""The tokens that the adapter learns. Your own program makes tokens with the tokenizer that /get_tokenizer names."""
 LORA = {"rank": 16, "seed": 1}
 STEPS = 64
 
@@ -38,7 +38,7 @@ def main() -> None:
 def train(server: httpx.Client, model_id: str, step: int) -> float:
     """Make one step, and return the loss before this step.
 
-    Several forward_backward calls before the optimizer step would add up their gradients.
+    The server adds up the gradients of all forward_backward calls before an optimizer step.
     """
     datum = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]},

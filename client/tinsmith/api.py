@@ -148,7 +148,7 @@ class Api(ServerClient):
     def send_client_config(self, sdk_version: str) -> None:
         """Send the first request that every SDK client sends.
 
-        This request is also the first request that needs the key.
+        No earlier request of a client needs the key.
         """
         self._call("POST", "/client/config", {"sdk_version": sdk_version})
 
@@ -239,7 +239,10 @@ class Api(ServerClient):
 
 
 def _until_loaded(call: Callable[[], Returned]) -> Returned:
-    """Repeat the call while the server loads the base model. Raises NotYet if this takes longer than UPLOAD_SECONDS."""
+    """Repeat the call while the server loads the base model.
+
+    Raises NotYet if the base model is not loaded within UPLOAD_SECONDS.
+    """
     deadline = time.monotonic() + UPLOAD_SECONDS
     while True:
         try:

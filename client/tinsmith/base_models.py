@@ -27,7 +27,7 @@ from tinsmith.console import AsJson, BaseUrl, fail, make_console
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
-"""The names of vocabulary files. Every tokenizer has at least one of these files.
+"""The names of vocabulary files. Every tokenizer has at least one vocabulary file.
 
 Without a vocabulary file, transformers makes an empty tokenizer and reports no error.
 """
@@ -45,7 +45,7 @@ FILES = frozenset(
         "config.json",
     }
 )
-"""The files that a server may send. An archive with any other file is refused."""
+"""The files that a server may send. An archive that contains a file with another name is refused."""
 MOST_BYTES = 64 * 2**20
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -135,7 +135,7 @@ def unpacked(archive: bytes) -> dict[str, bytes]:
 
 
 def put(files: Mapping[str, bytes], folder: Path, *, replace: bool) -> int:
-    """Write the files that are missing, and return their number.
+    """Write the missing files, and return how many files were written.
 
     Raises TokenizerError if an existing file has other content.
     """

@@ -220,7 +220,7 @@ def _converse(talk: Conversation) -> None:
 
 
 def _take_turn(talk: Conversation, message: str) -> None:
-    """Print one answer. An error ends only this turn, not the conversation."""
+    """Print one answer. An error ends only the present turn, not the conversation."""
     try:
         _print_answer(talk, message)
     except KeyboardInterrupt:
@@ -242,7 +242,7 @@ def _print_answer(talk: Conversation, message: str) -> None:
 
 
 def shown(text: str, *, on_terminal: bool) -> str:
-    """Return the text as it should be printed. For a terminal, control characters are removed."""
+    """Return the text in printable form. For a terminal, control characters are removed."""
     if not on_terminal:
         return text
     return "".join(character for character in text if character.isprintable() or character in LAYOUT)

@@ -41,7 +41,7 @@ class MissingExtra(Exception):
 
 
 def install_line(extras: Sequence[str]) -> str:
-    """Return the command that installs these extras from a checkout. Tinsmith is not on any package index."""
+    """Return the command that installs the given extras from a checkout. Tinsmith is not on any package index."""
     return f"uv pip install --constraints dev/requirements/dev.txt '.[{','.join(extras)}]'"
 
 
@@ -211,7 +211,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Do nothing. This callback makes typer treat the app as a group of commands, even with only one command."""
+    """Do nothing. Because of this callback, typer treats the app as a group of commands, even with only one command."""
 
 
 def _not_requested() -> None:

@@ -22,7 +22,7 @@ from tinsmith.local_server import ServerFailed, free_port, running_server, tinsm
 MODEL = "demo/tiny"
 """The name of the model.
 
-The model's directory in the output folder has the same name, so that the SDK finds the tokenizer.
+The model's directory in the output folder has the name of the model, so that the SDK finds the tokenizer.
 """
 
 PROGRAM = "first_steps.py"
@@ -92,7 +92,7 @@ def _run_program(console: Console, out: Path, base_url: str, api_key: str) -> No
 
 
 def write_environment(file: Path, api_key: str, port: int) -> None:
-    """Write shell variables. A later server of the demo gets the same key from these variables."""
+    """Write shell variables. A later server of the demo gets the same key from the file with the variables."""
     file.touch(mode=0o600)
     file.write_text(
         f"export PATH={Path(sys.executable).parent}:$PATH\n"

@@ -51,7 +51,7 @@ def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def parse_line(line: str) -> Any:
-    """Return the JSON value in the line. Raises NoJson. NoJson is also raised for strings that UTF-8 cannot encode."""
+    """Return the JSON value in the line. Raises NoJson. A string that UTF-8 cannot encode also raises NoJson."""
     try:
         value = json.loads(line)
         json.dumps(value, ensure_ascii=False).encode()

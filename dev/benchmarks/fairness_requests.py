@@ -1,4 +1,4 @@
-"""Two tenants send small requests or create models. Only the API server handles these calls."""
+"""Two tenants send small requests or create models. Only the API server, and no worker, handles such calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Samples per second, compared with transformers' `generate` and a PEFT adapter; and eight adapters compared with one.
 
-The benchmark measures sampling through SDK and server. It also measures the sampler alone, in this process, with the
-same calls that the worker makes.
+The benchmark measures sampling through SDK and server. The benchmark also measures the sampler alone, in this process,
+with the same calls that the worker makes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RequestSize:
 
 
 class SamplerAlone:
-    """The sampler in this process, called through its own interface. The adapters alternate from request to request."""
+    """The sampler in this process, without a server. The adapters alternate from request to request."""
 
     def __init__(
         self,

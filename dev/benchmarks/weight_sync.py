@@ -38,7 +38,7 @@ from workloads import LEARNING_RATE, RANK, token_rows
 
 SHAPE = TinyShape(hidden_size=2048, intermediate_size=4096, layers=2, heads=16, kv_heads=8)
 LARGE_RANK = 1408
-"""The rank of an adapter of 370 MB. The model is small for such an adapter.
+"""The rank of an adapter of 370 MB. The model is small compared with the adapter.
 
 On a small model, a sample takes only a small part of the measured time.
 """
@@ -50,7 +50,7 @@ STEP_DATUM = step_datum(token_rows(1, 33, SHAPE.vocab_size)[0])
 
 
 Place = Literal["own", "shared", "pool", "root"]
-"""The place in which the sampler runs."""
+"""The four places in which the sampler may run."""
 PLACES: Sequence[tuple[Place, str, float]] = (
     ("own", "the worker's own sampler", 1.2),
     ("shared", "a sampler next to the worker", 1.5),

@@ -25,7 +25,7 @@ SHARED_SHIMS = ROOT / "tests" / "support" / "on_cpu"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The repository of a backend: its dotted section in versions.toml, and the folder from which Python imports it."""
+    """The repository of a backend: the dotted section in versions.toml, and the folder for Python's import path."""
 
     section: str
     variable: str

@@ -29,7 +29,7 @@ def environment(inherited: Mapping[str, str], libraries: str) -> dict[str, str]:
     """Return the environment variables of the rehearsal.
 
     The variables hide the caller's packages and any GPU. `libraries` are the GPU libraries that belong to another
-    PyTorch. On a CPU, these libraries are never called. One thread is used, because on two busy cores the float32
+    PyTorch. On a CPU, PyTorch never calls GPU libraries. One thread is used, because on two busy cores the float32
     benchmark took 120 s with two threads and 25 s with one thread.
     """
     return {

@@ -48,7 +48,7 @@ TESTS = (
 )
 """The tests. The most informative tests come first.
 
-Pytest keeps this order, and runs a test only once even if several names match the test.
+Pytest keeps the order of the names, and runs a test only once even if several names match the test.
 """
 NEEDED = (
     *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
@@ -61,7 +61,7 @@ NEEDED = (
 `make gpu-wheels` downloads the modules that are missing in a PyTorch image.
 """
 TOLD = ("torch", "transformers", "peft")
-"""A run prints the versions of these packages."""
+"""The packages with versions that a run prints."""
 RUN_SECONDS = 480.0
 """The time limit of a run.
 

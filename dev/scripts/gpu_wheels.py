@@ -53,7 +53,10 @@ def download(folder: Path, lock: Path = LOCK) -> list[Path]:
 
 
 def tree_bytes(tree: Path) -> int:
-    """Return the size of the files that git does not ignore. A copy of the work tree contains all these files."""
+    """Return the size of the files that git does not ignore.
+
+    A copy of the work tree contains all files that git does not ignore.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=tree,

@@ -1,8 +1,9 @@
 """The image of kind's nodes, made on a machine without access to a registry: `make kind-node-image`.
 
 The image consists of files from kind's Go module, Debian's packages, and programs that are built locally. `make
-demo-kind` uses this image if the image exists. Unlike kind's own image, this image does not contain kindnet, because no
-Go module contains kindnet. Without kindnet, a cluster can have only one node and does not enforce NetworkPolicies.
+demo-kind` uses this image if the image exists. Unlike kind's own image, the project's image does not contain kindnet,
+because no Go module contains kindnet. Without kindnet, a cluster can have only one node and does not enforce
+NetworkPolicies.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _template(text: ast.expr) -> str:
 def _name_of(value: ast.expr) -> str:
     """Return the name of a value in words.
 
-    The name is that of the attribute or variable, without the calls around it.
+    For `str(a.worker_name)`, return "worker name".
     """
     match value:
         case ast.Call(args=[argument]):

@@ -28,7 +28,7 @@ IMAGE_PYTHON = "3.13"
 """The Python version of the trainer image."""
 IF_POSSIBLE = "--if-possible"
 COMPLETE = "complete"
-"""The name of a file that is written last. Each use of the environment changes the modification time of this file."""
+"""The name of a file that is written last. Each use of an environment changes the modification time of the file."""
 UNUSED_SECONDS = 14 * 24 * 3600.0
 
 
@@ -77,7 +77,7 @@ KNOWN: Mapping[str, Packages] = {
     for packages in (VLLM, NEMO_RL, MILES, GPU_LOOKALIKE, THIRD_PARTY, COOKBOOK_EXTRAS, *IMAGE_TRANSFORMERS)
 }
 FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
-"""The environments that are made if the command line has no names. `make test` needs these environments."""
+"""The environments that are made if the command line has no names. `make test` needs the default environments."""
 
 
 def environment_directory(packages: Packages) -> Path:
@@ -168,8 +168,8 @@ def found_uv() -> str:
 def lent_libraries() -> str:
     """Return LD_LIBRARY_PATH with the folders of NVIDIA's libraries for this environment's PyTorch.
 
-    PyTorch is linked with these libraries, but does not call them on a CPU. Sharing the libraries of another
-    environment saves gigabytes.
+    PyTorch is linked with NVIDIA's libraries, but does not call NVIDIA's libraries on a CPU. Sharing the libraries of
+    another environment saves gigabytes.
     """
     package = find_spec("nvidia")
     roots = package.submodule_search_locations if package else None

@@ -42,7 +42,7 @@ def field_rows(crd: Path, part: str) -> Iterator[tuple[str, ...]]:
 
 
 def spec_rows(crd: Path, other: Path | None = None) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of `spec`. Rows that both resources have are left out here.
+    """Yield the rows of `spec`. Rows that `other` also has are left out.
 
     The effect of a change is left out, too, because the pages contain a table of effects.
     """

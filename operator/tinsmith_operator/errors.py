@@ -43,7 +43,7 @@ class Throttled(Unavailable):
 
 
 class NotLeading(OperatorError):
-    """A write while this operator does not hold the Lease. Another operator may be leading."""
+    """A write of an operator that does not hold the Lease. Another operator may be leading."""
 
 
 class SecretTaken(OperatorError):

@@ -22,7 +22,7 @@ OPERATOR_LABELS: Mapping[str, str] = {
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """The environment variables with the URL of an object store of another provider than Amazon.
 
-If several variables are set, the first variable in this order counts, as in botocore.
+If several variables are set, the first variable in the list counts, as in botocore.
 """
 
 HTTP_PORT = 80
@@ -55,7 +55,7 @@ class Installation:
     - `ray_version`: the Ray version in the images of sessions with several nodes; None: the version in the project's
       own images.
     - `ray_cluster_labels`: labels on the RayClusters, so that all pods of a RayCluster start together.
-    - `hang_timeout_seconds`: a worker counts as hung if one operation takes longer than this.
+    - `hang_timeout_seconds`: a worker counts as hung if one operation takes longer than this number of seconds.
     - `delete_grace_seconds`: how long a deletion waits until the adapters are saved to the checkpoint root.
     - `reserved`: names of the installation's own objects, which sessions and pools may not use.
     - `allowed_images`, `allowed_secrets`: patterns of the names that sessions and pools may use.

@@ -4,7 +4,7 @@ Names of the installation's own objects are not allowed. Images and Secrets must
 
 A user who may write a session can read everything that the session's pods receive. The CRDs contain the same rules for
 names that are known before an installation. The chart's ValidatingAdmissionPolicy contains the rules for all names. The
-rules here cover objects that were stored before the CRDs and the policy were installed.
+rules in this module cover objects that were stored before the CRDs and the policy were installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOADER_VARIABLES = (
 )
 """The variables by which interpreters, loaders and servers find code or compiled kernels.
 
-The volume of a model may contain such code. The chart's policy has the same pattern.
+The volume of a model may contain code that such a variable could load. The chart's policy has the same pattern.
 """
 SERVER_ARGUMENTS = (
     r"--(gpu[-_]memory[-_]utilization|mem[-_]fraction[-_]static|max[-_]num[-_]seqs|max[-_]num[-_]batched[-_]tokens"

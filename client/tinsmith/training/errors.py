@@ -83,7 +83,7 @@ class MinibatchFailed(TrainingError):
 class ShadowCutOff(TrainingError):
     """An error for a shadow that was cancelled during a step.
 
-    The next step of such a shadow would include the gradient of the cancelled step.
+    After a cancelled step, the next step of the shadow would include the gradient of the cancelled step.
     """
 
     def __init__(self, step: int) -> None:
@@ -138,7 +138,10 @@ class BadConfig(RunError):
 
 
 class BadData(RunError):
-    """An error for lines that are not examples. For each such line, the message contains `file:line` and the reason."""
+    """An error for lines that are not examples.
+
+    For each wrong line, the message contains `file:line` and the reason.
+    """
 
 
 class ServerNotReady(RunError):
@@ -163,4 +166,4 @@ class NothingToTrainOn(TrainingError):
 
 
 class EnvironmentFailed(TrainingError):
-    """An error for an environment that breaks the rules of environments. Only the group of this environment is lost."""
+    """An error for an environment that breaks the rules of environments. Only the environment's group is lost."""

@@ -64,9 +64,9 @@ class RolloutBuffer(AsyncIterator[RolloutGroup]):
             self._changed.notify_all()
 
     async def close(self, error: BaseException | None = None) -> None:
-        """End the stream after the groups that are in the buffer.
+        """Accept no further groups, and end the stream after the groups in the buffer.
 
-        After these groups, the iteration ends, or raises `error`.
+        After the last group, the iteration ends, or raises `error`.
         """
         async with self._changed:
             self._is_closed, self._error = True, error
@@ -148,7 +148,7 @@ class StepReport:
     dropped_groups: int
     minibatches: int
     waited_seconds: float
-    """The time spent waiting for rollouts. Time in which the server was computing counts, too."""
+    """The time spent waiting for rollouts. The time counts even if the server was computing."""
 
 
 class StepInProgress:
@@ -249,9 +249,9 @@ async def stream_minibatch_train(
     smaller step. A step without data is skipped, and the next step has the same number.
 
     Raises MinibatchFailed if the server refuses or fails a minibatch. After a failed minibatch, no optimizer step is
-    made. The gradients of the other minibatches of this step stay on the server. Gradients also stay on the server if
-    the caller stops during a step. After a failed minibatch or a stop, load the last saved state before you continue.
-    Raises the errors of `rollouts`.
+    made. After a failed minibatch, the gradients of the step's other minibatches stay on the server. Gradients also
+    stay on the server if the caller stops during a step. After a failed minibatch or a stop, load the last saved state
+    before you continue. Raises the errors of `rollouts`.
     """
     of_step = adam if callable(adam) else lambda _: adam
     send = partial(_send, client, loss_fn, loss_fn_config)

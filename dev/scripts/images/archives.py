@@ -49,7 +49,7 @@ def build_images(images: Iterable[Image]) -> dict[str, Archive]:
 
 @lru_cache
 def build_to_run(name: str) -> Builder:
-    """Return a builder that has the image of this checkout.
+    """Return a builder that has built or loaded the image of this checkout.
 
     The builder knows the image by its reference. The image comes from this build or an earlier build.
     """

@@ -1,6 +1,6 @@
 """Commands in a built image.
 
-A command runs as in a pod. The trainer's own tests run with the image's Python and PyTorch.
+A command in an image runs in the same way as in a pod. The trainer's own tests run with the image's Python and PyTorch.
 """
 
 from __future__ import annotations

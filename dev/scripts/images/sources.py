@@ -1,4 +1,4 @@
-"""The images, and the files that each image contains. The Dockerfile of an image names these files."""
+"""The images, and the files that each image contains. The Dockerfile of an image names the image's files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ IGNORED = "__pycache__"
 LOCAL_REGISTRY = "tinsmith.local"
 """The registry in the names of images.
 
-This registry is not in public DNS, so a node without the image cannot pull a foreign image with the same name.
+The name of the registry is not in public DNS, so a node without the image cannot pull a foreign image with the same
+name.
 """
 
 

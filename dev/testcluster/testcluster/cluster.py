@@ -108,7 +108,7 @@ class Cluster:
     def cut_off(self, node: str) -> None:
         """Disconnect the node.
 
-        The node's pods continue to run, but until `reconnect` the cluster does not see these pods.
+        The node's pods continue to run, but until `reconnect` the cluster does not see the pods of the node.
         """
         self._expendable(node).disconnect()
 
@@ -120,7 +120,10 @@ class Cluster:
         self._expendable(node).power_off()
 
     def _expendable(self, node: str) -> Node:
-        """Return a node of this cluster that does not run the control plane. Raises ClusterError for any other node."""
+        """Return a node of this cluster that does not run the control plane.
+
+        Raises ClusterError if the node does not exist or runs the control plane.
+        """
         places = Places(self.name) if self.name else None
         members = own_nodes(places, len(self.nodes)) if places else []
         for member in members[1:]:

@@ -1,8 +1,8 @@
 """The start and the stop of clusters. Both the command `up` and the fixtures of tests use this module.
 
 This package itself makes clusters from Go modules and Debian packages. With built programs, the start of a cluster
-takes seconds. If this machine cannot run such a cluster and kind is installed, kind makes a cluster with a single node.
-On request, kind makes such a cluster in any case.
+takes seconds. If this machine cannot run a cluster of this package and kind is installed, kind makes a cluster with a
+single node. On request, kind makes the cluster even if this package could make one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ FIRST, LAST = 12_000, 29_999
 The range is below the ports that Linux gives to outgoing connections, and below the node ports of Kubernetes.
 
 The operating system would choose a port in the range for outgoing connections. An outgoing connection of another test
-could take such a port before the program binds the port.
+could take a port from the system before the program binds the port.
 """
 
 

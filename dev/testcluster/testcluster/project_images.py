@@ -1,4 +1,4 @@
-"""The images of the project for a test cluster. The program behind `make images` builds these images.
+"""The images of the project for a test cluster. The images are built by the program that `make images` runs.
 
 Unchanged images are not built again.
 """

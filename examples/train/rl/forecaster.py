@@ -31,18 +31,18 @@ BALLS = 10
 URN_BETA = 0.3
 """The value of both parameters of the beta distribution of red balls.
 
-With this value, most urns have many more balls of one colour, so 50 % is a bad forecast.
+With a value below 1, most urns have many more balls of one colour, so 50 % is a bad forecast.
 """
 QUESTION_TOKEN = 10
 SMALLEST_NUMBER_TOKEN = 20
 """The first of the tokens for numbers of red balls.
 
-A question in tokens is QUESTION_TOKEN, and then this token plus the number.
+A question in tokens is QUESTION_TOKEN, and then SMALLEST_NUMBER_TOKEN plus the number.
 """
 TOKEN_FORECASTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s*%")
 LOG_SCORE_LIMIT = 0.99
-"""The log score of a wrong certainty is infinite, so forecasts are clipped to this probability."""
+"""Forecasts are clipped to this probability, because the log score of a wrong forecast of 1 is minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 
 def format_time(moment: datetime) -> str:
-    """Write a time as Kubernetes does: in UTC, with whole seconds."""
+    """Write a time in Kubernetes' format: in UTC, with whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -30,7 +30,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class LiveObject:
-    """A Kubernetes object as the API server last returned it."""
+    """A Kubernetes object in the latest version that the API server returned."""
 
     manifest: Manifest
 
@@ -60,7 +60,7 @@ class Resource(BaseModel):
 _FORM = re.compile(r"^([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]?|[KMGTPE]i))$")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _LARGEST = Decimal(2**63 - 1)
-"""The largest quantity. Kubernetes reads every larger quantity as this quantity."""
+"""The largest quantity. Kubernetes reads every larger quantity as the largest quantity."""
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 

@@ -1,4 +1,7 @@
-"""The names that the operator writes into the cluster. Other programs may rely on these names."""
+"""The names that the operator writes into the cluster.
+
+Other programs may rely on the names that the operator writes.
+"""
 
 from __future__ import annotations
 
@@ -120,12 +123,12 @@ def endpoint(session_name: str, namespace: str) -> str:
 
 
 def worker_dns_name(worker_id: str) -> str:
-    """Return the DNS name in a worker's certificate. Clients check this name."""
+    """Return the DNS name in a worker's certificate. Clients check the DNS name."""
     return f"{worker_id}.worker.tinsmith.internal"
 
 
 SAMPLER_DNS_NAME = "sampler.tinsmith.internal"
 """A second name in the certificate of a pool's samplers.
 
-If a client has this name in its certificate, a worker allows it to fetch saves.
+A worker allows clients with this name in their certificate to fetch saves.
 """

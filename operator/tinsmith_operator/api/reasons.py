@@ -11,7 +11,7 @@ from enum import Enum, StrEnum, auto
 
 
 class Progress(Enum):
-    """The states that kstatus defines. GitOps tools read these states."""
+    """The states that kstatus defines. GitOps tools read the states of kstatus."""
 
     DONE = auto()  # neither Reconciling nor Stalled is True
     MOVING = auto()  # Reconciling is True: waiting is enough

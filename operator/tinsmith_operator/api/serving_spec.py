@@ -58,7 +58,7 @@ class Resources(Resource):
 
 
 class PodOverrides(Resource):
-    """The pod fields that a user may set. The operator copies these fields into the pod unchanged."""
+    """The pod fields that a user may set. The operator copies the user's fields into the pod unchanged."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)

@@ -29,9 +29,9 @@ class AdapterUsage(Resource):
 
 
 class CountedPod(Resource):
-    """The restarts of a pod that are already counted.
+    """The already counted restarts of a pod.
 
-    Because of this record, every restart is counted once, even if another operator takes over.
+    Because the status records the counted restarts, every restart is counted once, even if another operator takes over.
     """
 
     uid: str
@@ -94,7 +94,7 @@ class TrainingSessionStatus(OwnerStatus):
 
 
 class SamplerPoolStatus(OwnerStatus):
-    """The status of a pool. The replica counts always have a value, because autoscalers read these fields."""
+    """The status of a pool. The replica counts always have a value, because autoscalers read replica counts."""
 
     replicas: int = 0
     ready_replicas: int = 0

@@ -112,8 +112,8 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
     """Return a hash of the pods' inputs. When the hash changes, the Deployment replaces the pods.
 
     If the spec names an image, the hash includes the image. The hash does not include the installation's default image,
-    so a new default image takes effect only at the next rollout. The hash also leaves out default values and the number
-    of replicas.
+    so a new default image takes effect only at the next rollout. Default values and the number of replicas are not in
+    the hash, either.
     """
     spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     return _hashed(spec, pool, installation, restart)
@@ -124,7 +124,7 @@ def equivalent_sampler_hashes(
 ) -> frozenset[str]:
     """Return the hashes of pods that run the same containers. Such pods differ only in how a node pulls the image.
 
-    `pull_secrets` are the pull Secrets in the template with which the caller compares.
+    `pull_secrets` are the pull Secrets of the live template.
     """
     spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
     ways = pull_variants(spec.pop("pod", {}), pull_secrets)

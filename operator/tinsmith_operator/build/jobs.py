@@ -6,10 +6,10 @@ no journal, no certificate, no credentials for checkpoints, and no GPU. The conv
 duration depends on the model, the hub and the volume. A complete conversion Job is kept, because the Job records that
 the model is converted.
 
-The image pull Job pulls a new image onto a worker's node while the worker still runs. The pod of this Job has the pull
-Secrets, ServiceAccount and tolerations of the worker's pod. The pod runs Python without any work, and has neither
-volumes nor credentials. The operator thus finds out that an image cannot be used before it stops the worker. The image
-pull Job has no deadline, because the kubelet retries the pull as long as the pod exists.
+The image pull Job pulls a new image onto a worker's node while the worker still runs. The pod of the image pull Job has
+the pull Secrets, ServiceAccount and tolerations of the worker's pod. The pod runs Python without any work, and has
+neither volumes nor credentials. Because of the image pull Job, the operator notices an unusable image before it stops
+the worker. The image pull Job has no deadline, because the kubelet retries the pull as long as the pod exists.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ COMMAND = ["python3", "-m", "tinsmith_trainer.conversion"]
 MOST_RETRIES = 6
 """The number of retries.
 
-With the pauses of the Job controller, the retries take ten minutes, so a short outage of the hub does no harm.
+The retries and the pauses between them take ten minutes, so a short outage of the hub does no harm.
 """
 
 FLAGS_REFUSED = 2

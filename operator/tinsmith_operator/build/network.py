@@ -47,7 +47,7 @@ def build_pool_policy(pool: SamplerPool, installation: Installation) -> Manifest
 
     The policy allows samplers to fetch saves from the workers of sessions in the namespace.
 
-    The API server sends the addresses of workers to samplers, so samplers need no DNS for these connections.
+    The API server sends the addresses of workers to samplers, so samplers need no DNS for connections to workers.
     """
     policy = build_policy(pool, installation)
     saves = {"to": [_pods_of(WORKER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
@@ -132,7 +132,7 @@ def _tcp(port: int) -> Manifest:
 def egress(source: ModelSource, installation: Installation) -> list[Manifest]:
     """Return the rules for outgoing connections to DNS, the hub and the object store.
 
-    If the pod needs no such connection, return no rules.
+    If the pod needs no outgoing connection, return no rules.
     """
     ports = {HTTPS_PORT} if source.type is SourceType.HUB else set()
     if (port := installation.checkpoint_port) is not None:

@@ -1,4 +1,4 @@
-"""The worker's options for ranks that share a model, and the variables and volumes for these ranks."""
+"""The worker's options for ranks that share a model, and the variables and volumes for such ranks."""
 
 from __future__ import annotations
 

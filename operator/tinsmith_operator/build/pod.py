@@ -49,7 +49,7 @@ PULL_FIELDS = frozenset({"image_pull_policy", "image_pull_secrets"})
 def pull_variants(overrides: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
     """Yield variants of the pod's overrides: one variant for each way in which a node may pull the same image.
 
-    `pull_secrets` are the pull Secrets of the pod with which the caller compares.
+    `pull_secrets` are the pull Secrets of the live pod.
     """
     rest = {name: value for name, value in overrides.items() if name not in PULL_FIELDS}
     for policy, secrets in itertools.product((None, *PULL_POLICIES), ((), tuple(pull_secrets))):

@@ -140,6 +140,6 @@ def build_claim(session: TrainingSession, annotations: Mapping[str, str]) -> Man
 
 
 def build_claim_annotations(session: TrainingSession, annotations: Mapping[str, str]) -> Manifest:
-    """Return the annotations. In a claim that a user created, the operator writes only these annotations."""
+    """Return the annotations. In a claim that a user created, the operator writes only annotations."""
     metadata = {"name": session.claim_name, "namespace": session.namespace, "annotations": dict(annotations)}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}

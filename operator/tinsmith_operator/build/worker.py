@@ -62,7 +62,7 @@ class PinnedImage:
 class WorkerPlan:
     """The image, the worker ID and the other values with which the worker starts.
 
-    `restart` is the latest restart request. A pod that was started before this request is restarted.
+    `restart` is the latest restart request. A pod that was started before the request is restarted.
     """
 
     worker_id: str
@@ -96,7 +96,7 @@ def equivalent_hashes(
 ) -> frozenset[str]:
     """Return the hashes of pods that run the same containers. Such pods differ only in how a node pulls the image.
 
-    `pull_secrets` are the pull Secrets of the pod with which the caller compares.
+    `pull_secrets` are the pull Secrets of the live pod.
     """
     inputs = _inputs(session, installation, plan)
     spec = {name: value for name, value in inputs["spec"].items() if name != "pod"}

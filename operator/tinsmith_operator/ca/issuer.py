@@ -58,7 +58,7 @@ log = get_logger(__name__)
 class Issuer:
     """The issuer of certificates for the API server, the workers and the operator.
 
-    problem: why certificates cannot be issued or stored until a person acts, or None if there is no problem.
+    `problem` is None, or a sentence that says why certificates cannot be issued or stored until a person acts.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Issuer:
 
     @property
     def authority(self) -> Authority:
-        """The valid authority. Raises OperatorError if no authority has been read, or if it has expired."""
+        """The valid authority. Raises OperatorError if no authority has been read, or if the authority has expired."""
         if self._authority is None:
             raise OperatorError(self.problem or "The certificate authority has not been read yet.")
         self._authority.check(self._clock())
@@ -110,7 +110,7 @@ class Issuer:
 
     @property
     def known_fingerprint(self) -> str | None:
-        """The fingerprint of the valid authority, or None if there is no valid authority."""
+        """The fingerprint of the valid authority, or None without a valid authority."""
         try:
             return self.authority.fingerprint
         except OperatorError:

@@ -3,11 +3,11 @@
 The Secret of the authority records the state. All processes must trust the next authority before it issues
 certificates. The previous authority is trusted until all its certificates have been replaced.
 
-| State | In the Secret, in addition to `tls.crt` and `tls.key` | Leaves are issued by | and trust |
+| State | In the Secret, in addition to `tls.crt` and `tls.key` | Issuer of leaves | Authorities that leaves trust |
 |---|---|---|---|
-| at rest | | the authority | it |
-| trusting | `next.crt`, `next.key` | the authority | it and the next |
-| issuing | `previous.crt` | the authority, which was the next | it and the previous |
+| at rest | | the authority | the authority |
+| trusting | `next.crt`, `next.key` | the authority | the authority and the next authority |
+| issuing | `previous.crt` | the new authority | the new authority and the previous authority |
 
 A state ends when all leaf certificates are up to date and each process has had time to read its files again.
 """

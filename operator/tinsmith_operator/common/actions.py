@@ -29,9 +29,9 @@ class Create:
 class Apply:
     """A server-side apply with force, to this version of this object.
 
-    The object was created by POST, which the API server records as an *Update* by the operator's field manager. So
-    before the apply, a JSON patch must change this entry of `metadata.managedFields` to an *Apply*. Otherwise, fields
-    that are no longer in the manifest would stay in the object.
+    The API server has recorded the creation of the object by POST as an *Update* by the operator's field manager. So
+    before the apply, a JSON patch must change the *Update* entry of `metadata.managedFields` to an *Apply*. Without the
+    JSON patch, fields that are no longer in the manifest would stay in the object.
     """
 
     manifest: Manifest

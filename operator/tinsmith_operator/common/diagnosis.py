@@ -1,8 +1,8 @@
 """The findings that sessions and pools have in common.
 
 Findings about objects: name conflicts, refusals, certificates, references that are not allowed. Findings about a pod:
-why it is missing, or why it is not ready. The sources are the pod's status, the Kubernetes Events about the pod, and
-the worker's termination message.
+why the pod is missing or not ready. The sources are the pod's status, the Kubernetes Events about the pod, and the
+worker's termination message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Objects of other kinds contain nothing from the spec.
 """
 
 WARNING_LIFE = timedelta(minutes=20)
-"""The time for which an Event counts.
+"""The age up to which an Event counts.
 
 The controller of a StatefulSet tries again within 17 minutes, so an older Event does not describe the present state.
 """
@@ -62,7 +62,7 @@ WORKER_REASONS = {
 CLUSTER_CURES = frozenset({Reason.OUT_OF_MEMORY, Reason.TLS_INVALID})
 """The reasons of a refused start with a remedy that names a field or a Secret.
 
-The worker does not know these names.
+The worker does not know the names of fields and Secrets.
 """
 
 _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
@@ -106,7 +106,7 @@ def refusal(refusals: Mapping[str, str]) -> Finding | None:
 def _why_refused(kind: str, message: str) -> Reason:
     """Return the reason for a refusal.
 
-    If a quota or LimitRange refuses a claim, the reason is about storage, with advice for this case.
+    If a quota or LimitRange refuses a claim, the reason is a reason about storage.
     """
     of_kind, reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED), words.why_not_admitted(message)
     if of_kind is Reason.CLAIM_REFUSED and reason in (Reason.QUOTA_EXCEEDED, Reason.RESOURCES_REFUSED):
@@ -340,7 +340,7 @@ def found_by_worker(reason: Reason, what: str, *, is_quoted: bool) -> Finding:
 
     Leave out the general advice if the finding quotes a worker, because the worker's message says what to do.
 
-    Keep the general advice for reasons for which a worker cannot know what to do.
+    For some reasons, a worker cannot know what to do; keep the general advice for such reasons.
     """
     return Finding(reason, what) if is_quoted and reason not in CLUSTER_CURES else found(reason, what)
 
@@ -358,8 +358,8 @@ CLAIM = "PersistentVolumeClaim"
 def blocking_reason(observed: Surroundings, installation: Installation, image: str | None = None) -> Finding | None:
     """Return why a session or pool must not have any pods.
 
-    The operator then stops running pods. The pods save a snapshot before they stop, and the volume keeps all data. When
-    the reason no longer applies, the operator starts the pods again.
+    If a session or pool must not have pods, the operator stops running pods. The pods save a snapshot before they stop,
+    and the volume keeps all data. When the reason no longer applies, the operator starts the pods again.
 
     `image` is the image that would run if the spec names no image.
     """

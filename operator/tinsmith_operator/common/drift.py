@@ -1,12 +1,12 @@
 """The actions that change a child object of any kind into the desired object: a create or an apply.
 
-An apply removes only fields that `managedFields` records as the operator's fields. So this module also corrects these
-records.
+An apply removes only fields that `managedFields` records as the operator's fields. So this module also corrects
+`managedFields`.
 
 The API server changes an object before it stores the object. The API server rounds quantities, fills in defaults, drops
 empty values, and lets admission webhooks rewrite the rest. `holds` knows the conversions that Kubernetes documents. For
-all other conversions, `Stored` records what the API server stored for the latest request. If the object is still as
-recorded, the operator does not repeat the request, because the request would change nothing.
+all other conversions, `Stored` records what the API server stored for the latest request. If the object is the same as
+the recorded object, a second request would change nothing, so the operator sends none.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def has_foreign_content(manifest: Manifest) -> bool:
 
 
 def own_spec_fields(manifest: Manifest) -> frozenset[str]:
-    """Return the spec fields that the operator has set. An apply without one of these fields would remove the field."""
+    """Return the spec fields that the operator has set.
+
+    If an apply lacked a field that the operator has set, the API server would remove the field.
+    """
     managed = manifest["metadata"].get("managedFields", [])
     spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_own_entry(entry))
     return frozenset(name.removeprefix("f:") for fields in spec for name in fields)
@@ -82,8 +85,8 @@ def own_managed_fields(manifest: Manifest) -> list[Manifest]:
 
     All fields of the operator are in one Apply entry.
 
-    The API server records the operator's POST as an Update. An apply does not remove fields that only an Update entry
-    records.
+    The API server records a POST of the operator as an Update. An apply does not remove fields that only an Update
+    entry records.
     """
     managed: list[Manifest] = manifest["metadata"].get("managedFields", [])
     takes_content = manifest["kind"] not in SHARED_KINDS

@@ -109,7 +109,7 @@ class Stored:
 class ReadClaim:
     """The claim of a session's journal, if an older session or pool reads a model from this claim.
 
-    `reader` is the kind and name of this session or pool.
+    `reader` is the kind and name of the older session or pool.
     """
 
     claim: str
@@ -168,7 +168,7 @@ class Surroundings(ABC):
 class Observed(Surroundings):
     """The observed state of one session.
 
-    - `claim`: the claim named `session.claim_name`; a user may have made it.
+    - `claim`: the claim named `session.claim_name`; a user may have created this claim.
     - `claim_holder`: another session that uses the same claim, or whose worker still mounts the claim.
     - `claim_reader`: the kind and name of an older session or pool that reads a model from the claim.
     - `pod`: the worker's pod.

@@ -38,7 +38,8 @@ def belongs_to(owner: Owner, manifest: Manifest) -> bool:
     A session's claim has no owner reference.
 
     An object without a controller belongs to the owner that the object's labels name. Objects without a controller
-    remain after `kubectl delete --cascade=orphan` of an earlier owner. The next apply adopts such objects.
+    remain after `kubectl delete --cascade=orphan` of an earlier owner. The next apply adopts objects without a
+    controller.
     """
     controller = controller_of(manifest)
     return _is_orphan_of(owner, manifest) if controller is None else bool(controller["uid"] == owner.uid)
@@ -70,7 +71,7 @@ class OwnedObjects:
       no workload.
     - `conversion`, `image_pull`: the session's Jobs, each with the pods that the Job started.
     - `converters`: the session's conversion pods, including pods of an earlier Job.
-    - `orphans`: pods of the session that remained when their workload was deleted. Only the operator can stop orphans.
+    - `orphans`: pods of the session whose workload was deleted. Only the operator can stop orphans.
     - `foreign`: an object that has the name of a child but does not belong to the session.
     """
 

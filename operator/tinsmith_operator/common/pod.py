@@ -22,7 +22,7 @@ from tinsmith_operator.common.redaction import redacted_line
 from tinsmith_operator.policy import Policy
 
 OVERDUE_AFTER = timedelta(seconds=60)
-"""A deleted pod counts as lost if it still exists this long after its grace period.
+"""How long after its grace period a deleted pod counts as lost.
 
 A running kubelet ends a pod within seconds.
 """
@@ -77,7 +77,7 @@ class Pod(LiveObject):
     def has_ended(self) -> bool:
         """True if the pod has ended permanently, for example by an eviction.
 
-        No container of such a pod starts again.
+        No container of an ended pod starts again.
         """
         return self.manifest.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
@@ -101,7 +101,7 @@ class Pod(LiveObject):
     def journal_image(self) -> str | None:
         """The image in the worker's arguments. The worker writes the name of this image into its journal.
 
-        A mirror does not change this name.
+        A mirror does not change the name of the image in the arguments.
         """
         arguments = self._container_spec.get("args") or ()
         return next((each.removeprefix("--image=") for each in arguments if each.startswith("--image=")), None)
@@ -136,7 +136,7 @@ class Pod(LiveObject):
 
     @property
     def cannot_pull(self) -> bool:
-        """True if the image cannot be pulled. No container runs in such a pod, and only a restart can help."""
+        """True if the image cannot be pulled. No container of the pod runs, and only a restart can help."""
         return (self.waiting or {}).get("reason") in IMAGES
 
     @property

@@ -2,8 +2,8 @@
 
 A workload belongs to a queue if the workload has the queue's label, or if another manager has written `spec.suspend`.
 In a workload of a queue, the operator does not write `spec.suspend`, and keeps the fields that the queue adds to
-templates. Without this rule, the operator and the queue would repeatedly overwrite the same field. To stop a workload
-of a queue, the operator deletes the workload, and creates the workload again later.
+templates. If the operator also wrote `spec.suspend`, the operator and the queue would repeatedly overwrite the field.
+To stop a workload of a queue, the operator deletes the workload, and creates the workload again later.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def without_suspend(entry: Manifest) -> Manifest:
     """Return the operator's managed fields without `spec.suspend`.
 
     The admission webhook of a queue writes `spec.suspend` into the operator's own request. So the API server records
-    the field as the operator's field. An apply without `spec.suspend` would then remove the field, and pods would
-    start.
+    `spec.suspend` as the operator's field. If `spec.suspend` is recorded as the operator's field, an apply without the
+    field would remove it, and pods would start.
     """
     if SUSPEND not in _spec_fields(entry):
         return entry

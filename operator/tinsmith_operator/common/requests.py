@@ -1,6 +1,6 @@
 """Requests that users make by an annotation: a restart or a snapshot.
 
-Each time in such an annotation is carried out once.
+A request is carried out once for each new time in the annotation.
 
 The pod and the status record which request was carried out. The status also records requests that could not be read.
 """
@@ -115,7 +115,7 @@ def _shortened_request(owner: Owner, name: str) -> str | None:
 def _is_done(request: str | None, is_answered: bool) -> bool:
     """Return whether a request needs no further action.
 
-    An unreadable request needs no further action after an Event has reported it.
+    An unreadable request needs only an Event.
     """
     return request is not None and (is_answered or not is_time(request))
 

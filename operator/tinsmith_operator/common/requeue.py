@@ -24,14 +24,17 @@ from tinsmith_operator.common.workloads import Workload
 LOOK_FOR_WARNINGS = timedelta(seconds=20)
 """The interval of reconciles while a session or pool is not ready.
 
-Warnings are read at this interval, because warnings are not watched.
+Warnings are read in each of these reconciles, because warnings are not watched.
 """
 
 SHORTEST_PAUSE = timedelta(minutes=1)
 LONGEST_PAUSE = timedelta(minutes=5)
-"""The longest pause. With this pause, a thousand sessions that wait for a quota send three requests a second."""
+"""The longest pause.
+
+With a pause of five minutes, a thousand sessions that wait for a quota send three requests a second.
+"""
 PAUSES_SO_FAR = 4
-"""The divisor for the pause. The pause is the time waited so far, divided by this number."""
+"""The divisor for the pause. The pause is the time waited so far, divided by the divisor."""
 
 
 def requeue_times_of(pod: Pod) -> Iterable[datetime]:

@@ -49,7 +49,7 @@ class Workload(LiveObject):
 
     @property
     def wants_pods(self) -> bool:
-        """True if the operator wants pods. A queue may have suspended such a workload."""
+        """True if the operator wants pods. Even if the operator wants pods, a queue may have suspended the workload."""
         spec = self.manifest["spec"]
         if self.kind == RAY_CLUSTER:
             return self.is_held or not self.is_suspended
@@ -59,7 +59,7 @@ class Workload(LiveObject):
     def is_observed(self) -> bool:
         """True if the controller has seen this version of the workload.
 
-        Before that, the controller may still start a pod from the old template.
+        A controller that has not seen this version may still start a pod from the old template.
 
         KubeRay does not report which version of a RayCluster it has seen. If KubeRay starts a pod from an old template,
         the operator replaces this pod again.

@@ -2,7 +2,7 @@
 
 All requests wait for the rate limit, except for requests about the Lease. Each write asks for a permit; after the Lease
 is lost, permits are refused (`runtime/leader.py`). Two operators that write at the same time do no harm. A create fails
-if the object exists. Every other write names the object's UID, and every write except a delete also names its version.
+if the object exists. A write to an existing object names the object's UID and, except for a delete, also the version.
 """
 
 from __future__ import annotations
@@ -140,11 +140,11 @@ class Cluster:
         return await self._write("PATCH", path, patch, query=query, content=APPLY_PATCH, priority=priority)
 
     async def own_created_fields(self, resource: Resource, manifest: Manifest, managed: list[Manifest]) -> Manifest:
-        """Replace the managed fields of this version of the object, and remove its configuration annotation.
+        """Replace the managed fields of this version of the object, and remove the object's configuration annotation.
 
         Raises Conflict.
 
-        If the apply that follows fails, the missing annotation shows that the object is not as desired.
+        If the next apply fails, the missing annotation shows that the object differs from the desired object.
         """
         metadata = manifest["metadata"]
         patch = [
@@ -284,7 +284,7 @@ def _priority_of(resource: Resource) -> Priority:
 def read_list(resource: Resource, answer: Manifest) -> tuple[list[Manifest], int]:
     """Return the objects and the version of a list.
 
-    The API server omits the kind of each object, so this function adds it.
+    The API server omits the kind of each object, so this function adds the kind.
     """
     named = [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
     return named, int(answer["metadata"]["resourceVersion"])

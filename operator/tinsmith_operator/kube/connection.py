@@ -123,7 +123,7 @@ class WatchSession:
 
 
 async def open_watch_session(observe: Observe, on_list: ListAnswered, turn: Turn) -> WatchSession:
-    """Open a session. Call this in the event loop that uses the session. Kopf closes the session."""
+    """Open a session. Call this function in the event loop that uses the session. Kopf closes the session."""
     configuration = await load_configuration()
     token = await configuration.get_api_key_with_prefix("BearerToken")
     client = ApiClient(configuration)

@@ -1,10 +1,10 @@
 """A parser for the API server's answers. The parser drops objects and lists that are nested too deeply.
 
 A user who may write a Service, for example, may also write up to 10,000 nested levels into `metadata.managedFields`.
-The API server stores so many levels. Python's parser fails at 1,000 levels, or at 10,000 in later versions. With
-Python's parser, one such object would end every list and watch of this kind of object. Code that copies or compares
-nested objects fails at even fewer levels. Therefore the parser drops everything below the deepest level of a normal
-Kubernetes object.
+The API server stores objects with 10,000 levels. Python's parser fails at 1,000 levels, or at 10,000 in later versions.
+With Python's parser, one object with too many levels would end every list and watch of its kind. Code that copies or
+compares nested objects fails at even fewer levels. Therefore the parser drops everything below the deepest level of a
+normal Kubernetes object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def nests_too_deep(text: bytes) -> bool:
-    """Return whether the text is nested too deeply. If the brackets do not match, return True, too."""
+    """Return whether the text is nested too deeply. Also return True for text with brackets that do not match."""
     if text.count(b"{") + text.count(b"[") < DEEPEST:
         return False
     brackets = _STRINGS.sub(b"", text).translate(_AS_OBJECTS, _NO_BRACKETS)

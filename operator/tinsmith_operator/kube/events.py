@@ -1,4 +1,4 @@
-"""Kubernetes Events about sessions and pools, as `kubectl describe` shows them."""
+"""Kubernetes Events about sessions and pools, which `kubectl describe` shows."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 MOST_OVERTAKEN = 4
 """The largest number of requests that may overtake an older request.
 
-Without this limit, the status updates of 600 busy sessions kept all other requests waiting.
+Without a limit on overtaking, the status updates of 600 busy sessions kept all other requests waiting.
 """
 
 WaiterT = TypeVar("WaiterT")
@@ -39,8 +39,8 @@ class _Waiter(Generic[WaiterT]):
 class RequestQueue(Generic[WaiterT]):
     """The waiting requests, in the order of their arrival.
 
-    The next request is the oldest request of the highest priority. After `MOST_OVERTAKEN` other requests overtook the
-    oldest request of all, that request is next. So a request waits for at most `MOST_OVERTAKEN` later requests.
+    The next request is the oldest request of the highest priority. The oldest request of all comes next after
+    `MOST_OVERTAKEN` requests have overtaken it. So a request waits for at most `MOST_OVERTAKEN` later requests.
     """
 
     def __init__(self) -> None:

@@ -64,8 +64,8 @@ class PoolSituation:
     - `next_template`: the template that pods would have after a restart.
     - `template`: the Deployment's template after this decision.
     - `blocking_reason`: why the pool must have no pods.
-    - `staying_pods`: the pods that count as replicas. Terminating and ended pods do not count, because other pods
-      replace such pods.
+    - `staying_pods`: the pods that count as replicas. Terminating and ended pods do not count, because new pods replace
+      terminating and ended pods.
     - `failed_pods`: the latest first. A ReplicaSet keeps its failed pods and creates other pods.
     """
 

@@ -1,6 +1,6 @@
 """The component that carries out actions by sending requests. This module makes no decisions.
 
-After a failed action, the remaining actions of the decision are skipped.
+If an action fails, the remaining actions of the decision are skipped.
 """
 
 from __future__ import annotations

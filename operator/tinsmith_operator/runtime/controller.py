@@ -80,7 +80,7 @@ class Controller:
     async def run(self) -> None:
         """Reconcile keys until cancelled.
 
-        Several of these tasks run at the same time, but two tasks never reconcile the same key.
+        Several tasks run this method at the same time, but two tasks never reconcile the same key at the same time.
         """
         while True:
             await self._acts.wait()

@@ -116,8 +116,9 @@ class Watch:
     async def _watch(self) -> None:
         """Run `kopf.operator` in two steps.
 
-        After an error, Kopf may wait without end for its own tasks. The process would then seem healthy, but would not
-        watch anything. So when one of Kopf's tasks ends, this function reports the end and stops the other tasks.
+        After an error, Kopf may wait without end for its own tasks. While Kopf waits, the process would seem healthy,
+        but would not watch anything. So when one of Kopf's tasks ends, this function reports the end and stops the
+        other tasks.
         """
         before = asyncio.all_tasks()
         parts = await kopf.spawn_tasks(

@@ -7,8 +7,8 @@ does not report objects that have vanished. This module reads the list of the wa
 are missing from the list.
 
 The parts of the scope are independent. The API server forbids the watch in a part if the namespace does not exist, or
-if the operator has no rights in it. In such a part the operator does nothing, and the other parts of the scope are not
-delayed.
+if the operator has no rights in it. In a forbidden part, the operator does nothing, and the other parts of the scope
+are not delayed.
 
 The CRD of sessions or of pools may be missing, or may be deleted later. A cluster without the CRD of a kind has no
 objects of this kind, and the operator serves only the other kind.

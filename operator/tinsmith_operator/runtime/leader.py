@@ -2,8 +2,8 @@
 
 A leader that cannot renew the Lease stops acting before another operator may start. The leader counts from the time
 when it *sent* its last successful renewal, and stops after two thirds of the duration of the Lease. Each other operator
-counts the whole duration from the later time when it *saw* that renewal. All these times are measured by each
-operator's own monotonic clock. The times in the Lease itself are only information for people.
+counts the whole duration from the later time when it *saw* that renewal. Each operator measures durations with its own
+monotonic clock. The times in the Lease itself are only information for people.
 
 The Lease cannot stop the write of a process that was frozen between the check and the write. A late write does no harm,
 because the write names the version of the object (`kube/client.py`).
@@ -87,7 +87,7 @@ class Leader:
             await asyncio.sleep(self._seconds_to_next_step())
 
     async def release(self) -> None:
-        """Free the Lease, so that another operator can start at once. Call this after the last write."""
+        """Free the Lease, so that another operator can start at once. Call this method after the last write."""
         held, self._held, self._renewed_at = self._held, None, float("-inf")
         self._announce()
         if held is None:

@@ -93,7 +93,7 @@ class RayClusterInformer:
     async def _look(self) -> str | None:
         """Return why a watch cannot start.
 
-        Without this check, the watch of a missing kind would wait and raise no error.
+        Without the check before the start, the watch of a missing kind would wait and raise no error.
         """
         while True:
             try:

@@ -75,9 +75,9 @@ class Reconciler:
     def requested_state(self, key: Key) -> object:
         """Return the state that the user requests, or None if the owner is gone.
 
-        The controller compares this state with an earlier state.
+        The controller compares the returned state with an earlier state.
 
-        The generation in this state changes with each change of the spec.
+        The returned state contains the generation, which changes with each change of the spec.
         """
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
         if body is None:

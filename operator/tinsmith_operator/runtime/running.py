@@ -67,7 +67,7 @@ class Operator:
     """The whole operator. Call `run` once.
 
     - `around_permit`: wraps the permit of each write, so that a test can act between two writes.
-    - `describe`, `snapshot`: the functions that call workers; by default, they use gRPC.
+    - `describe`, `snapshot`: the functions that call workers; the default functions use gRPC.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Operator:
     def _longest_pause_seconds(self) -> float:
         """Return the longest pause between two reads of the installation's Secrets.
 
-        The Secrets are read regularly, because the watches may not cover the namespace of these Secrets.
+        The Secrets are read regularly, because the watches may not cover the namespace of the installation.
         """
         is_watched = self._informer.knows(self._settings.namespace)
         return LOOK_AGAIN_SECONDS if is_watched else UNWATCHED_LOOK_SECONDS
@@ -297,7 +297,7 @@ class Operator:
     async def _ensure_first_key(self) -> float:
         """Create the first key, and return the seconds until the next attempt.
 
-        Only the API server waits for this key.
+        Only the API server waits for the first key.
         """
         try:
             await self._first_api_key.ensure()

@@ -170,8 +170,8 @@ class Reports(WorkerCalls[float, WorkerReport]):
 
         `worker` None ends the calls. If the worker is the same as before, nothing changes.
 
-        If `closely` is true, a deletion waits for the next report. The calls are then frequent, and earlier reports are
-        forgotten.
+        If `closely` is true, a deletion waits for the next report. While a deletion waits, calls are frequent, and
+        earlier reports are forgotten.
         """
         period_seconds = min(CLOSE_PERIOD_SECONDS, self._period_seconds) if closely else self._period_seconds
         changed = self._begin(key, (target, period_seconds) if target is not None else None)

@@ -1,4 +1,4 @@
-"""The PersistentVolumeClaim of the journal: how the operator creates, annotates and grows it."""
+"""The PersistentVolumeClaim of the journal: how the operator creates, annotates and enlarges this claim."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ClaimPlan:
     - `desired`: the desired claim. For a claim that a user created, `desired` contains only the fields that the
       operator writes.
     - `unused`: the session's claim, if the claim never had a volume and differs from the spec. The operator must delete
-      an unused claim and create it again.
+      an unused claim and create a new claim.
     - `mismatch`: an immutable field in which the session's claim differs from the spec.
     """
 

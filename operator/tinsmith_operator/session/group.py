@@ -3,9 +3,9 @@
 The pods form one group. The pods of a group start together and end together.
 
 When a rank is lost, the worker process ends, and the worker's container restarts in the same pod. The restart of the
-container begins a new run of the group. The operator replaces the members of the earlier run, because these members
-have lost the head and their results. The head's pod and the restart count of its container identify a run, and the
-status names the members of the run. So the operator does not compare clocks.
+container begins a new run of the group. The operator replaces the members of the earlier run, because such members have
+lost the head and their results. The head's pod and the restart count of its container identify a run, and the status
+names the members of the run. So the operator does not compare clocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.session.situation import Situation
 
 LEFT_BEHIND_GRACE_SECONDS = 5
-"""The grace period for members of an earlier run. The period is short, because nothing waits for these members."""
+"""The grace period for members of an earlier run.
+
+The period is short, because nothing waits for members of an earlier run.
+"""
 
 
 def stop_left_behind(situation: Situation) -> tuple[Delete, ...]:

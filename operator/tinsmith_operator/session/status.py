@@ -98,7 +98,7 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -> datetime | None:
     """Return the time at which the session was ready for the first time.
 
-    No worker of the session accepted a call before this time.
+    Before the session was ready for the first time, no worker of the session accepted a call.
     """
     before, pod = situation.session.status.first_ready_time, situation.pod
     if before is not None or pod is None or not pod.is_ready:
@@ -129,7 +129,7 @@ def _up_to_the_second(moment: datetime) -> datetime:
 
 
 def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
-    """Return the measured snapshot time, rounded so that it changes rarely.
+    """Return the measured snapshot time, rounded so that the value changes rarely.
 
     The seconds rise immediately but fall only by half, because each change also changes the StatefulSet.
     """
@@ -216,7 +216,7 @@ def upgrade_state(situation: Situation, image_pull: Finding | None) -> Condition
 def taking_turn() -> ConditionState:
     """Return the condition of a session that has its turn.
 
-    A new leader learns from this condition which sessions have a turn.
+    From the condition, a new leader learns which sessions have a turn.
     """
     turn = found(
         Reason.TAKING_ITS_TURN, "It is this session's turn to restart. The next session waits until it serves again."

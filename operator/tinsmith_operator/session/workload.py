@@ -47,7 +47,7 @@ def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
 def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tuple[Action, ...]:
     """Delete a workload that belongs to a queue if the workload must change.
 
-    The operator then creates the workload again, and the new workload waits in the queue.
+    After the deletion, the operator creates the workload again, and the new workload waits in the queue.
     """
     if situation.worker is None or situation.worker.replicas == 0:
         return delete_workload(

@@ -107,7 +107,7 @@ def _settle(became: Future[None], failure: BaseException | None) -> bool:
 def _wait(saves: weakref.ref[BackgroundSaves]) -> None:
     """Wait for the save in progress when the interpreter exits.
 
-    Programs that do not use the manager as a context need this wait.
+    Programs that do not use the manager as a context need the wait at the exit of the interpreter.
     """
     left = saves()
     if left is not None and left._under_way is not None:

@@ -81,7 +81,7 @@ class CheckpointManager:
     - `config`: the settings that are written to `config.yaml`.
     - `save_every`: the number of steps between saves of `maybe_save`; with 0, `maybe_save` never saves.
     - `adapter`: if False, the adapter's weights stay on the server.
-    - `optimizer`: if True, the moments of the optimizer are downloaded from a server that offers this.
+    - `optimizer`: if True, the moments of the optimizer are downloaded if the server offers the moments.
     - `tokenizer`: None uses the training client's tokenizer; False writes no file.
     - `ttl_seconds`: the lifetime of the states on the server, at least an hour; None keeps a state as long as the
       checkpoint's directory.
@@ -212,7 +212,10 @@ class CheckpointManager:
         self._saves.wait()
 
     def close(self) -> None:
-        """Wait as `wait` does. `close` must be the last call."""
+        """Wait until the save that is in progress is complete, and end the manager's thread.
+
+        `close` must be the last call.
+        """
         self._saves.close()
 
     def abandon(self) -> int | None:
@@ -220,7 +223,7 @@ class CheckpointManager:
 
         Return the step of the discarded save, or None if no save was in progress.
 
-        In an interrupted program, this must be the last call. Callers that wait for the save get SaveFailed.
+        In an interrupted program, `abandon` must be the last call. Callers that wait for the save get SaveFailed.
         """
         return self._saves.abandon()
 
@@ -288,8 +291,9 @@ class CheckpointManager:
     def _retire_newer(self) -> None:
         """Remove the checkpoints that are newer than the checkpoint from which the run was resumed, newest first.
 
-        Because of this order, the remaining steps are a consistent sequence even after a kill. Call this only after the
-        server has the new state, so that no checkpoint is lost if the server cannot be reached.
+        Because the newest checkpoint is removed first, the remaining steps are a consistent sequence even after a kill.
+        Call this only after the server has the new state, so that no checkpoint is lost if the server cannot be
+        reached.
         """
         if self._went_back_to is None:
             return

@@ -62,7 +62,7 @@ def directory_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in the name of a directory, or None if the name is not that of a checkpoint."""
+    """Return the step in the name of a directory, or None if the directory is not a checkpoint."""
     matched = STEP_DIRECTORY.fullmatch(name)
     return int(matched[1]) if matched else None
 

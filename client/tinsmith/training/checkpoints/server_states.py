@@ -1,4 +1,7 @@
-"""The part of a checkpoint that is on the server. This module accesses this part through the `tinker` SDK."""
+"""The part of a checkpoint that is on the server.
+
+The server's part of a checkpoint is accessed through the `tinker` SDK.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ OPTIMIZER_IN_ARCHIVE = "optimizer.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class StartedSave:
-    """Saves that are in the queue of a training client's calls. Later calls do not affect these saves."""
+    """Saves that are in the queue of a training client's calls. Calls after a queued save do not affect the save."""
 
     state: Any
     adapter: Any | None
@@ -72,7 +75,7 @@ class ServerStates:
     def fetch_adapter(self, export_path: str, target: Path) -> dict[str, Any]:
         """Download the weights to `target`, delete the export, and return PEFT's `adapter_config`.
 
-        Raises NotOffered if the export does not contain these files.
+        Raises NotOffered if the export does not contain an adapter's files.
         """
         config = target.with_name(CONFIG_FILE)
         try:

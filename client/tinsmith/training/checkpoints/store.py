@@ -1,6 +1,6 @@
 """The checkpoints of one run.
 
-The functions list, read, verify, write and remove checkpoints. None of these operations needs a server.
+The functions list, read, verify, write and remove checkpoints. No function of this module needs a server.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class CheckpointStore:
     def readable(self) -> list[Metadata]:
         """Return the checkpoints with readable metadata, in ascending order.
 
-        The other files of the checkpoints are not read.
+        Only the metadata is read, not the other files of a checkpoint.
         """
         readable = []
         for step in self.steps():

@@ -33,7 +33,8 @@ class TrainerState:
 def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the state.
 
-    Raises UnfitLoopState except for numbers, strings, None and tensors, and for lists, tuples and dicts of such values.
+    Raises UnfitLoopState except for numbers, strings, None and tensors, and lists, tuples and dicts of numbers,
+    strings, None and tensors.
     """
     import torch
 

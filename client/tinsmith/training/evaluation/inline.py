@@ -53,12 +53,13 @@ class InlineEvaluator:
 
     `maybe_evaluate` saves the weights in the order of the training client's calls, and returns. Sampling and grading
     run in a thread. At most `at_once` evaluations run at the same time, and at most `waiting` further evaluations wait.
-    The server stores the weights of all these evaluations. An evaluation above these limits is skipped, logged, and
-    listed in `skipped`. Finished results are logged in the caller's thread, at the next call and in `wait`, for the
-    step of the evaluation.
+    The server stores the weights of all running and waiting evaluations. If `waiting` evaluations wait already, a
+    further evaluation is skipped, logged, and listed in `skipped`. Finished results are logged in the caller's thread,
+    at the next call and in `wait`, for the step of the evaluation.
 
-    A TrainingClientEvaluator calls the training client between two steps, so training waits for it. In an asyncio
-    program with such an evaluator, call `await asyncio.to_thread(evaluator.maybe_evaluate, …)`.
+    A TrainingClientEvaluator calls the training client between two steps, so training waits for a
+    TrainingClientEvaluator. In an asyncio program with a TrainingClientEvaluator, call `await
+    asyncio.to_thread(evaluator.maybe_evaluate, …)`.
 
     The evaluator writes the answers and scores of each example to `directory`, like an OfflineEvaluator. `on_result` is
     called after the logger. At the end of a context (`with` or `async with`), the evaluator waits for running
@@ -167,7 +168,7 @@ class InlineEvaluator:
     def _follow(self, evaluated: Evaluated, training_client: tinker.TrainingClient) -> None:
         """Evaluate the tasks that call the training client.
 
-        The calls of such a task must precede the calls of the next step.
+        The evaluation's calls of the training client must precede the calls of the next step.
         """
         for name, task in self._tasks.items():
             if isinstance(task, TrainingClientEvaluator):
@@ -241,7 +242,10 @@ def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
 
 
 def _log_event(log: ml_log.Logger, evaluated: Evaluated) -> None:
-    """Log the metrics of a past step. Newer versions of the cookbook have a separate call for this."""
+    """Log the metrics of a past step.
+
+    Newer versions of the cookbook have a separate call for metrics of a past step.
+    """
     if hasattr(log, "log_metrics_event"):
         log.log_metrics_event(evaluated.metrics, evaluated.step, STEP_METRIC)
     else:

@@ -20,7 +20,7 @@ Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 EXACT_DEGREES = 1000
 """The largest number of degrees of freedom for the exact series, which has one term for each degree of freedom.
 
-Above this number, an expansion is accurate to 1e-6.
+For more degrees of freedom, an expansion is accurate to 1e-6.
 """
 
 
@@ -64,7 +64,8 @@ def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -
 
     Raises ValueError if `first` and `second` have no common example.
 
-    The interval is Student's interval of the differences, so the spread between examples does not widen it.
+    The interval is Student's interval of the differences, so the spread between examples does not make the interval
+    wider.
     """
     common = sorted(first.keys() & second.keys())
     if not common:

@@ -35,7 +35,7 @@ class Rendering(Protocol):
 
 
 def rendering_by(renderer: Renderer | str | None, tokenizer: Any) -> Rendering:
-    """Return a rendering for these arguments.
+    """Return the rendering that the arguments describe.
 
     `renderer` is a cookbook renderer or its name, "raw", or None. None stands for the model's chat template, or for
     "raw" if the model has no chat template. `tokenizer` is False if prompts are tokens and the graders need no text.

@@ -1,6 +1,6 @@
 """The results of a sweep.
 
-The results file has one line of JSON for each example at each checkpoint. A killed sweep resumes from this file.
+The results file has one line of JSON for each example at each checkpoint. A killed sweep resumes from the results file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Row:
 
 
 class Results:
-    """A context for the results in one directory. Only one process at a time may be inside this context.
+    """A context for the results in one directory.
+
+    Only one process at a time may be inside a context for the same directory.
 
     Entering the context raises ResultsUnfit if the results cannot be used.
 

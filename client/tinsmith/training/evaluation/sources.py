@@ -105,7 +105,7 @@ async def sampler_of(connect: Connect, checkpoint: Checkpoint) -> AsyncIterator[
     """Yield a sampling client for the checkpoint. Raises StateGone, and the errors of the SDK.
 
     A training state has no sampler. So for a training state, a training client is created, and the weights are saved
-    without a name. The training client and these weights end with the session.
+    without a name. The training client and the unnamed weights exist only until the end of the session.
     """
     service = await asyncio.to_thread(connect)
     try:

@@ -25,7 +25,8 @@ COLUMNS = ("checkpoint", "label", "step", "task", "metric", "mean", "low", "high
 class Summary:
     """The estimate of one metric of one task at one checkpoint. `values` are the values of the examples, by ID.
 
-    Evaluators that are not tasks show no examples. For such evaluators, `values` is empty and the interval is unknown.
+    Evaluators that are not tasks show no examples. For an evaluator that is not a task, `values` is empty and the
+    interval is unknown.
     """
 
     checkpoint: str

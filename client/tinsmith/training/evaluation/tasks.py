@@ -45,7 +45,9 @@ _FINDING = threading.Lock()
 
 
 class ExampleTask(SamplingClientEvaluator, ABC):
-    """A task with a score for each example. Because of these scores, intervals can be computed, and a sweep can resume.
+    """A task with a score for each example.
+
+    Because each example has a score, intervals can be computed, and a sweep can resume.
 
     `rendering_by` explains `renderer` and `tokenizer`. With tokenizer None, the sampling client's tokenizer is used.
     """
@@ -200,7 +202,7 @@ class ChoiceTask(ExampleTask):
     """A task in which the model's answer is the most probable of an example's `choices`. Nothing is sampled.
 
     `answer` is the position or the text of the right choice. `acc` compares the sums of the tokens' logprobs.
-    `acc_norm` compares these sums per character, as in lm-evaluation-harness.
+    `acc_norm` compares the sums of the logprobs divided by the number of characters, as in lm-evaluation-harness.
     """
 
     @override

@@ -22,7 +22,7 @@ RollOut: TypeAlias = Callable[[GroupPosition, EnvGroupBuilder], Awaitable[Rolled
 class Window:
     """The number of groups that may be begun.
 
-    The number covers the groups of the current step, and of as many later steps as the limit on staleness allows. For
+    Groups may be begun for the current step, and for as many later steps as the limit on staleness allows. For
     on-policy training, only the groups of one step may be begun. So no group is sampled from weights that are too old
     for the step that uses the group.
     """
@@ -62,7 +62,7 @@ class RolloutPump:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def step_done(self) -> None:
-        """Record an optimizer step. A skipped step, for which no group had data, counts, too."""
+        """Record an optimizer step. A step without data counts, too."""
         async with self._changed:
             self.window.steps += 1
             self._changed.notify_all()

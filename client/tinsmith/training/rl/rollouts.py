@@ -140,7 +140,7 @@ async def roll_out(
 ) -> RolledOutGroup:
     """Roll out a group. If the environment fails, log a warning and return a group without data.
 
-    Raises the errors of the server. A refused prompt counts as a failure of the environment instead.
+    Raises the errors of the server. A refused prompt raises no error, but counts as a failure of the environment.
     """
     try:
         return await _rolled_out(builder, place, policy, policy_step, strategy)

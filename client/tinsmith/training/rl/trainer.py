@@ -108,7 +108,7 @@ SHADOW_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """A client of the weights from which groups are sampled, and the number of optimizer steps of these weights."""
+    """The sampling client for groups, and the number of optimizer steps before its weights were saved."""
 
     sampling_client: tinker.SamplingClient
     step: int

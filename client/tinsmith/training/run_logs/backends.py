@@ -114,7 +114,7 @@ class _Wandb(ml_log.WandbLogger):
 
 
 class _Trackio(ml_log.TrackioLogger):
-    """The cookbook's trackio logger, which here continues the run of an earlier process."""
+    """The cookbook's trackio logger, changed so that it continues the run of an earlier process."""
 
     def __init__(self, identity: RunIdentity, config: Mapping[str, Any]) -> None:
         trackio: Any = importlib.import_module("trackio")
@@ -148,7 +148,7 @@ class TensorBoardLogger(ml_log.Logger):
         self._begins_at: int | None = None
 
     def begin_at(self, step: int) -> None:
-        """Hide the events of earlier processes from this step on."""
+        """Hide the events of earlier processes from `step` on."""
         self._begins_at = step
 
     @override
@@ -174,7 +174,7 @@ class TensorBoardLogger(ml_log.Logger):
             self._writer.close()
 
     def _opened(self) -> Any:
-        """Open the file at the first step. The new file begins with this step."""
+        """Open the file at the first step. A new file of events begins with the first logged step."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -29,7 +29,7 @@ HEADLINES = {
 }
 """The metrics that a line shows, under the names in this library's loops, the cookbook and common loops."""
 TOKENS = ("train/tokens", "num_tokens", "env/all/total_ac_tokens")
-"""The metrics for the tokens of a step. If the loop logs no rate, the rate is computed from these metrics."""
+"""The metrics for the tokens of a step. If the loop logs no rate, the rate is computed from the number of tokens."""
 EVALUATIONS = ("eval/", "test/")
 MOST_OTHERS = 3
 
@@ -90,7 +90,7 @@ class ConsoleLogger(ml_log.Logger):
 
 
 class _Pace:
-    """The speed of the steps in this process."""
+    """The speed of the steps that this process has made."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -35,9 +35,9 @@ class MetricsHistory:
         )
 
     def forget_from(self, step: int) -> None:
-        """Move the lines of `step` and later steps to `metrics.replaced.jsonl`, because the run repeats these steps.
+        """Move the lines of `step` and later steps to `metrics.replaced.jsonl`, because these steps will be repeated.
 
-        A last line that a kill has cut off is moved, too. Raises OSError.
+        If a kill has cut off the last line, the last line is moved, too. Raises OSError.
         """
         lines = self._lines()
         replaced = [line for line in lines if _is_replaced(line, step)]

@@ -23,7 +23,10 @@ Backend = Literal["console", "jsonl", "tensorboard", "wandb", "trackio"]
 PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """The packages of backends that the extra `training` does not install, by the name of the backend."""
 APPEND_ONLY = ("wandb", "trackio")
-"""The backends that cannot remove logged metrics. These backends do not log a repeated step again."""
+"""The backends that cannot remove logged metrics.
+
+A backend that cannot remove metrics does not log a repeated step again.
+"""
 
 
 def run_log(
@@ -66,8 +69,8 @@ class RunLog(ml_log.Logger):
     """A logger that `run_log` returns.
 
     The file `metrics.jsonl` is the record of the run. A failed write to `metrics.jsonl` raises MetricsLost. A failure
-    of any other backend is reported once, and the backend is tried again at the next step. A failure of another backend
-    never ends the run.
+    of another backend is reported once, and the next step tries the backend again. A failure of another backend never
+    ends the run.
     """
 
     def __init__(
@@ -92,13 +95,13 @@ class RunLog(ml_log.Logger):
 
     @override
     def enable_event_steps(self) -> None:
-        """Prepare the backends for metrics of earlier steps. Call this before any metrics are logged."""
+        """Prepare the backends for metrics of earlier steps. Call this method before any metrics are logged."""
         for backend in self._shown:
             if hasattr(backend.logger, "enable_event_steps"):
                 backend.call("enable_event_steps")
 
     def begin_at(self, step: int) -> None:
-        """Remove the metrics of `step` and later steps. Call this before metrics of an earlier step are logged.
+        """Remove the metrics of `step` and later steps. Call this method before metrics of an earlier step are logged.
 
         Raises MetricsLost.
         """

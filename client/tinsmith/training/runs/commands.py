@@ -76,7 +76,7 @@ def _run(config: RunConfig) -> None:
 def heading(config: RunConfig, start: RunStart) -> list[str]:
     """Return the lines that describe a run. The lines are shown before training begins.
 
-    Settings that are not in these lines are in `config.yaml`.
+    The file `config.yaml` contains all settings.
     """
     counted = start.counted
     if isinstance(config, DataConfig):

@@ -33,7 +33,7 @@ MOST_HELD_OUT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of the environment `jsonl`. Other environments have no prompts here."""
+    """The prompts of the environment `jsonl`. For every other environment, no prompts are read."""
 
     train: Sequence[Located[AnsweredPrompt]] = ()
     held_out: Sequence[Located[AnsweredPrompt]] = ()

@@ -81,7 +81,7 @@ class StopRequest:
 
 
 def run(kind: RunKind[Config, Example], config: Config, on_start: OnStart) -> Outcome:
-    """Start or resume the training, and run it to the end.
+    """Start or resume the training, and train to the end.
 
     Raises RunError, Stopped, SaveFailed, and the errors of the SDK.
     """
@@ -154,9 +154,9 @@ class _Steps:
             raise Stopped(self.step, self._total)
 
     def _one(self) -> None:
-        """Make one step, log it, and then save.
+        """Make one step, then log the step, and then save.
 
-        Because of this order, a repeated step is logged again, but no step is missing from the log.
+        A step is logged before the save, so no step is missing from the log, even if a repeated step is logged twice.
         """
         began = time.monotonic()
         adam = self._adam(self.step)

@@ -28,7 +28,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run before the first step of this process.
+    """A run that this process has read or resumed, but not trained yet.
 
     `counted` is a description of the data, and `done` is the number of steps of earlier processes.
     """

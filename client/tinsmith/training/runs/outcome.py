@@ -27,8 +27,8 @@ ADAPTER, CURVES = "adapter", "curves.png"
 class Outcome:
     """The results of a finished run. Without held-out examples, the evaluations are empty.
 
-    `state` and `sampler` are paths on the server. Another run can start from `state`; clients can sample from `sampler`
-    or promote it.
+    `state` and `sampler` are paths on the server. Another run can start from `state`; clients can sample from
+    `sampler`, or promote `sampler`.
     """
 
     kind: str
@@ -64,7 +64,10 @@ def finish(
     after: Mapping[str, float],
     panels: Sequence[Panel],
 ) -> Outcome:
-    """Write the results of the last step. `client` has the weights of this step. Earlier results are replaced."""
+    """Write the results of the last step.
+
+    `client` has the weights after the last step. Earlier results are replaced.
+    """
     adapter = config.out / ADAPTER
     shutil.rmtree(adapter, ignore_errors=True)
     export_adapter(manager.store, steps, adapter)
@@ -87,7 +90,7 @@ def finish(
 
 
 def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: int) -> str:
-    """Return the path of a saved sampler of this state.
+    """Return the path of a saved sampler with the weights of the state.
 
     A sampler that was saved earlier is reused, because it may be promoted. Otherwise, save a sampler.
     """

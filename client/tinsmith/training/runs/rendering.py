@@ -59,7 +59,7 @@ class Rendering(ABC):
     def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> tuple[Tokens, ...]: ...
 
     def completion(self, example: Completion) -> Tokens:
-        """Render a completion as a question with its answer."""
+        """Render the prompt and the completion as a question and an answer."""
         question = {"role": "user", "content": example.prompt}
         return self.render(Conversation([question, {"role": "assistant", "content": example.completion}]))
 
@@ -76,8 +76,9 @@ class Rendering(ABC):
 class OfCookbook(Rendering):
     """A rendering by a renderer of tinker-cookbook.
 
-    Some renderers, such as Qwen3's, leave out the thoughts of earlier answers. With such a renderer, the cookbook makes
-    one sequence for each answer. The prompt of such a sequence is the same as the prompt when this answer is sampled.
+    Some renderers, such as Qwen3's, leave out the thoughts of earlier answers. With a renderer that leaves out
+    thoughts, the cookbook makes one sequence for each answer. The prompt in the sequence of an answer is the same as
+    the prompt when the answer is sampled.
     """
 
     def __init__(self, name: str, tokenizer: Any, renderer: renderers.Renderer) -> None:

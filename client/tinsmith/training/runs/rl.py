@@ -42,7 +42,7 @@ PANELS = (
 
 
 def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
-    """Start or resume the training, and run it to the end.
+    """Start or resume the training, and train to the end.
 
     Raises RunError, Stopped, SaveFailed, and the errors of the trainer.
     """

@@ -33,8 +33,8 @@ def definitions() -> list[Manifest]:
 
     Only the kind RayCluster keeps the whole schema.
 
-    The other kinds must exist, because KubeRay does not start without them. The schemas of the other kinds contain
-    several whole pod specs, which would take an API server many seconds. No test creates objects of the other kinds.
+    KubeRay does not start unless all its kinds exist. The schemas of the other kinds contain several whole pod specs,
+    which would take an API server many seconds. No test creates objects of the other kinds.
     """
     return [_lightened(yaml.load(file.read_bytes(), yaml.CSafeLoader)) for file in _files()]
 

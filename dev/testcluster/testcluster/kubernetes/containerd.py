@@ -71,7 +71,7 @@ class Containerd:
     def kill(self, container_id: str, number: signal.Signals) -> None:
         """Send a signal to the first process of the container.
 
-        A process inside the container cannot send such a signal.
+        A process inside the container cannot send SIGKILL or SIGSTOP to the container's first process.
         """
         self._run("tasks", "kill", f"--signal={number.name}", container_id)
 

@@ -1,9 +1,10 @@
 """The kernel's rules that enforce NetworkPolicies, as a table for nft.
 
 Each connection is checked once, at the beginning: first against the sender's policies, then against the receiver's
-policies. At this time, the address of a Service has already been replaced by the address of a pod. Every node has the
-table with the rules for all pods. Connections from a node to pods on the same node are not checked. Every Kubernetes
-allows connections from a node to its pods. For example, DNS and the ingress run as processes of a node.
+policies. When a connection is checked, the address of a Service has already been replaced by the address of a pod.
+Every node has the table with the rules for all pods. Connections from a node to pods on the same node are not checked.
+Every Kubernetes allows connections from a node to its pods. For example, DNS and the ingress run as processes of a
+node.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Stub:
 class Program:
     """A folder in `programs/` with a go.mod.
 
-    Each such folder has a separate go.mod, because some dependencies conflict.
+    Such folders have separate go.mod files, because some programs have conflicting dependencies.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Program:
 def _kubernetes_variables() -> tuple[tuple[str, str], ...]:
     """Return the version variables of Kubernetes.
 
-    Without these variables, the kubelet and the API server would report wrong versions.
+    Without the version variables, the kubelet and the API server would report wrong versions.
     """
     major, minor, _ = KUBERNETES_VERSION.split(".")
     values = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
