@@ -33,7 +33,7 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 
 def _leave_modules(ended: list[int]) -> None:
-    """Exit without unloading the modules, which takes a second or more for PyTorch.
+    """Exit without unloading the modules, because PyTorch takes a second or more to unload.
 
     All threads must have stopped before this call.
     """

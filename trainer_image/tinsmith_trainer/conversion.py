@@ -37,7 +37,7 @@ EXIT_KILLED = 128 + signal.SIGKILL
 
 
 class ConversionOptions(RankFlags):
-    """The worker's flags that choose the model and the number of ranks in each dimension."""
+    """The flags of a worker that choose the model and the number of ranks in each dimension."""
 
     model: str
     model_name: str

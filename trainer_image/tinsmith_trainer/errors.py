@@ -87,7 +87,7 @@ class VolumeUnsuitable(TrainerError):
 
 
 class ImageChanged(TrainerError):
-    """A start with another image than `image`.
+    """An error for a start with another image than `image`.
 
     Operations that ran with `image` need a replay. The bits of a replay with another image may differ.
     """
@@ -98,7 +98,7 @@ class ImageChanged(TrainerError):
 
 
 class NumericsChanged(TrainerError):
-    """A start with another engine, device, version or number of threads.
+    """An error for a start with another engine, device, version or number of threads.
 
     A replay of the operations would give other bits.
     """

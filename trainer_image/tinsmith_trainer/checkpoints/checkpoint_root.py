@@ -87,7 +87,7 @@ class CheckpointRoot:
         self._storage = CheckpointStorage(url, reserved_bytes=reserved_bytes)
 
     def start_sweeping(self, areas: Iterable[str]) -> None:
-        """Start removing unfinished saves in the areas."""
+        """Start a thread that removes unfinished saves in the areas."""
         if self._storage.folder is not None:
             start_sweeping(self._storage.folder, areas, MANIFEST_FILE)
 
@@ -106,10 +106,10 @@ class CheckpointRoot:
     ) -> WrittenCheckpoint:
         """Write the directory `<area>/<model>/<seq>-<epoch>`, which is durable on return.
 
-        With recipients, only the recipients can read the files, and the worker cannot. `may_use_reserve`: the save may
-        use the disk's reserve, because the save frees space elsewhere. Raises StorageUnavailable if the storage cannot
-        be reached or may accept the save later, StorageFull if the storage has no room, ServerError if the storage
-        refuses the save, and UserError for an invalid recipient.
+        If `recipients` are given, only the recipients can read the files, and the worker cannot. `may_use_reserve`: the
+        save may use the disk's reserve, because the save frees space elsewhere. Raises StorageUnavailable if the
+        storage cannot be reached or may accept the save later, StorageFull if the storage has no room, ServerError if
+        the storage refuses the save, and UserError for an invalid recipient.
         """
         files = _encode(contents, state, base)
         if age_recipients:
@@ -192,7 +192,7 @@ class CheckpointRoot:
         return content
 
     def read_upload(self, directory: str, *, most_config_bytes: int, most_weights_bytes: int) -> tuple[bytes, bytes]:
-        """Read the configuration and weights of an adapter that a server stored.
+        """Read the configuration and the weights of an adapter that a client uploaded and a server stored.
 
         Raises CheckpointInvalid if a file is missing or too large, and the errors of `write`.
         """
@@ -287,7 +287,7 @@ def _check_content(directory: str, name: str, file: ReadFile, entry: dict[str, A
 
 
 def _path_safe(model_id: str) -> str:
-    """Replace colons in model ids, which object stores and Windows shares do not support well."""
+    """Replace colons in model ids, because object stores and Windows shares do not support colons well."""
     return model_id.replace(":", ".")
 
 

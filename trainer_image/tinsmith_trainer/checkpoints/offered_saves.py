@@ -2,7 +2,7 @@
 
 A sampler requests a save by the digest of the manifest.
 
-The worker makes no copy of a save: the written data only stays in memory longer. Samplers read older saves from the
+The worker makes no copy of a save, but keeps the written data in memory for longer. Samplers read older saves from the
 root.
 """
 
@@ -23,7 +23,7 @@ MAX_OFFERED = 4
 MAX_STREAMS = 2
 """The limit of concurrent streams. For every 400 MB, a stream takes a third of a second of CPU time from training."""
 STREAM_WAIT_SECONDS = 1.0
-"""The time that a sampler waits if all streams are in use.
+"""The time for which a sampler waits if all streams are in use.
 
 The replicas of a pool request a save at the same time; a replica that has waited this long reads the save from the
 root.
@@ -58,11 +58,11 @@ class SaveUnavailable(Exception):
 
 
 class SaveNotOffered(SaveUnavailable):
-    """An error for a save that is not among the newest, or belongs to an earlier process."""
+    """An error for a save that is not among the newest saves, or that an earlier process made."""
 
 
 class TooManyStreams(SaveUnavailable):
-    """An error for a stream that would have to wait longer than a read from the root takes."""
+    """An error for a stream if the wait would take longer than a read from the root."""
 
 
 class OfferedSaves:

@@ -1,8 +1,8 @@
 """A worker's newest saves, shared in memory with a sampler on the same machine.
 
 The sampler requests a save over a Unix socket, by manifest digest. The sampler receives a file descriptor, and maps the
-file. A sampler reads a save that is not shared from the root. A process that can open the socket can read every save,
-so the socket belongs in a directory that only the worker's user can enter.
+file. If a save is not shared, the sampler reads the save from the root. A process that can open the socket can read
+every save, so the socket belongs in a directory that only the worker's user can enter.
 
 The weights are in an anonymous file (memfd). The file disappears when the last process with an open descriptor ends,
 even after a crash. The file is sealed before the worker sends the descriptor, because a process that maps a file
@@ -37,7 +37,10 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class WeightsUnusable(Exception):
-    """An error for a received file that is not sealed weights of this base model. The message gives the reason."""
+    """An error for a received file that does not hold sealed weights of this base model.
+
+    The message gives the reason.
+    """
 
 
 class SealedWeights:
@@ -110,7 +113,7 @@ log = structlog.get_logger(__name__)
 
 MAX_SHARED = 4
 SHARED_BYTES = 1024**3
-"""The limit for kept saves and copies in progress.
+"""The limit for the bytes of kept saves and of copies in progress.
 
 The limit does not count pages of dropped saves that the sampler still maps.
 """
@@ -118,7 +121,7 @@ MAX_MESSAGE_BYTES = 4096
 ANSWER_SECONDS = 2.0
 """The timeout for a worker's answer, which is one small message.
 
-Reading the root would be as fast as a worker that answers later.
+A read from the root is faster than a worker that needs more time to answer.
 """
 
 
@@ -138,7 +141,8 @@ class SharedSaves:
 
         After the write, the caller passes the digest of the manifest.
 
-        Weights that exceed the limits are not shared. Weights without memory for the copy are not shared, either.
+        Weights that exceed the limits are not shared. If memory for the copy is short, the weights are not shared,
+        either.
         """
         written: list[str] = []
         size_bytes = sum(tensor.nbytes for tensor in state.weights_only().tensors.values())

@@ -4,7 +4,8 @@ A snapshot has the complete state of one model, from which a replay continues.
 
 A snapshot is a safetensors file. The metadata of the file holds the adapter's shape, the optimizer's step, the last
 applied operation and the window. The tensors in a snapshot are the tensors of an `AdapterState`. The journal records
-the file name and the digest of the current snapshot. Any other file in the folder is left over from a crash.
+the file name and the digest of the current snapshot. Every file that the journal does not record is left over from a
+crash.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ class Snapshot:
     applied: int
     state: AdapterState
     window_failure: Failure | None
-    """The reason why the gradient since the last optim_step is incomplete. The next optim_step fails with this
-    reason."""
+    """The reason why the gradient since the last optim_step is incomplete.
+
+    If the reason is set, the next optim_step fails with this reason.
+    """
 
 
 @dataclass(frozen=True, slots=True)

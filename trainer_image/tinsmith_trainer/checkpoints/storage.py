@@ -54,7 +54,7 @@ PERMANENT_ERRNOS = frozenset(
 )
 """The error numbers of permanent errors, both of file systems and of object stores whose driver uses these numbers.
 
-The status 403 of an object store is not in this set, because the key of the store may just be in rotation.
+The status 403 of an object store is not in this set, because a rotation of the store's key may be in progress.
 """
 
 
@@ -118,7 +118,7 @@ class CheckpointStorage:
     ) -> bytes:
         """Write files, durable on return.
 
-        The function `content` computes the last file's content after the earlier files are written; this content is
+        After the earlier files are written, the function `content` computes the content of the last file, which is
         returned.
 
         If one file of a call cannot be written to a folder, all files of the call are removed.
@@ -176,7 +176,7 @@ class CheckpointStorage:
             yield allocate
 
     def read(self, directory: str, names: Iterable[str]) -> dict[str, bytes | None]:
-        """Return contents by name, with None for a missing file."""
+        """Return the contents of files by name, with None for a missing file."""
         return self._read_all(directory, names, self._read_file)
 
     def read_within(self, directory: str, most_bytes: Mapping[str, int]) -> dict[str, bytes | None]:
@@ -189,7 +189,7 @@ class CheckpointStorage:
     def read_hashed(
         self, directory: str, names: Iterable[str], memory_for: MemoryFor, *, from_disk: bool = False
     ) -> dict[str, ReadFile | None]:
-        """Return contents by name, with digests. `memory_for` provides memory for local files.
+        """Return the contents of files by name, with digests. `memory_for` provides memory for local files.
 
         `from_disk` is explained at `durable_files.read_hashed`.
         """
@@ -261,7 +261,7 @@ class CheckpointStorage:
 
 
 def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return options that a driver does not find itself: botocore, for example, ignores AWS_REGION."""
+    """Return options that a driver does not read from the environment: botocore, for example, ignores AWS_REGION."""
     region = environment.get("AWS_REGION")
     return {"client_kwargs": {"region_name": region}} if region and url.startswith("s3://") else {}
 

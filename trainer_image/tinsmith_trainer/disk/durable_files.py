@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Pieces = Sequence[bytes | memoryview]
-"""A file's content, in pieces; each piece is a view of single bytes. No piece is copied."""
+"""The content of a file as a sequence of pieces; each piece is a memory view of bytes. No piece is copied."""
 
 TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".", ".tmp"
 
@@ -30,13 +30,13 @@ HEAD_BYTES = 8
 Allocate = Callable[[int, int], None]
 """A function that allocates the blocks of an open file before the content is written.
 
-The arguments are the descriptor and the size.
+The arguments of the function are the file descriptor and the size.
 
 The function raises OSError if the disk has no space.
 """
 
 MemoryFor = Callable[[bytes, int], memoryview]
-"""A function that returns memory of single bytes for a file's content.
+"""A function that returns memory for a file's content, as a view of bytes.
 
 The arguments of the function are the first HEAD_BYTES of the file, and the size of the file.
 """
@@ -85,8 +85,8 @@ def write_file(
 ) -> WrittenFile:
     """Write and sync `content` under `path`. Until the final rename, `path` refers to the old file, or to no file.
 
-    After an error, no part of the new file remains. Without `sync_folder`, the name becomes durable only when the
-    caller syncs the folder, which saves time for many files.
+    After an error, no part of the new file remains. Without `sync_folder`, the caller must sync the folder to make the
+    name durable, which saves time for many files.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}{TEMPORARY_SUFFIX}")
     try:
@@ -214,7 +214,7 @@ def _write_all(descriptor: int, block: memoryview) -> None:
 
 
 def _leave_direct(descriptor: int) -> bool:
-    """Switch to writing through the page cache. Return False if the file used the page cache already."""
+    """Switch a file to writes through the page cache. Return False if the file used the page cache already."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     return bool(flags & os.O_DIRECT)

@@ -37,7 +37,9 @@ MIB = 1024**2
 
 ROOM_RETRY_SECONDS = 1.0
 LONGEST_ROOM_RETRY_SECONDS = 30.0
-"""The maximum wait between attempts. An attempt may fill the disk, or run an operation whose result cannot be written.
+"""The maximum wait between attempts.
+
+An attempt may fill the disk, or run an operation for which no result can be written.
 
 The wait doubles up to this maximum, to make attempts on a full disk rare.
 """
@@ -85,7 +87,10 @@ class DiskRoom:
         return content_bytes <= self.available_bytes()
 
     def available_bytes(self) -> int:
-        """Return the bytes that may be written. The number is negative if less than the reserve is free."""
+        """Return the bytes that may be written.
+
+        The result is negative if the free space is smaller than the reserve.
+        """
         return self.free_bytes() - self._reserved_bytes - self._claimed_bytes
 
     # ---- room for one writer
@@ -142,7 +147,7 @@ class DiskRoom:
     def keep_reserve(self) -> None:
         """Create the reserve's file if it is missing and the disk has space for the whole reserve.
 
-        If the file system cannot allocate blocks, no file is created, and the file is tried again only after the
+        If the file system cannot allocate blocks, no file is created, and the next attempt follows only after the
         reserve was used.
         """
         file_bytes = self._reserved_bytes - self._reserved_bytes // FREE_PART
@@ -203,7 +208,7 @@ class RetriesForRoom:
         self._failed_at, self._free_bytes, self._seconds = 0.0, 0, ROOM_RETRY_SECONDS
 
     def begin(self) -> None:
-        """Start waiting after a first failure, or again after a partial success."""
+        """Start with the shortest wait, after a first failure or a partial success."""
         self._note_failure(ROOM_RETRY_SECONDS)
 
     def failed(self) -> None:

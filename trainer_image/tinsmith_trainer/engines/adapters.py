@@ -144,7 +144,7 @@ def check_adam(params: AdamParams) -> None:
 def check_norm(norm: float) -> None:
     """Raise UserError unless the gradient's norm is finite.
 
-    The caller drops the gradient in both cases.
+    The caller drops the gradient, whether it is finite or not.
     """
     if not math.isfinite(norm):
         raise UserError(

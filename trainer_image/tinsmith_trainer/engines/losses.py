@@ -3,9 +3,9 @@
 Notation: `lp` is the logprob of the target under the current weights, `q` is the sampler's logprob (input `logprobs`),
 `A` is the input `advantages`, and `r = exp(lp - q)`. Formulas come from the vendor's public documentation
 (tinker-docs.thinkingmachines.ai, pages under tinker/losses/). `gspo` is GSPO-token of arXiv 2507.18071, section 4.3.
-Tokens without weight or advantage are masked before any `exp`, because 0 times infinity is NaN. The penalty of DRO also
-covers masked tokens. Clip thresholds are ratios, not distances from 1. If a parameter has several values, a per-token
-input overrides the config, and the config overrides the default.
+Tokens with a weight or advantage of 0 are masked before any `exp`, because 0 times infinity is NaN. The penalty of DRO
+also covers masked tokens. Clip thresholds are ratios, not distances from 1. If a parameter has several values, a
+per-token input overrides the config, and the config overrides the default.
 
 The loss `custom` evaluates a user's graph (see `custom_losses`).
 """
@@ -125,7 +125,7 @@ def _gspo(lp: Tensor, inputs: Inputs) -> Terms:
 
 
 def _dro(lp: Tensor, inputs: Inputs) -> Terms:
-    """Return `-(lp * A - beta / 2 * (lp - q)^2)`. The penalty covers every token of the datum."""
+    """Return `-(lp * A - beta / 2 * (lp - q)^2)`. The penalty covers all tokens of the datum."""
     covered = torch.where(inputs[VALID], lp, 0.0)
     objective = covered * inputs["advantages"] - 0.5 * inputs["beta"] * (covered - inputs["logprobs"]) ** 2
     active = inputs["advantages"] != 0
@@ -225,7 +225,7 @@ class PreparedLoss:
         return replace(self, arrays=())
 
     def standing_metrics(self) -> dict[str, float]:
-        """Return the metric which shows that the requested loss was replaced by another loss."""
+        """Return a metric that shows that another loss was computed instead of the requested loss."""
         return {"stable_reinforce_as_cispo:max": 1.0} if self.name == STABLE_REINFORCE else {}
 
 

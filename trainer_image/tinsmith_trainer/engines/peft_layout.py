@@ -22,7 +22,7 @@ from tinsmith_trainer.engines.tensor_files import tensor_file, tensors_of
 
 GATE, UP, DOWN = "w1", "w3", "w2"
 FORMER_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names that PEFT treats as projections of experts in the layout of transformers 4, anywhere in the model."""
+"""Names that PEFT takes for projections of experts in the layout of transformers 4, anywhere in the model."""
 GATED_NAMES = {GATE: "gate_proj", UP: "up_proj", DOWN: "down_proj"}
 UNGATED_NAMES = {GATE: "up_proj", DOWN: "down_proj"}
 
@@ -51,7 +51,7 @@ def expert_modules(tensors: Tensors) -> list[str]:
 def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str], list[str]]:
     """Return `target_modules` and `target_parameters` of linear layers.
 
-    In a model with experts, PEFT treats target modules with the former names of experts as experts
+    In a model with experts, PEFT takes target modules with the former names of experts for experts
     (peft.utils.transformers_weight_conversion, 0.21). So linear layers with these names are target parameters.
     """
     named = list(modules)
@@ -62,7 +62,7 @@ def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str
 def fuse_experts(tensors: Tensors, rank: int, alpha: float, interleaved: Container[str]) -> FusedExperts:
     """Convert adapters of experts to PEFT's fused layout.
 
-    `interleaved` are the experts whose gate and up alternate in one weight.
+    `interleaved` are the names of experts with alternating rows of gate and up in one weight.
     """
     layout = FusedExperts({}, [], {}, {})
     for name in expert_modules(tensors):

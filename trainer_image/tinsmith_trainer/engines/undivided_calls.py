@@ -33,7 +33,7 @@ class UndividedCall(Call, Generic[Prepared]):
 
 
 class UndividedCallRunner(CallRunner, Generic[Prepared]):
-    """A base class for backends, which `prepare` a Work and `compute` the Work into the accumulator.
+    """A base class for backends that check a Work in `prepare`, and add its gradients to the accumulator in `compute`.
 
     The methods `prepare` and `compute` can raise TrainerError.
     """

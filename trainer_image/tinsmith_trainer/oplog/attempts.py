@@ -1,4 +1,4 @@
-"""Attempts at work during which processes ended, and the decision to stop further attempts.
+"""Work during which processes ended, and the decision whether the work is attempted again.
 
 Without a limit, every replay would repeat a batch that is too large for the memory, and kill the worker, while all
 other models wait.
@@ -49,7 +49,8 @@ def verdict(
     """Return the decision about the work.
 
     Work without a published result fails, except a release. All other work waits. A release waits because its failure
-    would lose the last weights of a model. `kind` is the kind of an operation, or None for other work.
+    would lose the last weights of a model. If the work is an operation, `kind` is the kind of the operation, otherwise
+    None.
     """
     if interruptions < limit:
         return "run"
@@ -59,7 +60,7 @@ def verdict(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The decision to stop attempts at some work.
+    """The decision not to attempt some work again.
 
     The work fails with the message, or the model of the work waits for another process.
     """
@@ -69,7 +70,7 @@ class Refusal:
 
 
 class Attempts:
-    """The work during which processes have ended, and the counts.
+    """The work during which processes have ended, with the number of these processes.
 
     Only the engine's thread uses this object, except for `forget_all`.
     """
@@ -86,7 +87,7 @@ class Attempts:
         """
 
     def recover(self) -> None:
-        """Count the end of the previous process, and read the earlier counts.
+        """Count the end of the previous process, and read the counts in the journal.
 
         After JournalFull, `recover` may be called again.
         """

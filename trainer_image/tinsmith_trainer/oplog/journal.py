@@ -126,8 +126,8 @@ class Journal:
 
     In each batch, the reads run first, and then the writes in order.
 
-    On a full disk, writes that must succeed wait for space. Reads, refusals, and writes that fit on the disk continue.
-    Writes of one model stay in order.
+    On a full disk, writes that must succeed wait for space. Reads and refusals continue, and so do writes that fit on
+    the disk. Writes of one model stay in order.
     """
 
     def __init__(self, path: Path, *, vfs: str | None = None, room: DiskRoom | None = None) -> None:
@@ -173,11 +173,12 @@ class Journal:
         """Run a write in the next transaction. The future resolves when the commit is synced.
 
         The future fails with JournalFull if the disk is full, and with ServerError if the file cannot be written.
-        `uses_reserve` is for writes that free space, or that a start needs. Writes with `uses_reserve` fail only when
-        the reserve is used up, too. `must_succeed` is for effects that have already happened. A write with
-        `must_succeed` uses the reserve, then waits for space. A failure of such a write ends the process, because the
-        state in memory is then newer than the file. The next process continues from the file. The future never resolves
-        if the journal is closed before space is free. `model_id` is the model of a write that must succeed.
+        `uses_reserve` is for writes that free space, and for writes that a start needs. Writes with `uses_reserve` fail
+        only when the reserve is used up, too. `must_succeed` is for writes that record effects that have already
+        happened. A write with `must_succeed` uses the reserve, then waits for space. A failure of such a write ends the
+        process, because the state in memory is then newer than the file. The next process continues from the file. The
+        future never resolves if the journal is closed before space is free. `model_id` is the model of a write that
+        must succeed.
         """
         return self._put(_Job(run, Future(), True, must_succeed, uses_reserve or must_succeed, model_id))
 

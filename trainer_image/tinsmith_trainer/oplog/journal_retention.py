@@ -1,8 +1,8 @@
 """The data that the journal deletes while a model exists: expired results, and rows that the snapshot covers.
 
-The number of a deleted row is kept, so that the operation never runs again. A poll reports that the result is deleted,
-and a repeated submission is acknowledged as before. Each step of a deletion takes milliseconds, because all other
-writes wait for the step.
+The number of a deleted row is kept, so that the operation never runs again. If a client polls a deleted result, it is
+told that the result is deleted; a repeated submission is acknowledged as before. Each step of a deletion takes
+milliseconds, because all other writes wait for the step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class JournalRetention:
     async def _drop_expired(self, expired: float, owners: Mapping[str, str]) -> Counter[str]:
         """Delete expired results, but keep the rows, which the next start needs.
 
-        Return the number of bytes that each owner still keeps.
+        For each owner, return the number of bytes of the remaining results.
         """
         sizes = Counter[str]()
         async for page in self._pages():
@@ -111,7 +111,7 @@ class JournalRetention:
 
 
 def _owners(models: Iterable[StoredModel]) -> dict[str, str]:
-    """Return the owner of each model. If the tenant is unknown, the model itself is the owner."""
+    """Return the owner of each model, by model ID. If the tenant is unknown, the model itself is the owner."""
     return {model.model_id: model.tenant for model in models if model.tenant}
 
 
@@ -284,7 +284,7 @@ def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
 
 
 def excess_bytes(bytes_of_owners: Mapping[str, int], budget_bytes: int) -> dict[str, int]:
-    """For each owner, return the bytes above the level at which the results of all owners fit.
+    """For each owner, return the bytes above the largest level per owner at which the results of all owners fit.
 
     Owners with fewer bytes than the level are left out.
     """

@@ -107,7 +107,7 @@ class StoredModel:
 
     @property
     def settled_up_to(self) -> int:
-        """The number below which no operation with a result runs again."""
+        """The number up to which no operation with a result runs again."""
         return self.applied if self.is_open else HIGHEST_NUMBER
 
     @property
@@ -134,7 +134,7 @@ def set_meta(db: Database, key: str, value: str) -> None:
 
 
 def raise_epoch(db: Database, epoch: int, event_cursor: int) -> int:
-    """Block older epochs, and give new events numbers above the cursor.
+    """Block older epochs, and make the numbers of new events higher than the cursor.
 
     Return the highest epoch that the journal has seen.
     """
@@ -315,7 +315,7 @@ def _stored_operation(model_id: str, row: tuple) -> StoredOperation:  # type: ig
 
 
 def count_to_replay(db: Database) -> int:
-    """Return the number of published results that only a replay can reproduce."""
+    """Return the number of finished operations that a replay must run again."""
     row = db.execute(
         "SELECT COUNT(*) FROM operations JOIN models USING (model_id)"
         " WHERE state IN ('creating', 'live') AND seq_id > applied AND status = 'done' AND kind <> ?",

@@ -56,13 +56,13 @@ class Entry:
     def may_bear_a_gradient(self) -> bool:
         """Return whether the next optimizer step may depend on the operation.
 
-        The body was not read, so the operation may have a gradient.
+        If the body was not read, the operation may have added a gradient.
         """
         return self.operation.is_forward_backward and not self.forward_only
 
     @property
     def work(self) -> InFlightWork:
-        """The work that a turn of the operation does."""
+        """The piece of work that a turn of the operation does, for the in-flight marker."""
         purpose: Purpose = "replay" if self.is_finished else "operation"
         return InFlightWork(purpose, self.operation.model_id, self.operation.seq_id)
 
@@ -70,7 +70,7 @@ class Entry:
 class KeptPayloads:
     """The payloads of waiting operations in memory.
 
-    The engine does not need to read these payloads from the journal.
+    The engine need not read these payloads from the journal.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class ModelQueue:
         self.last_accepted_at = max(self.last_accepted_at, entry.operation.accepted_at)
 
     def settle(self, entry: Entry) -> None:
-        """Keep only the number of an operation. The result must be on disk, and the effect must have happened."""
+        """Drop an operation, but keep the number. The result must be on disk, and the effect must have happened."""
         self.remove(entry)
         self.settled.add(entry.operation.seq_id)
 
@@ -275,7 +275,7 @@ class ModelQueue:
 
 
 def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> ModelQueue:
-    """Return a model in the journal's state. Runs in the journal's thread."""
+    """Return the queue of a model in the state that the journal records. Runs in the journal's thread."""
     unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
     queue = ModelQueue.recovered(model, unsettled, settled, read_assigned(db, model), now)
     if model.is_open:
@@ -330,7 +330,7 @@ class KnownModels:
         return queues
 
     def forget_keys(self, closed_before: float) -> None:
-        """Drop the idempotency keys of models that closed before this time of the monotonic clock.
+        """Drop the idempotency keys of models that were closed before this time of the monotonic clock.
 
         A client repeats a submission within minutes. A model has up to 4,096 keys, which take 750 KiB.
         """

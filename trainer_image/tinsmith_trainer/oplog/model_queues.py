@@ -56,7 +56,7 @@ class Room(Protocol):
     def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
         """Return the models with room in memory, and the seconds until another model may have room.
 
-        The number of seconds is infinite if no model can get room without a change.
+        The number of seconds is infinite if no model can get room without another change.
         """
 
 
@@ -258,7 +258,7 @@ class ModelQueues:
     def wait_for_turns(self, room: Room) -> Sequence[Ready] | MaintenanceTask | None:
         """Wait until a model can run. Return all models that can run, each with the next operation.
 
-        If a task waits, return the task. At a stop, return None.
+        If a maintenance task waits, return the task instead. After `stop`, return None.
 
         Models without room in memory are left out until the memory has room. Tasks have precedence. The caller chooses
         one model for the turn.
@@ -289,7 +289,7 @@ class ModelQueues:
         return max(min(held, default=math.inf) - time.monotonic(), 0.0)
 
     def hold(self, queue: ModelQueue, seconds: float, because: str = "") -> None:
-        """Try the model's next operation again after this time."""
+        """Hold the model: its next operation is tried again after this time."""
         with self._changed:
             queue.held_until = time.monotonic() + seconds
             queue.held_because = because
@@ -393,7 +393,7 @@ class ModelQueues:
     # ---- gaps
 
     def age_gaps(self, seconds: float) -> None:
-        """Count the time in which clients could fill open gaps, and close gaps after this time."""
+        """Count the time in which clients could fill open gaps, and close the gaps that have been open for too long."""
         for queue in self.open():
             with self._changed:
                 overdue = self._overdue_gap(queue, seconds)

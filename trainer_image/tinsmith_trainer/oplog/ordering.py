@@ -1,4 +1,4 @@
-"""The order of one model's operations: the operation that runs next, and the numbers that will not arrive.
+"""The order of one model's operations: which operation runs next, and which numbers will not arrive.
 
 The functions are pure.
 
@@ -6,8 +6,8 @@ Clients number a model's operations 1, 2, 3…. The chunks of one forward_backwa
 number may never arrive. An operation runs by these rules:
 
 - an operation runs when each operation with a lower number has run, or is known not to arrive;
-- a client sends an operation that is not a forward_backward only after all lower operations have ended, so this arrival
-  closes all gaps with lower numbers;
+- a client sends another operation than a forward_backward only after all lower operations have ended, so its arrival
+  closes all lower gaps;
 - a gap below a forward_backward stays open until the time limit for gaps is over or the session ends.
 """
 
@@ -85,7 +85,7 @@ class OperationOrder:
         self.applied = turn.seq_id
 
     def waiting(self) -> tuple[int, ...]:
-        """Return the waiting numbers, not in order."""
+        """Return the numbers of waiting operations, in any order."""
         return tuple(self._waiting)
 
     @property
@@ -113,7 +113,7 @@ def failed_step_message(failure: Failure) -> str:
 MOST_RANGES = 1000
 """The maximum number of ranges. Clients count 1, 2, 3…, and each lost operation leaves a gap.
 
-If a client leaves more gaps, the oldest missing numbers count as used, not as late.
+If a client leaves more gaps, the oldest missing numbers count as used.
 """
 
 

@@ -16,7 +16,7 @@ from tinsmith_trainer.process.in_flight_marker import InFlightWork, Interruption
 NEVER_READ = b""
 """The replacement for the body of an operation that ended processes.
 
-The replacement cannot be read, so the operation counts as a gradient.
+The replacement cannot be decoded, so the operation counts as a lost gradient.
 """
 
 
@@ -61,7 +61,7 @@ def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Sta
 
     Return the ID of the event that a server must process before a client sees the result, or 0 without such an event.
 
-    A client that has the result may request the saved checkpoint.
+    A client that has the result may at once request the saved checkpoint.
     """
     saved = 0
     for event in result.events:
@@ -169,8 +169,8 @@ def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
 def count_interruption(db: Database, interruption: Interruption) -> None:
     """Count the end of a process, once for each process.
 
-    If several pieces of work were in flight, the cause is unknown. In this case, each piece of work becomes a suspect
-    with a count of 0.
+    If several pieces of work were in flight, the cause of the end is unknown. In this case, each piece of work becomes
+    a suspect with a count of 0.
     """
     suspects = interruption.suspects
     counts = int(len(suspects) == 1)

@@ -17,12 +17,12 @@ from tinsmith_trainer.oplog.journal_tables import Database, StoredModel
 REMEMBERED_KEYS = 4096
 """The number of newest keys that a model remembers.
 
-Rows are kept for longer, so that a start finds these keys again.
+Rows of operations are kept for longer, so that a start finds these keys again.
 """
 
 
 class NumbersMixed(ValueError):
-    """An error for a model that gets operations with and without numbers. The client sees the message."""
+    """An error for a model that gets operations with and without numbers. Clients see the message of this error."""
 
 
 @dataclass(slots=True)

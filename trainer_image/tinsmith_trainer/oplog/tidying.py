@@ -23,7 +23,7 @@ KEEP_RESULT_BYTES = 2 * 1024**3
 KEEP_OPERATIONS = 5000
 """The number of operations that are kept for each model, of all operations that the snapshot covers.
 
-A program has far fewer operations in flight.
+A client program has far fewer operations in flight.
 """
 KEEP_ALL_SECONDS = 900.0
 """The age up to which all results are kept, in any number and of any size.
@@ -34,15 +34,16 @@ KEEP_CLOSED_MODELS = 5000
 """The number of closed models that are kept for each tenant. A client can create and release models at no cost."""
 TIDY_SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""If a time server corrects the machine's clock, the largest difference between the clock and the counted time."""
+"""The largest accepted difference between the machine's clock, which a time server corrects, and the counted time."""
 
 
 class SteadyClock:
     """A clock for the age of results. The clock counts the time in which this process has run.
 
     The machine's clock may be set forward by a wrong time server or after sleep. All earlier results then still count
-    as new, so that clients can request the results. Later results have the new time. Without this rule, a machine that
-    sleeps at night would keep more data each day. If the clock is set back, earlier results seem younger.
+    as new, so that clients can request the results. Later results have the time of the changed clock. Without this
+    rule, a machine that sleeps at night would keep more data each day. If the clock is set back, earlier results seem
+    younger.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:

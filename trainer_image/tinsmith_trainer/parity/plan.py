@@ -2,9 +2,9 @@
 
 A step has data, losses and Adam's parameters.
 
-Every loss occurs. Datums have various lengths. Few numbers of ranks divide the number of datums. In some calls, the
-targets are the next tokens. In other calls, the targets are arbitrary, or each position has several targets. Learning
-rate, betas, decay and clip change from each step to the next.
+Every loss occurs. Datums have various lengths. For most numbers of ranks, the number of datums is not a multiple. In
+some calls, the targets are the next tokens. In other calls, the targets are arbitrary, or each position has several
+targets. Learning rate, betas, decay and clipping are different in each step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ParityPlan:
 def plan_steps(*, steps: int, rank: int, seed: int, vocab_size: int, max_length: int) -> ParityPlan:
     """Return the plan. Equal arguments give the same plan.
 
-    Sampler logprobs are only noise until `with_noise_around` shifts them.
+    Sampler logprobs are only noise until `with_noise_around` adds logprobs of the base model.
     """
     draw = np.random.default_rng(seed)
     longest = min(LONGEST_DATUM, max_length)
@@ -82,7 +82,11 @@ def plan_steps(*, steps: int, rank: int, seed: int, vocab_size: int, max_length:
 def _datums(
     draw: np.random.Generator, step: int, loss: str, count: int, vocab_size: int, longest: int
 ) -> Sequence[Datum]:
-    """Return datums. Every second round of cross-entropy has arbitrary targets, two per position in the first datum."""
+    """Return datums.
+
+    In every second round of steps, cross-entropy has arbitrary targets, with two targets per position in the first
+    datum.
+    """
     arbitrary = loss == CROSS_ENTROPY and (step // len(CALLS)) % 2 == 0
     datums = []
     for index in range(count):

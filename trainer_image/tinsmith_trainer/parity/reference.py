@@ -2,7 +2,7 @@
 
 The reference shares only two things with the engines: the losses, which have separate tests, and the initial A. PEFT
 has no adapters of experts with shared factors. So the deltas of experts are added to the weights of transformers' own
-layers, and autograd differentiates them.
+layers, and autograd computes the gradients.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Delta(nn.Module):
 
 
 class _PlusDeltas(nn.Module):
-    """A parametrization of one parameter, which may hold both gate and up."""
+    """A torch parametrization of one parameter, which may hold both gate and up."""
 
     def __init__(self, deltas: list[_Delta], *, is_concatenated: bool, is_transposed: bool) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _Trained:
 
 
 class PeftReference(UndividedCallRunner[PreparedLoss]):
-    """A `Side` that has one adapter at a time. Each adapter has a separate copy of the base model."""
+    """A `Side` with only one adapter at a time. Each adapter has a separate copy of the base model."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options

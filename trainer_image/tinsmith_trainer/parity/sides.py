@@ -31,7 +31,7 @@ LOSS_METRIC, NORM_METRIC = "loss:sum", "grad_norm"
 
 
 class Side(CallRunner, Protocol):
-    """The methods of an Engine that the gate needs."""
+    """The methods of an Engine that the parity gate needs."""
 
     def base_model(self) -> BaseModelInfo: ...
 

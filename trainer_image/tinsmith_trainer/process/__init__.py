@@ -1,7 +1,7 @@
 """The process: start, output, exit, and the current work.
 
-The garbage collector is paused during imports. During imports, the collector would scan all imported objects again and
-again.
+The garbage collector is paused during imports. Without the pause, the collector would scan all imported objects again
+and again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_pause() -> Iterator[None]:
-    """Pause garbage collection. At the end, exclude the objects that exist from later collections.
+    """Pause garbage collection. At the end of the pause, exclude all existing objects from later collections.
 
     The excluded objects are collected at exit, because some libraries warn about objects that remain.
     """

@@ -1,4 +1,4 @@
-"""Exits of a process that would fail again if it continued. The parent starts a new process, which recovers."""
+"""Exits of a process that cannot continue after an error. The parent starts a new process, which recovers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ _markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 def register_marker(marker: InFlightMarker) -> None:
     """Register the marker that exits of this process use.
 
-    At an exit, the marker records whether the engine's call is the reason.
+    Before an exit, the process records in the marker whether the engine's call is the reason.
     """
     _markers.add(marker)
 
 
 def end_process(failure: str) -> None:
-    """Log the current exception and exit at once. Threads of a broken process may never end."""
+    """Log the current exception and exit at once.
+
+    The exit does not wait for threads, because threads of a broken process may never end.
+    """
     try:
         log.exception(failure)
         for marker in tuple(_markers):
@@ -70,8 +73,8 @@ def fatal_on_error(
 def fatal_callback(failure: str, callback: Callable[[T], None]) -> Callable[[T], None]:
     """Return a callback for a future. If the callback raises an error, the process ends.
 
-    `concurrent.futures` would only log the error. An acknowledged operation would then never run, although the process
-    seems healthy.
+    `concurrent.futures` would only log the error. After a logged error, an acknowledged operation would never run,
+    although the process seems healthy.
     """
 
     def call(done: T) -> None:

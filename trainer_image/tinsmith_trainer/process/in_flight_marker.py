@@ -2,7 +2,7 @@
 
 A killed process cannot report the work that killed it. So each process writes the marker before and after each call of
 the engine, without a sync. The file outlives the process, but not every failure of the machine: after a power cut the
-file may be missing. Without the file, no call is blamed.
+file may be missing. Without the file, no call counts as the cause.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Interruption:
 class InFlightMarker:
     """The marker file. Thread-safe.
 
-    If the marker cannot be written, an error is logged, and the call is not counted.
+    If the marker cannot be written, an error is logged, and the call cannot be found as the cause later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +124,7 @@ class InFlightMarker:
             self._clear()
 
     def sign(self, last_sign: str) -> None:
-        """Record why this process is about to end, in case the current work is the reason."""
+        """Record why this process is about to end, because the current work may be the reason."""
         with self._lock:
             self._sign(last_sign)
 
@@ -178,8 +178,8 @@ class InFlightMarker:
 class EngineCall:
     """The engine's current call, which is marked while it runs.
 
-    The engine's thread runs one call at a time. Any thread may ask how long the call has run, to tell a hang from
-    normal work.
+    The engine's thread runs one call at a time. Any thread may ask how long the call has run, to distinguish a hang
+    from normal work.
     """
 
     def __init__(self, marker: InFlightMarker) -> None:
@@ -187,13 +187,16 @@ class EngineCall:
         self._started_at: float | None = None
 
     def running_seconds(self) -> float:
-        """Return how long the call has run, or 0 if the engine is idle."""
+        """Return how many seconds the current call has run, or 0 if the engine is idle."""
         started_at = self._started_at
         return 0.0 if started_at is None else time.monotonic() - started_at
 
     @contextlib.contextmanager
     def at(self, *works: InFlightWork) -> Iterator[None]:
-        """Mark the work during the call. An error that ends the process, such as SystemExit, leaves the marker."""
+        """Mark the work during the call.
+
+        An error that ends the process, such as SystemExit, does not clear the marker.
+        """
         self.marker.set(*works)
         self._started_at = time.monotonic()
         try:
@@ -207,9 +210,9 @@ class EngineCall:
             self._started_at = None
 
     def prepare_stop(self, hang_seconds: float, background_seconds: float = 0.0) -> bool:
-        """Stop marking work. Return whether the stop is orderly.
+        """Stop marking work. Return True if the stop is orderly.
 
-        In an orderly stop the current work is not the cause of the end. Return False if the call has run for
+        In an orderly stop, the current work is not the cause of the process's end. Return False if the call has run for
         `hang_seconds`, or background work for `background_seconds`: then the hang is the reason for the stop.
         """
         seconds = max(self.running_seconds(), background_seconds)

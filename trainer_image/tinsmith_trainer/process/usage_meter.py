@@ -14,7 +14,7 @@ Kind: TypeAlias = worker_pb2.UsageKind.ValueType
 
 HOUR_SECONDS = 3600
 MOST_ROWS = 10_000
-"""The limit on rows that the server has not collected yet. A server collects every few seconds.
+"""The limit on rows that the server has not collected yet. A server collects the rows every few seconds.
 
 If no server collects the rows, further users share one row.
 """

@@ -18,17 +18,20 @@ EMPTY_TOKEN = 0
 EMPTY_LOGPROB = -99999.0
 """The values of an empty cell of `TopkLogprobs`. The SDK shows a row that begins with an empty cell as None."""
 NO_TARGET = -1
-"""The value of an empty cell of `SampleJob.target_prompt_logprobs`. The result of an empty cell is 0."""
+"""The value of an empty cell of `SampleJob.target_prompt_logprobs`.
+
+In the result, the logprob for an empty cell is 0.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The parameters of a draw.
 
-    If `max_tokens` is None, a sequence may fill the context. If neither token IDs nor strings are given, or if only
-    strings are given, the model's end-of-sequence tokens end a sequence. Token IDs (`stop_tokens`) replace the
-    end-of-sequence tokens. With empty lists, only `max_tokens` ends a sequence. If `seed` is None, the draws are
-    random. `temperature` 0 is greedy. `top_k` -1 and `top_p` 1 are off.
+    If `max_tokens` is None, a sequence may fill the context. The model's end-of-sequence tokens end a sequence, unless
+    token IDs or only empty lists are given. `stop_tokens` replace the end-of-sequence tokens. With empty lists, only
+    `max_tokens` ends a sequence. If `seed` is None, the draws are random. `temperature` 0 is greedy. `top_k` -1 and
+    `top_p` 1 are off.
     """
 
     max_tokens: int | None = None
@@ -44,8 +47,8 @@ class SamplingParams:
 class TopkLogprobs:
     """The K most likely tokens of N positions. The arrays `token_ids` and `logprobs` are `[N, K]`.
 
-    Tokens are in descending order of likelihood. Of equally likely tokens, the lower ID comes first. At positions that
-    were not scored, cells are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
+    Tokens are in descending order of likelihood. If two tokens are equally likely, the lower ID comes first. At
+    positions that were not scored, cells are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
     """
 
     token_ids: NDArray[np.int32]
@@ -75,15 +78,15 @@ class SampleJob:
 
     Logprobs are always the model's logprobs at temperature 1 over the whole vocabulary, before top-k and top-p.
     `topk_*` is the number of most likely tokens for each prompt position or drawn position; 0 requests none.
-    `target_prompt_logprobs` is `[len(prompt) - 1, K]`: row i requests the logprobs of these tokens at prompt position i
-    + 1; empty cells are `NO_TARGET`. `prompt_alt_tokens_k` is the number of tokens to draw for each prompt position
-    after the first. The draws for prompt positions are independent, with replacement, at the job's temperature and from
-    all tokens. `prompt_logprobs_last_n` limits `prompt_logprobs` and `topk_prompt_logprobs` to this many positions at
-    the end of the prompt.
+    `target_prompt_logprobs` is `[len(prompt) - 1, K]`: row i has K tokens whose logprobs at prompt position i + 1 are
+    requested; empty cells are `NO_TARGET`. `prompt_alt_tokens_k` is the number of tokens to draw for each prompt
+    position after the first. The draws for prompt positions are independent, with replacement, at the job's temperature
+    and from all tokens. `prompt_logprobs_last_n` limits `prompt_logprobs` and `topk_prompt_logprobs` to this many
+    positions at the end of the prompt.
 
     The sampler inserts tokens for `images` into `prompt`, and prompt positions count these tokens. For each token of
     each sequence, the sampler calls `drawn` in the sampler's thread, with the index of the sequence. A sampler that
-    receives all tokens at the end does not call `drawn`.
+    gets all tokens at the end does not call `drawn`.
     """
 
     request_id: str
@@ -104,9 +107,9 @@ class SampleJob:
 
 @dataclass(frozen=True, slots=True)
 class AltTokens:
-    """The draws for each prompt position after the first. The arrays are `[len(prompt) - 1, k]`.
+    """The alternative draws for each prompt position after the first position. The arrays are `[len(prompt) - 1, k]`.
 
-    Row i is for position i + 1.
+    Row i is for prompt position i + 1.
     """
 
     tokens: NDArray[np.int32]
@@ -132,9 +135,9 @@ class SampleOutcome:
     """The result of a job: an `error`, or `num_samples` sequences and the other requested values.
 
     `prompt_logprobs` is `[len(prompt)]`, with NaN at position 0 and at unscored positions. `topk_prompt_logprobs` is
-    `[len(prompt), K]`, with empty cells at the same positions. `target_prompt_logprobs` has the shape of the request,
-    with 0 for `NO_TARGET`. `prompt_tokens` includes the tokens of images. `started_at` is the time at which the sampler
-    began the job, in Unix seconds, or 0 if the job never began.
+    `[len(prompt), K]`, with empty cells at position 0 and at unscored positions. `target_prompt_logprobs` has the shape
+    of the request, with 0 for `NO_TARGET`. `prompt_tokens` includes the tokens of images. `started_at` is the time at
+    which the sampler began the job, in Unix seconds, or 0 if the job never began.
     """
 
     sequences: tuple[Sequence, ...] = ()

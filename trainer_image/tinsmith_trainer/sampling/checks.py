@@ -17,9 +17,11 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that holds other tenants' journals
 MOST_LOGPROBS = 1 << 24
-"""The limit on the number of logprobs in an answer: 128 MiB with the token IDs. Logprobs of drawn tokens do not count.
+"""The limit on the number of logprobs in an answer: 128 MiB with the token IDs.
 
-Workers keep answers for some time.
+Logprobs of drawn tokens do not count for this limit.
+
+The limit exists because workers keep answers in memory for some time.
 """
 MOST_TOPK = 1024
 """The limit on the most likely tokens per position.
@@ -37,7 +39,7 @@ Without this limit, an echo could take minutes and gigabytes.
 def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = None) -> int:
     """Return the maximum number of tokens per sequence: `max_tokens`, limited by the context and by `longest`.
 
-    A prompt that fills the context may be scored if no token is drawn. Raises UserError, with the reason, for a job
+    A prompt as long as the context may be scored if no token is drawn. Raises UserError, with the reason, for a job
     that cannot run.
     """
     _check_prompt(job, info)
@@ -69,7 +71,7 @@ def _scores_prompt(job: SampleJob) -> bool:
 
 
 def check_echo(job: SampleJob) -> None:
-    """Check the size of an echo with logprobs, which each sequence repeats. Raises UserError."""
+    """Check the size of an echo with logprobs; the answer has one echo for each sequence. Raises UserError."""
     texts = job.num_samples * len(job.prompt) * (1 + job.topk_prompt_logprobs)
     if texts > MOST_ECHOED_TEXTS:
         raise UserError(

@@ -79,7 +79,8 @@ def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> Sample
 def encode_sample(outcome: SampleOutcome, request: worker_pb2.SampleRequest) -> bytes:
     """Encode a `SampleResponse`.
 
-    The response always has one logprob per token. Logprobs of target tokens have the layout of the request.
+    The response always has one logprob per token. Logprobs of target tokens have the same tensor layout as the target
+    tokens in the request.
     """
     message = wire_pb2.SampleResponse(
         sequences=[_sequence(sequence) for sequence in outcome.sequences],

@@ -21,9 +21,9 @@ MOST_LOST = 10_000
 """The number of lost samples that are remembered until the clients are informed."""
 
 ROUNDS_KEPT = 10_000
-"""The number of clients whose last round is remembered.
+"""The number of clients for which the last round is remembered.
 
-For all other clients, the round is the round in the request, which follows the clock of the requesting server.
+For all other clients, the round is the number in the request, which comes from the requesting server's clock.
 """
 
 REPEAT_SECONDS = 60.0
@@ -41,7 +41,7 @@ class SampleClient:
 
 
 def client_of(request_id: str) -> SampleClient | None:
-    """Return the client of a request, or None if the ID does not have the server's form."""
+    """Return the client of a request, or None if the request's ID does not have the form of a server's IDs."""
     found = _REQUEST_ID.fullmatch(request_id)
     return SampleClient(found[1], int(found[2]) // SAMPLES_OF_A_CLIENT) if found else None
 
@@ -113,7 +113,7 @@ class EndedSamples:
                 self._waiting.pop(client, None)
 
     def report(self, client: SampleClient, seen: int, round: int) -> tuple[Sequence[str], int]:
-        """Report the ended samples in this round. Return the samples and the number of the round."""
+        """Report the ended samples in this round. Return the ended samples and the number of the round."""
         round = self._next_round(client, round)
         for request_id in self._seen_and_lost(client, seen):
             self.forget(request_id)

@@ -22,12 +22,12 @@ class Delta:
 
 
 class TextParser(Protocol):
-    """A parser for the text of one sequence, which arrives in pieces."""
+    """A parser for the text of one sequence; the text arrives in pieces."""
 
     def feed(self, text: str) -> list[Delta]: ...
 
     def finish(self) -> list[Delta]:
-        """Return the text that was held back."""
+        """Return the rest of the text, which was held back."""
 
 
 class PlainText(TextParser):

@@ -24,7 +24,7 @@ from tinsmith_trainer.wire.unknown_fields import unknown_fields_of
 log = structlog.get_logger(__name__)
 
 RESPONSE_PARSER = "transformers.utils.chat_parsing"
-"""The module of the parser.
+"""The module of transformers with the parser of messages.
 
 The module is missing before transformers 5.13, so it is missing in images with SGLang, NeMo RL and Miles.
 """
@@ -33,7 +33,10 @@ PREFIX_TOKENS = 4096
 """The maximum number of tokens at a prompt's end that are searched for the beginning of an answer."""
 
 CHARACTERS_A_TOKEN = 32
-"""A number of characters per token that is above the average of any text. English has 4 or 5."""
+"""A number of characters per token that is above the average of any text.
+
+English text has 4 or 5 characters per token.
+"""
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,8 @@ class ModelLanguage:
     def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the tokens of a text.
 
-        Raises UserError for a text that is far too long. A text that is too long is not tokenized, because this takes
-        seconds for a few MB.
+        Raises UserError for a text that is far too long. A text that is too long is not tokenized, because tokenization
+        takes seconds for a few MB.
         """
         most = CHARACTERS_A_TOKEN * self.context_tokens
         if len(text) > most:
@@ -187,7 +190,7 @@ REASONING_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
 class MessageParser(TextParser):
     """A parser that uses transformers' response templates.
 
-    White space around a field is removed. A call that cannot be parsed becomes content.
+    White space around a field of a message is removed. A tool call that cannot be parsed becomes content.
     """
 
     def __init__(self, template: Mapping[str, Any], prefix: str, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -223,7 +226,7 @@ class MessageParser(TextParser):
             return self._give_up()
 
     def _give_up(self) -> list[Delta]:
-        """Return the raw text of an invalid call as content, so that the reader sees the call."""
+        """Return the raw text of an invalid tool call as content, so that the reader sees the call."""
         raw, self._raw = self._raw or "", None
         return [Delta(content=raw)]
 
@@ -248,7 +251,10 @@ class MessageParser(TextParser):
 
 
 class _Edges:
-    """A filter that removes white space at both ends of a text. Inner white space is returned with the next piece."""
+    """A filter that removes white space at both ends of a text, which arrives in pieces.
+
+    White space inside the text is returned with the next piece.
+    """
 
     def __init__(self) -> None:
         self._begun = False
@@ -265,14 +271,16 @@ class _Edges:
 
 
 def _text(field: str, text: str) -> Delta:
-    """Return the text of a field. Fields that exist in no API dialect are left out."""
+    """Return the text of a message's field. Fields that exist in no API dialect are left out."""
     if field in REASONING_FIELDS:
         return Delta(reasoning=text)
     return Delta(content=text) if field == "content" else Delta()
 
 
 def _arguments(value: Any) -> Any:
-    """Return the arguments as an object. Some models write the object as a JSON string, as in OpenAI's API.
+    """Return the arguments of a tool call as an object.
+
+    Some models write the object as a JSON string, as in OpenAI's API.
 
     Values that are neither objects nor texts are returned unchanged.
     """
@@ -284,9 +292,9 @@ def _arguments(value: Any) -> Any:
 
 
 def _calls(value: Any) -> list[Delta]:
-    """Return the calls, or no calls if one call is invalid.
+    """Return the tool calls, or no calls if one call is invalid.
 
-    Templates do not change a JSON object that the model wrote.
+    Response templates return a JSON object as the model wrote it.
     """
     deltas = []
     for call in value if isinstance(value, list) else [value]:

@@ -1,7 +1,7 @@
 """The text of samples, while the samples are drawn. Each sequence grows in pieces.
 
-A sampler passes tokens one by one, or all tokens at the end. With all tokens at the end, a sequence only has fewer
-pieces. If the prompt is echoed, all pieces are available at the end, when the prompt's logprobs are known.
+A sampler passes tokens one by one, or all tokens at the end. If all tokens arrive at the end, the text is the same, but
+in fewer pieces. If the prompt is echoed, all pieces are available at the end, when the prompt's logprobs are known.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Reading:
             self._grown.set()  # readers also see the number of tokens, which are charged even if no text follows
 
     async def finish(self, outcome: SampleOutcome) -> None:
-        """Add the values that are known only at the end. A failed sample has no more text.
+        """Add the parts of the answer that are known only at the end of the sample. A failed sample has no more text.
 
         The method runs in a thread, because an echo of 131,072 texts takes two seconds and would block the event loop.
         """
@@ -86,7 +86,7 @@ class Reading:
     async def grown(self, seen: int, timeout_seconds: float) -> None:
         """Wait until more than `seen` pieces exist, until the text is complete, or until the timeout.
 
-        With an echo, also return after more tokens were drawn.
+        If the prompt is echoed, also return after more tokens were drawn.
         """
         if self._forgotten + len(self._pieces) > seen:
             return
@@ -153,7 +153,7 @@ class PromptEcho:
             piece.tokens[-1].width += len(left)
 
     def _texts(self) -> list[str]:
-        """Return the text that each token adds."""
+        """Return the text that each token of the prompt adds."""
         text, hidden = IncrementalText(self._language.tokenizer), self._language.special_tokens
         return ["" if token in hidden else text.push(token) for token in self._prompt]
 
@@ -170,7 +170,7 @@ class PromptEcho:
 
 
 class SequenceReading:
-    """The conversion of a sequence from tokens to text, up to a stop, and through the parser.
+    """The conversion of a sequence's tokens to text, which ends at a stop and passes through the parser.
 
     Stop strings are searched in the text that the sampler uses, which includes the texts of special tokens. The texts
     of special tokens are then removed for readers of plain text. With `echoed`, the prompt is shown first, and the

@@ -55,7 +55,9 @@ class TooManySamples(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The limits of all tenants together. A single tenant may use half of each limit for waiting samples.
+    """The limits on waiting samples of all tenants together.
+
+    A single tenant may use half of each limit for waiting samples.
 
     `waiting_bytes` limits the size of prompts, answers and target tokens. A sparse tensor of a few bytes may contain
     many target tokens.
@@ -70,7 +72,7 @@ class QueueLimits:
 State = Literal["running", "ended", "fetched", "forgotten", "dropped"]
 """`ended`: the result is not fetched yet. `fetched`: the result is kept, because a client may ask again.
 
-`forgotten`: the result is gone. `dropped`: the sample has no result, and the client must submit the request again.
+`forgotten`: the result was deleted. `dropped`: the sample has no result, and the client must submit the request again.
 """
 
 
@@ -92,7 +94,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The new text of a sample, in the form for a reader. `result` is None while the sample runs.
+    """The new text of a sample since the reader's previous read. `result` is None while the sample runs.
 
     `tokens` counts the tokens drawn so far.
     """
@@ -154,7 +156,7 @@ class Samples:
         self._run(self._start(request))
 
     def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
-        """Load the adapter for samples that will come soon."""
+        """Load an adapter before samples with this adapter arrive."""
         if not self._draining:
             self.adapters.prepare(adapter)
 
@@ -289,7 +291,7 @@ class Samples:
     async def _end_in_words(self, reading: Reading, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
         """Finish the text of the sample.
 
-        If this fails, the sample fails. The quota of the sample is released in any case.
+        If the text cannot be finished, the sample fails. The quota of the sample is released in any case.
         """
         try:
             await reading.finish(outcome)
@@ -429,9 +431,9 @@ class DrainTracker:
         self._changed.set()
 
     def remaining_seconds(self) -> float:
-        """Return how many seconds the process is still needed.
+        """Return how many seconds the process must continue to run.
 
-        The number is 0 if the process is not needed, and infinite while a sample runs.
+        The number is 0 if no sample needs the process, and infinite while a sample runs.
         """
         if self.running:
             return math.inf
@@ -440,7 +442,7 @@ class DrainTracker:
         return max(0.0, self._last_finish + UNFETCHED_SECONDS - self._clock())
 
     async def complete(self) -> None:
-        """Return when the process may exit. Samples that are submitted in the meantime are also awaited."""
+        """Wait until the process may exit. Samples that are submitted in the meantime are also awaited."""
         while (remaining := self.remaining_seconds()) > 0:
             self._changed.clear()
             try:

@@ -1,4 +1,6 @@
-"""The adapter versions in a sampler's memory, limited in number. A version is not evicted while a sample uses it.
+"""The adapter versions in a sampler's memory, limited in number.
+
+An adapter version is not evicted while a sample uses this version.
 
 A version that is not in memory waits for room. The tenants with the fewest versions in use come first, and a tenant's
 versions load in the order of arrival. Unused versions are evicted, the least recently used first. If all versions are
@@ -37,7 +39,7 @@ A larger number would delay adapters for which samples already wait.
 class AdapterLimits:
     """The limits of a sampler's memory: the number of versions, the highest rank, and the bytes of unused versions.
 
-    The bytes are the sizes of the tensors in the checkpoint.
+    The bytes of a version are the size of the tensors in the checkpoint.
     """
 
     max_loaded: int
@@ -47,7 +49,7 @@ class AdapterLimits:
 
 @dataclass(slots=True)
 class AdapterInUse:
-    """A version that is in memory or loading, and has users.
+    """An adapter version that is in memory or loading, and that samples use.
 
     Each user must return the version once, by `SamplerAdapters.give_back`.
     """
@@ -203,7 +205,7 @@ class SamplerAdapters:
         return self._drop_longest_unused()
 
     def _drop_longest_unused(self) -> bool:
-        """Evict the least recently used of the unused versions. Return False if all versions are in use."""
+        """Evict the unused version that was used least recently. Return False if all versions are in use."""
         idle = next((adapter.key for adapter in self._resident.values() if not adapter.users), None)
         if idle is None:
             return False

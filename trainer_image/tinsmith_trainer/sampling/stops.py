@@ -15,9 +15,9 @@ class StopRule:
     """The stops of a job.
 
     The stop IDs of a request replace the model's end-of-sequence IDs. Stop strings are added to the end-of-sequence
-    IDs. Renderers of base models stop at the next speaker's name, and also accept an end of sequence. A game that stops
-    at a bracket cannot parse an answer that continues after the end-of-sequence token. With empty lists, nothing stops
-    a sequence.
+    IDs. Renderers for base models stop at the next speaker's name, and also accept an end-of-sequence token. A client
+    that stops at a bracket could not parse an answer that continues after the end-of-sequence token. If all lists are
+    empty, nothing stops a sequence.
     """
 
     token_ids: frozenset[int]
@@ -55,7 +55,7 @@ class StopWatch:
 
 
 class StopCut:
-    """A text that is cut at the first stop string, without hidden parts.
+    """A text in pieces that is cut at the first stop string, without hidden parts.
 
     The end of the text is held back while it may be the beginning of a stop string.
     """

@@ -29,7 +29,7 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 MOST_BYTES = 4 * 1024**3
 FIRST_PART_SECONDS = 2.0
 SLOWEST_BYTES_PER_SECOND = 100e6
-"""The speed of a checkpoint root on a network volume, in bytes per second. A stream that is slower saves no time."""
+"""The speed of a checkpoint root on a network volume, in bytes per second. A slower stream saves no time."""
 AVOIDED_SECONDS = 30.0
 """The time for which a sampler does not ask a worker again, after a failed connection to this worker.
 
@@ -78,7 +78,7 @@ class StreamedSaves:
         self._avoided: dict[str, float] = {}  # the time until which a worker is avoided, by the worker's address
 
     def take(self, reference: worker_pb2.AdapterRef) -> AdapterState:
-        """Stream the adapter from the worker that the reference names. Raises StreamFailed."""
+        """Stream the adapter from the worker that is named in the reference. Raises StreamFailed."""
         source = reference.source
         if self._clock() < self._avoided.get(source.target, 0.0):
             raise StreamFailed("unreachable", f"{source.target} failed a moment ago")

@@ -1,8 +1,8 @@
 """Fair shares of tenants in a sampler: the order of turns, and the quota of each tenant. The functions are pure.
 
-The order follows from a deficit: each tenant's use is counted in costs, and the tenant with the lowest count is next.
-The caller chooses the unit of the costs. A tenant that returns has a small credit, so that a small request can run at
-once without a noticeable delay for other tenants.
+The use of each tenant is counted as costs, and the tenant with the lowest count is next. The caller chooses the unit of
+the costs. A tenant that returns has a small credit, so that a small request can run at once without a noticeable delay
+for other tenants.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class FairQueue:
     """The tenants in the order of turns.
 
     `credit` is the largest amount by which a returning tenant's count may be below the counts of other tenants. No
-    tenant's count is lower by more than twice the credit. A tenant that could not use all turns does not get all missed
-    turns later.
+    count of a tenant is lower than another count by more than twice the credit. A tenant that misses turns does not get
+    all missed turns later.
     """
 
     def __init__(self, credit: float) -> None:
@@ -42,7 +42,7 @@ class FairQueue:
             del self._present[tenant]
 
     def charge(self, tenant: str, cost: float) -> None:
-        """Charge a tenant that is present."""
+        """Add a cost to the count of a present tenant."""
         self._used[tenant] += cost
         behind = self._used[tenant] - max(2 * self.credit, cost)
         for other in self._present:
@@ -60,7 +60,7 @@ class FairQueue:
         return self._used[ahead] - self._used[behind]
 
     def _raise_level(self) -> None:
-        """Raise the level at which returning tenants begin.
+        """Raise the level at which the counts of returning tenants begin.
 
         The level never falls. If the level could fall, each of several new tenants would get more credit than the
         previous tenant.
@@ -77,8 +77,8 @@ class FairQueue:
 class SharedQuota:
     """A quota in which each tenant may hold as much as is free.
 
-    So a single tenant may hold half, and another tenant always finds room. If n tenants hold the maximum, each tenant
-    has one of n + 1 equal parts, and the last part is free.
+    So a single tenant may hold at most half, and another tenant always finds room. If n tenants hold the maximum, each
+    tenant has one of n + 1 equal parts, and the last part is free.
     """
 
     def __init__(self, size: int) -> None:
@@ -116,7 +116,7 @@ class _Kept:
 
 
 class KeptResults:
-    """Results that may be fetched.
+    """Results that clients may still fetch.
 
     If the results are too large, the oldest result of the tenant with the most bytes is dropped.
     """

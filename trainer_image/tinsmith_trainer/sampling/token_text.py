@@ -20,7 +20,7 @@ INCOMPLETE = "\ufffd"
 LONGEST_WAIT_TOKENS = 64  # limits repeated decoding of tokens that never make a whole character
 LONGEST_CHARACTER_TOKENS = 8  # a character has at most four bytes
 ANCHOR = "a"
-"""A text whose token is decoded together with a single token."""
+"""A text that is placed before a single token, so that this token is not decoded as the first token."""
 
 
 class IncrementalText:
@@ -58,7 +58,7 @@ class IncrementalText:
         return grown
 
     def rest(self) -> str:
-        """Return the text of tokens that did not complete a character, and forget these tokens."""
+        """Return the text of the last tokens, which did not complete a character, and forget these tokens."""
         grown = self._grown(self._decode(self._context + self._pending))
         self._pending, self._shown = [], []
         return grown
@@ -76,7 +76,7 @@ class IncrementalText:
 
 
 class TokenTexts:
-    """The text of each token of a vocabulary after another token."""
+    """The text that each token of a vocabulary has after another token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -40,7 +40,7 @@ class WeightSources:
     ) -> None:
         """Create the sources. `saves_socket` is the socket of the worker on this machine.
 
-        The sampler asks this worker first.
+        The sampler asks the worker on this machine first.
         """
         self.checkpoints = checkpoints
         self._base = base
@@ -72,7 +72,7 @@ class WeightSources:
             return dict(self._taken)
 
     def streams_failed(self) -> Mapping[str, int]:
-        """Return the number of failed streams by reason. After each failure the weights were read from the root."""
+        """Return the number of failed streams by reason. After a failed stream, the weights are read from the root."""
         with self._lock:
             return dict(self._streams_failed)
 

@@ -75,9 +75,9 @@ In Granite, where the name comes from, `logits_scaling` is a divisor.
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """A factor and an optional soft cap on logits.
+    """The scaling of logits by a factor, with an optional soft cap.
 
-    `z` becomes `scale * z`, or with a cap `cap * tanh(scale * z / cap)`.
+    A logit `z` becomes `scale * z`, or, with a cap, `cap * tanh(scale * z / cap)`.
     """
 
     scale: float = 1.0

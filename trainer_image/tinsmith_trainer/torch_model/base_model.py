@@ -1,4 +1,4 @@
-"""The base model for code without a framework: properties, images and files."""
+"""Properties, images and files of a base model, for code that imports no framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Quantization = Literal["8bit", "4bit"]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An encoded image of a datum or prompt, in front of text token `before_token`.
+    """An encoded image of a datum or prompt, before the text token with the index `before_token`.
 
     `format` is "png" or "jpeg" if the image can be read. `expected_tokens` is the number of tokens that the sender
     expects for the image, or None.
@@ -33,7 +33,7 @@ class BaseModelInfo:
 
     `quantization` is `8bit` or `4bit`; empty means full width. `stored_as` is the quantized format of the files, such
     as `mxfp4`, which is unpacked at the read; empty means dense files. `directory` holds the files. If `directory` is
-    empty, `path` is the directory. Otherwise, `path` may be the name of a hub repository.
+    empty, `path` is the directory. If `directory` is set, `path` may be the name of a hub repository.
     """
 
     path: str
@@ -98,7 +98,7 @@ def _blame(repository: str, revision: str | None, error: Exception) -> str:
 
 
 def _blame_answer(repository: str, revision: str | None, error: Exception) -> str:
-    """Explain an error that the hub answered."""
+    """Explain an error that the hub returned."""
     from huggingface_hub import errors
 
     match error:

@@ -67,8 +67,8 @@ class WarmMemory:
     """Float32 memory on the CPU that one forward passes to the next forward.
 
     The first access to new memory can cost more than the computation in this memory. Measured on virtual machines: 0.5
-    to 2 GB/s at the first access, 15 GB/s later. Only the largest amount that was ever taken at once is accessed, not
-    the whole budget of bytes.
+    to 2 GB/s at the first access, 15 GB/s later. Of the budget of bytes, only the largest part that was ever in use at
+    the same time is accessed.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class WarmMemory:
         self._taken = 0
 
     def begin(self, byte_budget: int) -> None:
-        """Start again: all memory that was taken before may be overwritten."""
+        """Begin a new forward: all memory that was taken before may be overwritten."""
         self._taken = 0
         if len(self._floats) != byte_budget // FLOAT32_BYTES:
             self._floats = torch.empty(byte_budget // FLOAT32_BYTES)

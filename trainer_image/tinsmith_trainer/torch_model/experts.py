@@ -1,10 +1,10 @@
-"""Adapters for the experts of a mixture. In transformers, a projection of all experts is one parameter.
+"""Adapters for the experts of a mixture. In transformers, one parameter holds a projection of all experts.
 
-Each expert has a separate adapter, except for one factor that all experts of a layer share. The shared factor is the
-factor at the model's hidden size: A of the projections that read the hidden state, and B of the projection that writes
-the hidden state. Tinker trains these adapters, and Tinker's archives contain the adapters as `experts.w1` (gate, or the
-only up projection), `experts.w3` (up) and `experts.w2` (down); see `get_lora_param_count` and `weights` of
-tinker_cookbook. A router is never trained.
+Each expert has a separate adapter, except for one factor that all experts of a layer share. The shared factor has the
+model's hidden size as one dimension: The shared factor is A for projections that read the hidden state, and B for the
+projection that writes the hidden state. Tinker trains these adapters, and Tinker's archives contain the adapters as
+`experts.w1` (gate, or the only up projection), `experts.w3` (up) and `experts.w2` (down); see `get_lora_param_count`
+and `weights` of tinker_cookbook. A router is never trained.
 
 Transformers' models find the function for experts in a table of functions. This module adds the entry `tinsmith` to the
 table. On the CPU each product takes a fixed number of one expert's tokens, so that a token's bits do not depend on the
@@ -110,7 +110,10 @@ def _sizes(weight: Tensor, module: Any) -> tuple[int, int, int]:
 
 
 def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Compute the experts' output from hidden states `[tokens, d]`, and experts and weights `[tokens, k]`."""
+    """Compute the output of a layer's experts.
+
+    Each row of the hidden states `[tokens, d]` has k experts and k weights.
+    """
     sent = Assignment.of(top_k_index, len(module.down_proj))
     up = _base(module, _up_name(module), sent.to_experts(hidden_states), sent)
     inner = _activated(module, _added(up, _up_deltas(module, hidden_states, sent)))
@@ -139,8 +142,8 @@ def _weight(module: Any, name: str) -> Tensor | FrozenWeight:
 def _activated(module: Any, up: Tensor) -> Tensor:
     """Apply the activation in parts.
 
-    One thread computes each part, because the elements at the end of a thread's share would have other bits (see
-    rows.py).
+    Each part is computed by one thread. If threads shared a part, the elements at the end of a thread's share would
+    have other bits (see rows.py).
     """
     activation = module._apply_gate if module.has_gate else module.act_fn
     if up.device.type != "cpu" or torch.get_num_threads() <= THREADS_WITHOUT_TAILS:

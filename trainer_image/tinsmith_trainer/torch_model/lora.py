@@ -5,9 +5,9 @@ to these groups:
 
     y = x W^T + scale_g * (x A_g^T) B_g^T
 
-x is `[rows, length, d_in]`, and g divides the number of rows. A delta is computed by one of two kinds of products.
-Stacked: one product covers all groups. One product is faster for many small groups. Apart: each group has separate
-products, including the products of the base. So the bits of a group are the same as in a forward of this group alone.
+x is `[rows, length, d_in]`, and g divides the number of rows. A route uses one of two kinds of products. Stacked: one
+product covers all groups, which is faster for many small groups. Apart: each group has separate products, including the
+products of the base. So the bits of a group are the same as in a forward of this group alone.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tinsmith_trainer.torch_model.products import (
 ATTENTION_PARENTS = ("self_attn", "attention", "attn", "linear_attn", "mamba")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
 MIXER_PARENT = "mixer"
-"""The name of a layer that is attention, a state space or an MLP.
+"""The name of layers that may be attention, a state space or an MLP.
 
-The names of the projections in the layer show the kind of the layer.
+The names of the projections in such a layer show the kind of the layer.
 """
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
@@ -99,9 +99,9 @@ class OwnSpan:
 class DeltasApart:
     """The adapters of a module, of any rank.
 
-    Each adapter has separate products. A group of None leaves the module unchanged.
+    Each adapter has separate products. If a group's adapter is None, the group's output is the base model's output.
 
-    `tokens` are the lengths of the consecutive groups of the input. `product_tokens` is the size of one product. With
+    `tokens` are the lengths of the input's groups, in order. `product_tokens` is the size of one product. With
     `product_tokens`, all products have one shape, and a token's bits do not depend on other tokens. If `product_tokens`
     is None, one product covers all tokens.
     """
@@ -144,7 +144,7 @@ class DeltasApart:
 
 
 class OwnProduct(Protocol):
-    """A product for a module on a route that needs no gradient."""
+    """A module's product on a route that needs no gradient."""
 
     def __call__(self, x: Tensor, base: nn.Linear) -> Tensor:
         """Return the module's output `[rows, ..., d_out]` from the module's input and the frozen layer."""
@@ -173,7 +173,7 @@ def routed(route: Route) -> Iterator[None]:
 
 
 def is_routed_apart() -> bool:
-    """Return whether in this thread's forward, the bits of a row do not depend on other rows."""
+    """Return True if in this thread's forward, the bits of a row do not depend on other rows."""
     route: Route = getattr(_current, "route", None) or {}
     return isinstance(next(iter(route.values()), None), DeltasApart)
 
@@ -254,7 +254,7 @@ def _apart(x: Tensor, base: nn.Linear, delta: DeltasApart) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _LongGroup:
-    """The products of one group of any length, part by part.
+    """The products of one group, computed part by part for any length.
 
     `places`: the index of the group among the groups with a delta.
     """
@@ -264,14 +264,14 @@ class _LongGroup:
     part: int | None
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        """Add to the group's rows of `out`, and return the product of the group's rows of x with A."""
+        """Add the delta to the group's rows of `out`, and return the product of the group's rows of x with A."""
         own = self.span.own
         down = product_by_parts(self.span.of(x).to(own.lora_A.dtype), own.lora_A, None, self.part) * own.scale
         add_product_by_parts(self.span.of(out), down, own.lora_B.T, self.part)
         return down
 
     def backward(self, grad: Tensor, grad_x: Tensor | None) -> Tensor:
-        """Add to the group's rows of `grad_x`, and return the gradient of the product with A."""
+        """Add the delta's gradient to the group's rows of `grad_x`, and return the gradient of the product with A."""
         own = self.span.own
         wide = self.span.of(grad).to(own.lora_A.dtype)
         grad_down = product_by_parts(wide, own.lora_B.T, None, self.part) * own.scale
@@ -282,7 +282,7 @@ class _LongGroup:
     def own_gradients(self, grad: Tensor, x: Tensor, down: Tensor, grad_down: Tensor) -> Iterator[Sequence[Tensor]]:
         """Yield the gradients of A and B.
 
-        The dimension with few rows comes first. With the longer dimension first, MKL takes five times as long for a
+        In each product, the LoRA rank is the first dimension. In the other order, MKL takes five times as long for a
         rank of 8.
         """
         dtype = self.span.own.lora_A.dtype
@@ -344,7 +344,7 @@ class _LoraLinearApart(torch.autograd.Function):
 
     One product over all rows would have another shape in another batch, and BLAS may then sum in another order. So each
     product takes a part with a fixed number of rows. The gradients of A and B are sums over a group, with one product
-    each. The rows of a group belong to one call, whatever other groups are in the forward.
+    each. All rows of a group belong to one call, so the gradients do not depend on other groups in the forward.
     """
 
     @staticmethod

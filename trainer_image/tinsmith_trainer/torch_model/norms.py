@@ -1,8 +1,9 @@
 """RMS norms as one kernel on a GPU.
 
-The transformers library writes an RMS norm as eight operations, which read and write the hidden states in float32: a
-fifth of a training step's time on an H100 by the cost model (`dev/benchmarks/gpu_model.py`). PyTorch has one kernel for
-the forward and two for the backward. The kernels round only once, after the product with the weight.
+The transformers library writes an RMS norm as eight operations, which read and write the hidden states in float32. On
+an H100, these operations take a fifth of a training step's time by the cost model (`dev/benchmarks/gpu_model.py`).
+PyTorch has one kernel for the forward and two for the backward. The kernels round only once, after the product with the
+weight.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 TRIAL_ROWS = 4
 TRIAL_TOLERANCE = 1e-5
-"""The largest relative difference in float32 between a norm and PyTorch's function: rounding, not another formula."""
+"""The largest relative difference between a norm and PyTorch's function in float32 that still counts as rounding."""
 EPSILONS = ("variance_epsilon", "eps", "epsilon")
 """The names of the term under the square root in the classes of transformers."""
 
@@ -53,7 +54,7 @@ def _epsilon(module: nn.Module) -> float | None:
 
 @torch.no_grad()
 def _agrees(norm: nn.Module, epsilon: float) -> bool:
-    """Compare a copy of the norm with PyTorch's function, in float32 on the CPU, with a weight that is not 1."""
+    """Return whether a copy of the norm agrees with PyTorch's function, in float32 on the CPU, for random weights."""
     copied = copy.deepcopy(norm).to("cpu", torch.float32)
     [weight] = copied.parameters()
     generator = torch.Generator().manual_seed(0)

@@ -1,10 +1,10 @@
 """Matrix products with frozen weights. For each machine and shape, the faster library of PyTorch computes the product.
 
-On CPUs the choice is between MKL and oneDNN. On processors of other makers, MKL uses half the width of AVX-512. On an
-AMD EPYC of family 26 and one thread, MKL reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a oneDNN call
-costs about 10 us more, which is too much for small products. With AVX2 only, MKL is faster for all shapes: on an EPYC
-of family 25, 88 GFLOP/s against 77. The choice of the library, and so the bits of a product, depend only on the machine
-and the shapes.
+On CPUs the choice is between MKL and oneDNN. On processors that Intel did not make, MKL uses half the width of AVX-512.
+On an AMD EPYC of family 26 and one thread, MKL reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a call of
+oneDNN takes about 10 us longer, which is too much for small products. With AVX2 only, MKL is faster for all shapes: on
+an EPYC of family 25, 88 GFLOP/s against 77. The choice of the library, and so the bits of a product, depend only on the
+machine and the shapes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ Measured on one thread: oneDNN takes 0.8 times MKL's time for 16 x 256 x 640, an
 """
 
 THREADS_WITHOUT_TAILS = 2
-"""The number of threads for which shares are always whole vectors, because half of a row is whole vectors, too."""
+"""The largest number of threads with shares of only whole vectors: half of a row also consists of whole vectors."""
 LEAST_PART_FLOATS = 32_768
-"""The minimum work that PyTorch gives to a thread: at::internal::GRAIN_SIZE."""
+"""The minimum number of elements that PyTorch gives to a thread: at::internal::GRAIN_SIZE."""
 
 IS_NARROW = torch.backends.cpu.get_cpu_capability() == "AVX2"
 HAS_ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `x @ weight.T + bias` for x `[m, k]`, weight `[n, k]`. On the CPU no gradient is recorded."""
+    """Return `x @ weight.T + bias` for x `[m, k]`, weight `[n, k]`.
+
+    On the CPU, autograd records no gradient for this product.
+    """
     if uses_onednn(x, weight, len(x)):
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
         return product
@@ -95,10 +98,10 @@ def _in_parts(x: Tensor, part: int) -> Tensor:
 
 
 def _for_each(right: Tensor, parts: int) -> Tensor:
-    """Repeat one right side for each part. The library computes each product separately, with the same bits."""
+    """Repeat one right matrix for each part. The library computes each product separately, with the same bits."""
     return right.expand(parts, *right.shape)
 
 
 def padded_rows(x: Tensor, rows: int) -> Tensor:
-    """Pad with zeros to this many rows."""
+    """Pad a matrix with zeros to this number of rows."""
     return x if len(x) >= rows else functional.pad(x, (0, 0, 0, rows - len(x)))

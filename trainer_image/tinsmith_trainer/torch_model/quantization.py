@@ -2,10 +2,10 @@
 
 Quantized weights are unpacked for each use.
 
-Only the linear layers and experts that adapters cover are quantized, and not the output projection. Adapters and all
-computation keep the full width. Weights are unpacked for each product, and again for the product's gradient, and are
-not kept in between. So the weights take the memory of the codes and of one unpacked layer. A product has the same bits
-as in a model with the unpacked weights, so quantization changes nothing about batching and replay.
+Only the linear layers and experts that adapters cover are quantized; the output projection is not quantized. Adapters
+and all computation keep the full width. Weights are unpacked for each product, and again for the product's gradient,
+and are not kept in between. So the weights take the memory of the codes and of one unpacked layer. A product has the
+same bits as in a model with the unpacked weights, so batching and replay work in the same way with quantized weights.
 
 `4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) in blocks of 64 along a weight's elements, and `8bit` is
 symmetric by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
@@ -43,7 +43,7 @@ NF4 = (
 )
 LARGEST_INT8 = 127
 ROWS_AT_ONCE = 2**22
-"""The number of elements that are compared with all sixteen numbers at once."""
+"""The number of elements that are compared with all sixteen values of NF4 at once."""
 EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
@@ -98,7 +98,7 @@ def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer that unpacks the weight only for each use."""
+    """A frozen linear layer that unpacks the weight for each use."""
 
     def __init__(self, linear: nn.Linear, bits: Quantization) -> None:
         nn.Module.__init__(self)
@@ -118,7 +118,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """A product that keeps no unpacked weight for the backward."""
+    """A product with a quantized weight, which keeps no unpacked weight for the backward."""
 
     @staticmethod
     @override

@@ -24,17 +24,17 @@ from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WIT
 
 ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 ROUTER_NAMES = ("Router", "MoEV1Gate")
-"""The endings of the names of transformers' classes that choose a token's experts."""
+"""Endings of class names in transformers, for classes that choose a token's experts."""
 BY_TOKEN_ID = "HashRouter"
 ROUTED_TOKENS = 64
 """The number of tokens in one call of a router.
 
-For any number of experts, the scores of these tokens are whole vectors.
+For any number of experts, the scores of this number of tokens fill whole vectors.
 """
 VECTOR_FLOATS = 64
 """The number of floats in an unrolled vector loop, on every CPU."""
 ANGLES_TOKENS = 64
-"""A number of tokens that only one thread computes, with up to 512 angles each."""
+"""The number of tokens in a piece that only one thread computes, with up to 512 angles per token."""
 
 
 def whole_vector_pieces(elements: int) -> list[int]:
@@ -56,7 +56,7 @@ def _evenly_cut(elements: int, threads: int) -> int:
 
 
 class InWholeVectors(nn.Module):
-    """An activation of x `[rows, ...]` that gives an element the same bits at every position."""
+    """An activation of x `[rows, ...]` in which the bits of an element do not depend on the position."""
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def is_router(module: nn.Module) -> bool:
 def _routed_in_parts(router: Callable[..., Any], hidden_states: Tensor, *of_experts: Any) -> Any:
     """Route hidden states `[..., d]` in parts. The result is one or more tensors `[tokens, ...]`.
 
-    Results `of_experts`, for example a bias for each expert, depend on experts and not on tokens.
+    Results in `of_experts`, for example a bias for each expert, have no dimension of tokens.
     """
     if not is_routed_apart():
         return router(hidden_states, *of_experts)

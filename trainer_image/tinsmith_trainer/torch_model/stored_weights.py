@@ -1,4 +1,4 @@
-"""The check of a model directory.
+"""The check of a model directory before the load.
 
 The files must belong to one model, and have exactly the weights of the model's architecture.
 
@@ -64,7 +64,7 @@ FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 class Differences:
     """Differences between the files and the architecture, by tensor name.
 
-    `shapes` holds the stored and the expected shape.
+    `shapes` holds the stored and the expected shape of each tensor that differs in shape.
     """
 
     missing: set[str] = field(default_factory=set)
@@ -86,7 +86,7 @@ def check_stored_weights(directory: Path, config: Any) -> None:
 
     Raises ModelDirectoryInvalid with the names of the tensors.
 
-    If the configuration belongs to no causal language model, this check passes, and the loader refuses the model.
+    If the configuration belongs to no causal language model, this check passes, and the loader later refuses the model.
     """
     architecture = architecture_of(config)
     if architecture is None:
@@ -127,8 +127,8 @@ def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
 def _of_experts(stored: Stored, *, alike: bool) -> Differences:
     """Find gaps in the numbers of experts, and experts with another shape than the other experts.
 
-    Experts are stacked by number, so a gap would shift every later expert. With `alike`, every part must have the same
-    number of experts. LongCat's experts without computation have only some parts.
+    Experts are stacked by number, so a gap would shift every later expert. If `alike`, every projection must have the
+    same number of experts. In LongCat, experts without computation lack some projections.
     """
     layers: dict[str, dict[str, dict[int, Sequence[int]]]] = defaultdict(lambda: defaultdict(dict))
     for name, tensor in stored.items():

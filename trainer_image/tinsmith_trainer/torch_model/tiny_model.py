@@ -1,7 +1,7 @@
 """A generated model of a few hundred kilobytes with a tokenizer, for the demo, for tests and for benchmarks.
 
 The weights are random, but the computation is the same as in a real model. The byte-level tokenizer has the special
-tokens of both the Qwen3 and the Llama 3 chat formats as single IDs, and the chat template of the family.
+tokens of both the Qwen3 and the Llama 3 chat formats as single IDs, and has the chat template of the chosen family.
 """
 
 from __future__ import annotations

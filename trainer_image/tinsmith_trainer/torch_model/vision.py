@@ -1,8 +1,8 @@
 """The image inputs of a vision model: the number of tokens of each image, and the inputs of a forward with images.
 
 The image processor in the model's directory creates the pixels, always in the variant with Pillow and numpy, so that a
-GPU worker and a CPU worker get the same bits. Each image is replaced by placeholder tokens of the model, one for each
-feature that the vision tower makes. Tokens that a chat format writes around an image are text, and part of the request.
+GPU worker and a CPU worker get the same bits. Each image is replaced by placeholder tokens of the model: one token for
+each feature from the vision tower. Tokens that a chat format writes around an image are text, and part of the request.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ from tinsmith_trainer.training.fair_shares import Pace
 from tinsmith_trainer.training.training_calls import TrainingCall, TrainingCalls
 
 BEGUN_EARLY_BYTES = 1024**2
-"""The size up to which a body is read before a turn of its own model. Reading a larger body takes as long as a turn."""
+"""The size up to which a body is read during a turn of another model. Reading a larger body takes as long as a turn."""
 FREE_READING_SECONDS = 0.02
 """The time in which an ordinary body is read.
 
-If a body takes longer, the model pays for the additional seconds of processor time. The wall clock is not used, because
-on a busy machine, the wall clock would also count other programs.
+If reading a body takes longer, the model pays for the additional seconds of processor time. The wall clock is not used,
+because on a busy machine, the wall clock would also count other programs.
 """
 
 MEASURED_FORWARDS = 5
@@ -159,7 +159,7 @@ class CoBatcher:
     def _may_share(self, entry: Entry) -> bool:
         """Return whether the operation may share a forward.
 
-        A replay, and an operation during which a process has ended, run alone. If the process ends again, this
+        A replay runs alone, and so does an operation during which a process has ended. If the process ends again, this
         operation is known to be the cause.
         """
         operation = entry.operation
@@ -207,6 +207,6 @@ def _unpacked_bytes(entry: Entry) -> int:
 def _size(call: TrainingCall) -> tuple[int, bool]:
     """Return the size class of a forward: a power of two of tokens, and whether backward runs.
 
-    Times are compared in a class.
+    Only times of the same class are compared.
     """
     return call.on_engine.next_tokens.bit_length(), call.request.forward_only

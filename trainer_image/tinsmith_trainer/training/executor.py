@@ -1,4 +1,4 @@
-"""The effect of each kind of operation on the engine, and the result of each operation.
+"""For each kind of operation, the effect on the engine and the result.
 
 An executor does not write to the journal. The operation runner makes results durable.
 """
@@ -44,13 +44,16 @@ EPHEMERAL_AREA = "ephemeral"
 AREAS = (*PATH_KINDS.values(), EPHEMERAL_AREA)
 """The folders of the checkpoint root that workers write to."""
 IMPORT_DIGITS = 15
-"""The number of hexadecimal digits of a digest that form an ID: practically unique, and at most 64 bits."""
+"""The number of hexadecimal digits that an ID takes from a digest.
+
+Such an ID is practically unique, and has at most 64 bits.
+"""
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedSave:
-    """The data for writing a checkpoint. The data does not depend on the engine any more."""
+    """The data for writing a checkpoint. The copied data does not depend on the engine any more."""
 
     operation: Operation
     request: worker_pb2.SaveWeights
@@ -67,7 +70,7 @@ class Executor:
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot, shared: SharedSaves | None = None) -> None:
-        """Create an executor. `shared` keeps saves in memory for a sampler's process on this machine."""
+        """Create an executor. `shared` keeps saves in memory for the process of a sampler on this machine."""
         self._engine = engine
         self._checkpoints = checkpoints
         self._shared = shared
@@ -235,7 +238,7 @@ def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_s
 
 
 def _remedy_for_taken_name(request: worker_pb2.SaveWeights) -> str:
-    """Return the remedy for a name that is taken, which depends on the kind of save.
+    """Return what a user can do if a name is taken, which depends on the kind of save.
 
     The SDK's save_weights_for_sampler has no `overwrite`.
     """

@@ -19,11 +19,11 @@ Key = TypeVar("Key")
 HEAD_START_TOKENS = 1280
 """The head start of a new tenant: a full microbatch and the optimizer step after this microbatch.
 
-Without the head start, another tenant's turn could come between a gradient and the step with this gradient.
+Without the head start, another tenant's turn could come between a gradient and the optimizer step.
 """
 
 LEAST_TOKENS = 16
-"""The cost of the smallest turn: a row of the shortest padded length. So every turn has a cost."""
+"""The cost of the smallest turn: a row of the shortest padded length. With a minimum cost, no turn is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Contender:
 
     @property
     def share(self) -> tuple[str, str]:
-        """The share that pays for the model's turns."""
+        """The key of the share that pays for the model's turns."""
         return (self.tenant, "") if self.tenant else ("", self.model_id)
 
 
@@ -62,7 +62,7 @@ class Shares(Generic[Key]):
         return chosen
 
     def charge(self, key: Key, tokens: int) -> None:
-        """Charge tokens for the turn."""
+        """Charge the key for the tokens of a turn."""
         self._had[key] += tokens
 
     def knows(self, key: Key) -> bool:
@@ -91,7 +91,8 @@ class Shares(Generic[Key]):
 class FairShares:
     """Turns of tenants, and of models within each tenant.
 
-    The forward in one model's turn may also compute other models. Each model is charged for the model's own tokens.
+    The forward in one model's turn may also compute microbatches of other models. Each model is charged for the model's
+    own tokens.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class Imports:
         self._latest: _Import | None = None
 
     def submit(self, request: worker_pb2.ImportAdapterRequest) -> Future[worker_pb2.ImportAdapterReply]:
-        """Submit an import. The previous import must have been answered.
+        """Submit an import. Before a new import, the previous import must have a reply.
 
         The reply fails with TrainerError or Draining.
         """
@@ -65,14 +65,17 @@ class Imports:
         return time.monotonic() - latest.begun_at if latest is not None and is_read else 0.0
 
     def wait(self) -> None:
-        """Wait until no import is being read. If the process ends after this wait, only one cause is possible."""
+        """Wait until no read of an import is in progress.
+
+        If the process ends after this wait, only one cause is possible.
+        """
         if self._latest is not None and self._latest.begun_at:
             self._latest.read.wait()
 
     def end_all(self) -> None:
         """Finish the current import during a stop. Refuse an import that has not begun.
 
-        After a stop, no more turns begin.
+        During a stop, an import that waits for a turn cannot begin.
         """
         self.wait()
         latest = self._latest

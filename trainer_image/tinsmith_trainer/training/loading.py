@@ -46,9 +46,9 @@ KEPT_SECONDS = 30.0
 After this time, the checkpoint is dropped, and later read again.
 """
 SUSPECT_WAIT_SECONDS = 30.0
-"""The maximum time for which a suspected operation waits for reads, counted from the beginning of the reads.
+"""The maximum time for which a suspected operation waits for reads in progress, counted from the beginning of a read.
 
-Counted in this way, the operation does not wait again before each microbatch.
+Because of this count, the operation does not wait again before each microbatch.
 """
 
 Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
@@ -69,7 +69,7 @@ class _Load:
 
 
 class Loads:
-    """The loads in progress. Used by the engine's thread. Only the reads run in other threads."""
+    """The loads in progress. Used by the engine's thread. Reads run in other threads."""
 
     def __init__(self, read: Read, queues: ModelQueues, attempts: Attempts, marker: InFlightMarker) -> None:
         """Create the loads. `read` is thread-safe, and raises TrainerError."""
@@ -125,7 +125,7 @@ class Loads:
             load.read = Future()
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being read.
+        """Wait until no read of a checkpoint is in progress.
 
         If the process ends after this wait, only the suspected operation can be the cause.
 

@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an operation. `result` is for the journal.
+    """The result of a turn after which the operation has ended. `result` is for the journal.
 
     After a replay, `result` is None, because the journal has the result already.
     """
@@ -53,7 +53,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """An operation that has not ended, and that continues in a later turn, or when a save is written."""
+    """The result of a turn after which the operation continues: in a later turn, or when a save is written."""
 
 
 Outcome = Done | Yielded | Retry
@@ -72,7 +72,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The objects that runs of operations use."""
+    """The objects that an operation uses while it runs."""
 
     engine: Engine
     executor: Executor
@@ -153,7 +153,7 @@ class OperationRunner:
         return replace(self._failed(queue, entry, Failure("server", message)), given_up=True)
 
     def _replay(self, queue: ModelQueue, entry: Entry) -> Outcome:
-        """Run an operation again that ran before the crash, only for the effect on the model."""
+        """Run an operation from before the crash again, only for the effect on the model."""
         operation = entry.operation
         if entry.failure is not None:
             self._note_failure(queue, entry, entry.failure)
@@ -235,7 +235,7 @@ class OperationRunner:
         return result
 
     def _execute_at_once(self, queue: ModelQueue, entry: Entry) -> OperationResult | None:
-        """Run an operation that is not a training call. Return None for a save that is being written or that waits."""
+        """Run an operation that is not a training call. Return None for a save that is in progress or that waits."""
         operation, executor = entry.operation, self._tools.executor
         if (read := self._tools.loads.outcome(queue, entry)) is not None:
             return executor.load(operation.model_id, *read)

@@ -1,8 +1,8 @@
 """Parking of adapters. A worker has more models than slots, and only the adapters in use are in the engine.
 
-A parked adapter is a snapshot. A parked adapter returns to memory when the model has a turn. Another adapter must then
-leave. If the leaving adapter has changed, a snapshot is saved and recorded in the journal before the adapter is
-dropped.
+A parked adapter exists only as a snapshot. A parked adapter returns to memory when the model has a turn. If all slots
+are in use, another adapter must leave first. If the leaving adapter has changed, a snapshot is saved and recorded in
+the journal before the adapter is dropped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Parking:
         rules: ResidencyRules,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the slots. `active` are the models with an operation that has begun but not ended."""
+        """Create the slots. The collections in `active` contain the models with an operation in progress."""
         self.figures = ParkingFigures()
         self._slots = engine.capabilities().adapter_slots
         self._engine = engine
@@ -153,7 +153,7 @@ class Parking:
     def _may_exceed(self, entry: Entry) -> bool:
         """Return whether the operation may exceed the number of slots. Only a release may exceed the number of slots.
 
-        If a full volume prevents the save of adapters, a release frees space.
+        If adapters cannot be saved because the volume is full, a release frees space.
         """
         return (
             self._problem is not None

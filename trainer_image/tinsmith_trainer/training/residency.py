@@ -97,7 +97,7 @@ class Residency:
         return Counter(stay.tenant for stay in self.stays)
 
     def _unused_at(self, stay: Stay) -> float:
-        """Return the time since when the adapter counts as idle."""
+        """Return the time from which on the adapter counts as idle."""
         if stay.busy or stay.pinned:
             return math.inf
         return stay.used_at + max(self.rules.idle_seconds, self.exchange_seconds)

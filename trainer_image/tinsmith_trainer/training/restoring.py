@@ -57,7 +57,7 @@ class Restorer:
     def is_sound(self, queue: ModelQueue) -> bool:
         """Check a snapshot that may stay parked at the start, and read the rank and the step.
 
-        The tensors are read when the adapter returns to memory.
+        The tensors are not read until the adapter returns to memory.
         """
         try:
             queue.rank, queue.optimizer_step = self._folder.peek(_snapshot_of(queue))
@@ -111,7 +111,7 @@ class Restorer:
 
         Until the second process has checked the snapshot, hold the model.
 
-        A single process may be wrong about a file, because of bad memory, a bad node, or a volume that is not mounted.
+        A single process may report damage wrongly, because of bad memory, a bad node, or a volume that is not mounted.
         """
         if queue.damage_seen_by not in (None, self._process):
             self._corrupt(queue, str(error))
@@ -149,10 +149,10 @@ def damage_reason(model_id: str, error: SnapshotDamaged) -> str:
 
 
 def recover_corrupted(journal: Journal, folder: SnapshotFolder, now: float) -> None:
-    """Save each corrupted model that has a readable snapshot again, for example after a repair of the file.
+    """Save each corrupted model whose snapshot can be read again, for example because the file was restored.
 
-    Clients have already received the error that the model has ended. So a recovered model is saved and released, and
-    clients can resume from the checkpoint. Raises JournalFull.
+    Clients of a corrupted model have already received an error. So a recovered model is saved and released, and clients
+    can resume from the checkpoint. Raises JournalFull.
     """
     for model in journal.read(journal_tables.read_models).result():
         if model.phase == "corrupted" and _is_sound(folder, model):

@@ -1,9 +1,9 @@
 """Operations that run again later instead of failing. The model is held until the retry, and other models continue.
 
 Clients treat a failed save or load as final, although an outage of the checkpoint root may end within a minute. A full
-volume fails no operation that was accepted. The result of a create or a load becomes visible only together with a
-snapshot. If the volume has no space for the snapshot, the operation is undone. Without the undo, the model in memory
-would be newer than the journal.
+volume does not cause the failure of an accepted operation. The result of a create or a load becomes visible only
+together with a snapshot. If the volume has no space for the snapshot, the operation is undone. Without the undo, the
+model in memory would be newer than the journal.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Retries:
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
         """Hold the model if the volume had no space for the operation's snapshot before, and still has no space.
 
-        For a held model, no other adapter must leave a slot.
+        While a model is held, no other adapter loses a slot for this model.
         """
         if entry.operation.kind not in NEED_SNAPSHOTS or entry.is_finished or not queue.failed_snapshot_bytes:
             return False

@@ -141,7 +141,7 @@ class Scheduler:
         self._epoch = max(self._epoch, epoch)
 
     def prepare_stop(self) -> None:
-        """Note that the running call does not cause a later end of the process, unless the call hangs."""
+        """Note that a later end of the process is not caused by the running call, unless the call hangs."""
         if self.engine_call.prepare_stop(self._attempt_policy.hang_seconds, self.running_seconds()):
             self._attempts.forget_all()
 
@@ -200,7 +200,7 @@ class Scheduler:
     def _charge(self, chosen: Contender, seconds: float, contenders: Mapping[str, Contender]) -> None:
         """Charge each model for the model's own tokens.
 
-        Charge the chosen model also for the time of work without tokens.
+        The chosen model is also charged for the time of work without tokens.
         """
         computed, read = self._co_batcher.computed, self._co_batcher.read
         self._shares.charge(chosen, computed.get(chosen.model_id, 0) + self._pace.worth(seconds))

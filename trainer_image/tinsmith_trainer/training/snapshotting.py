@@ -91,13 +91,13 @@ class Snapshotter:
         return self._write_unless_deadly(queue, applied)
 
     def is_suspect(self, queue: ModelQueue) -> bool:
-        """Return whether a process has ended during the model's next snapshot."""
+        """Return whether a process has ended during an earlier attempt of the model's next snapshot."""
         return self._attempts.is_suspect(_work_of(queue))
 
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
         """Take a snapshot only to make a later replay shorter.
 
-        Refuse if earlier attempts ended too many processes.
+        A snapshot is refused if earlier attempts ended too many processes.
         """
         work = _work_of(queue)
         if (refusal := self._attempts.refusal(work)) is not None:
@@ -145,7 +145,7 @@ def _is_saved(queue: ModelQueue) -> bool:
 class RequestedSnapshot:
     """A snapshot that was requested and has not begun.
 
-    All threads that request a snapshot share this object. Thread-safe.
+    All threads that request a snapshot share one object. Thread-safe.
 
     The future returns the time of the snapshot in Unix seconds.
     """
@@ -167,7 +167,7 @@ class RequestedSnapshot:
     def begin(self) -> Future[float] | None:
         """Begin the snapshot.
 
-        Later requests start another snapshot. Return None if no thread has requested a snapshot.
+        Requests after `begin` start another snapshot. Return None if no thread has requested a snapshot.
         """
         with self._lock:
             future, self._future = self._future, None
@@ -209,7 +209,7 @@ class ModelSnapshots:
 
         When the snapshots are on disk, the future returns the time of the snapshots. Requests that arrive before the
         snapshots begin share this future. The future fails with JournalFull or SnapshotRefused, or with Draining if the
-        worker stops first. The stop takes snapshots of the models, too.
+        worker stops first. A stop takes snapshots of all models, too.
         """
         return self._requested.ask(lambda: self._queues.between_turns(self._take_requested))
 
@@ -240,8 +240,8 @@ class ModelSnapshots:
     def at_stop(self) -> None:
         """Save all models during a stop. The saves during a stop only make the replay at the next start shorter.
 
-        If a process has ended during a model's snapshot, this model comes last. Then wait for the saves in progress,
-        which a slow checkpoint root may delay.
+        If a process has ended during a model's snapshot, this model comes last. The wait for saves in progress comes
+        after the snapshots, because a slow checkpoint root may delay these saves.
         """
         for queue in sorted(self._queues.open(), key=self._snapshotter.is_suspect):
             try:
@@ -276,7 +276,8 @@ class ModelSnapshots:
         """Save the model if the model has changed. The snapshot is durable on return.
 
         Raises the errors of `Snapshotter.now`. Raises JournalFull while a result of the model waits for space. The next
-        process would run the operation of this result again, so a snapshot must not already contain the effect.
+        process would run the operation of a waiting result again, so no snapshot may already contain the effect of this
+        operation.
         """
         if _is_saved(queue):
             return

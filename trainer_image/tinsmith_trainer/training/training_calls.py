@@ -24,7 +24,7 @@ MOST_CALLS = 8
 """The limit on calls in progress, for all tenants together.
 
 A tenant without a call may exceed the limit, so that no tenant waits for the end of another tenant's operation. At most
-this number of calls can share a forward.
+this number of calls can also share a forward.
 """
 MAX_RESULT_BYTES = 256 * 1024**2
 LOGPROB_BYTES = 4
@@ -116,14 +116,17 @@ class TrainingCalls:
         return model_id in self._calls
 
     def take(self, model_id: str) -> TrainingCall | None:
-        """Remove and return the model's call. The caller must pass the call to `keep`, or the call is lost."""
+        """Remove and return the model's call.
+
+        The caller must pass the call to `keep` later, otherwise the call is lost.
+        """
         return self._calls.pop(model_id, None)
 
     def find(self, model_id: str) -> TrainingCall | None:
         return self._calls.get(model_id)
 
     def has_room(self) -> bool:
-        """Return whether one more call may begin, in addition to the call that was taken."""
+        """Return whether another call may begin, in addition to the call that was taken out."""
         return len(self._calls) + 1 < MOST_CALLS
 
     def keep(self, call: TrainingCall) -> None:

@@ -31,7 +31,7 @@ A sparse tensor of a hundred bytes may become half a gigabyte.
 
 @dataclass(frozen=True, slots=True)
 class OpenedBody:
-    """A forward_backward message that is unpacked and within the limits, but not decoded yet."""
+    """A forward_backward message after the check of the limits and before decoding."""
 
     content: bytes
     forward_only: bool

@@ -1,6 +1,6 @@
 """The conversion of Tinker's tensors to checked arrays and back. Tensors are dense or in compressed rows (CSR).
 
-An invalid tensor raises a UserError that begins with `where`, the place of the tensor.
+For an invalid tensor, a UserError is raised that begins with `where`, the place of the tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_TENSOR_BYTES = 512 * 1024 * 1024
 MAX_DIMENSIONS = 8
 """The maximum number of dimensions.
 
-No loss has more than two dimensions, and the product of a million sizes would take hours.
+No input of a loss has more than two dimensions, and multiplying a million sizes would take hours.
 """
 NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
     wire_pb2.FLOAT32: np.dtype("<f4"),
@@ -30,7 +30,7 @@ Numbers = NDArray[np.int64] | NDArray[np.float32]
 
 
 def array_of(where: str, content: bytes, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    """Return a flat view of the bytes."""
+    """Return a flat array that is a view of the bytes."""
     if len(content) % dtype.itemsize:
         raise UserError(f"{where} has {len(content)} bytes, not a multiple of {dtype.itemsize} ({dtype.name}).")
     return np.frombuffer(content, dtype=dtype)
@@ -94,7 +94,7 @@ def _densify(
 
 
 def _indices(where: str, sparse: wire_pb2.SparseCsr) -> tuple[IndexArray, IndexArray]:
-    """Return the start of each row, and the column of each entry."""
+    """Return the index of the first entry of each row, and the column of each entry."""
     crow = array_of(f"{where}, crow_indices", sparse.crow_indices, np.dtype("<i8"))
     col = array_of(f"{where}, col_indices", sparse.col_indices, np.dtype("<i8"))
     return crow, col  # type: ignore[return-value]
@@ -125,7 +125,7 @@ def _finite(where: str, values: NDArray[np.generic]) -> Numbers:
 
 
 def encode_dense(array: NDArray[np.generic]) -> wire_pb2.Tensor:
-    """Encode integers as int64 and others as float32, as the SDK does."""
+    """Encode integers as int64 and floats as float32, as the SDK does."""
     dtype = wire_pb2.INT64 if array.dtype.kind == "i" else wire_pb2.FLOAT32
     content = np.ascontiguousarray(array, NUMPY_DTYPES[dtype]).tobytes()
     return wire_pb2.Tensor(dense=content, dtype=dtype, shape=array.shape)

@@ -1,4 +1,4 @@
-"""Usage and timelines: tokens that no server has recorded yet, and the times at which operations arrived and ended."""
+"""Usage and timelines: tokens that no server has recorded yet, and the times of arrival and end of operations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Accounting:
             self._take_left()
 
     def note_result(self, queue: ModelQueue, result: OperationResult) -> None:
-        """Count an operation that has run for the first time. Thread-safe."""
+        """Count the tokens of an operation after its first run. Thread-safe."""
         self.meter.add(queue.model_id, queue.tenant, worker_pb2.TRAINING_TOKENS, result.input_tokens)
 
     def keep(self) -> None:

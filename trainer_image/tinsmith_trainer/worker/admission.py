@@ -2,8 +2,8 @@
 
 If the disk is full, an operation is refused.
 
-Disk space is claimed for each body before the body is in the journal. So several bodies that arrive at the same time
-cannot claim the same free bytes.
+Disk space is claimed for each body before the body is written to the journal. So several bodies that arrive at the same
+time cannot claim the same free bytes.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Admission:
         return self._queues.waiting_bytes(owner) > 0 and not self._leaves_a_share(request, owner)
 
     def _leaves_a_share(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
-        """Return whether at least as much space stays free as the waiting operations of this owner take.
+        """Return whether the space that stays free is at least as large as the waiting operations of this owner.
 
         So an owner with a long backlog leaves space for later owners. The operation for which other operations wait is
-        always accepted. Chunks arrive out of order. Without the first missing operation, the other chunks would never
-        run, and the space of these chunks would never become free.
+        always accepted. Chunks arrive out of order. If this operation were refused, the other chunks would never run,
+        and their space would never become free.
         """
         if _makes_room(request) or self._queues.is_next_missing(request.model_id, request.seq_id):
             return True

@@ -101,7 +101,7 @@ def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
 
 
 def load_base_model(options: WorkerOptions) -> TorchModel:
-    """Load the base model, with the length limit of the options.
+    """Load the base model, with the limit on sequence length from the options.
 
     Raises ModelNotFound, ModelDirectoryInvalid, ServerError.
     """

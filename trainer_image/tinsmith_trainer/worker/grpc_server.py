@@ -1,6 +1,6 @@
 """The gRPC server of a worker.
 
-The server parses requests, calls the service, and translates errors. Decisions are made in the service.
+The server parses requests, calls the service, and translates errors. The server makes no decisions of its own.
 """
 
 from __future__ import annotations
@@ -178,7 +178,10 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
 
 
 class SamplerServicer(SamplingServicer):
-    """The calls of a process that samples and does not train. Such a process has no journal, and therefore no epoch."""
+    """The calls of a process that samples and does not train.
+
+    A process that only samples has no journal, and therefore no epoch.
+    """
 
     def __init__(
         self, samples: Samples, base: BaseModelInfo, capabilities: EngineCapabilities, name: WorkerName
@@ -303,7 +306,7 @@ class WorkerServicer(SamplingServicer):
         """Stream a save.
 
         The call writes the stream itself, so that the call ends at once when the caller cancels it. A generator would
-        continue to run.
+        continue to run after a cancellation.
         """
         try:
             async with self._service.parts.offered_saves.streaming(request.manifest_digest) as offer:

@@ -30,7 +30,7 @@ EXIT_CANNOT_START = 3
 The last line on standard error names the cause.
 """
 EXIT_MAY_PASS = 1
-"""The exit status if a later start may succeed."""
+"""The exit status of a failed start, if a later start may succeed."""
 
 
 def run(arguments: Sequence[str]) -> int:

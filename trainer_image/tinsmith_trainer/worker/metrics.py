@@ -20,7 +20,7 @@ from tinsmith_trainer.worker.service import WorkerService
 
 @dataclass(frozen=True, slots=True)
 class WorkerName:
-    """The names of a worker. An unknown name is empty."""
+    """The names of a worker. A name that is unknown is empty."""
 
     worker_id: str = ""
     model_name: str = ""

@@ -1,7 +1,7 @@
 """A queue that renders prompts one at a time, with fair shares for tenants.
 
-A long text takes a second. Rendering several texts at once would not be faster, because Python runs one thread at a
-time. The sampler's thread would also have to wait.
+Rendering a long text takes a second. Rendering several texts at once would not be faster, because Python runs one
+thread at a time. With several threads, the sampler's thread would also have to wait.
 """
 
 from __future__ import annotations

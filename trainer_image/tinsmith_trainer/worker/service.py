@@ -62,12 +62,15 @@ SAMPLED_ADAPTERS = 64
 SAMPLED_ADAPTER_BYTES = 4 * 1024**3
 """The limits on adapter versions for sampling, in addition to the adapters in training.
 
-The bytes limit unused versions.
+The limit in bytes applies only to unused versions.
 """
 
 
 class NotActive(Exception):
-    """An error for a call without the current epoch. Another server, or no server, owns this worker."""
+    """An error for a call without the current epoch.
+
+    The caller does not own this worker: another server owns it, or no server.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ class WorkerService:
             raise
 
     async def run_clock(self) -> None:
-        """Count the age of gaps while both server and worker run, maintain the reserve, and delete expired data."""
+        """Age the gaps while both server and worker run, maintain the reserve, and delete expired data."""
         since_tidy = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -208,9 +211,9 @@ class WorkerService:
 
     @property
     def adapters_used(self) -> int:
-        """The number of adapters. The number is also known before the activation.
+        """The number of adapters. The number of adapters is also known before the activation.
 
-        If the number is 0, the worker's volume may be deleted.
+        If the worker has no adapters, the worker's volume may be deleted.
         """
         if self._recovery is None or not self._recovery.done():
             return self._adapters_in_journal
@@ -288,7 +291,9 @@ class WorkerService:
                 return []
 
     async def snapshot(self) -> float:
-        """Save all changes since the last snapshot. Begin after the current turn. Return the time in Unix seconds.
+        """Save all changes since the last snapshot.
+
+        The save begins after the current turn. Return the time of the snapshots in Unix seconds.
 
         Raises NotActive, Draining, JournalFull, SnapshotRefused.
         """
@@ -413,10 +418,10 @@ RESULT_ENTRY_BYTES = 512
 
 
 class ResultCache:
-    """The latest results. If a client polls right after the end, the journal is not read.
+    """The latest results. With the cache, a poll right after the end of an operation does not read the journal.
 
-    The newest result is kept for any size. If a large result were not kept, a client that asks for the result
-    repeatedly would occupy the journal's thread, for which all submissions wait.
+    The newest result is kept, even if it is very large. If a large result were not kept, a client that asks for the
+    result repeatedly would occupy the journal's thread, for which all submissions wait.
     """
 
     def __init__(self, capacity_bytes: int = CACHED_RESULT_BYTES) -> None:

@@ -62,7 +62,7 @@ def write_termination_log(path: Path | None, error: Exception) -> None:
 
 
 def print_reason(error: Exception) -> None:
-    """Print the reason in one line. The parent process reports this line."""
+    """Print the reason in one line. The parent process shows this line to the user."""
     sentence = " ".join(str(error).split()) or type(error).__name__
     print(f"tinsmith-trainer: {sentence}", file=sys.stderr, flush=True)
 

@@ -29,7 +29,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM contents of all files at the same moment."""
+    """The PEM contents of all files, read at the same moment."""
 
     certificate: bytes
     key: bytes = field(repr=False)

@@ -124,7 +124,7 @@ def private_folder() -> Path:
 def free_port() -> int:
     """Return a free port of this machine. Raises ServerError.
 
-    The server binds the port only a minute later. If the system chose the port, an outgoing connection could use the
+    The server opens the port only a minute later. If the system chose the port, an outgoing connection could use the
     port during this minute.
     """
     for _ in range(PORTS_TRIED):
@@ -139,7 +139,7 @@ def free_port() -> int:
 
 
 def _dtype(options: WorkerOptions) -> str:
-    """Return the dtype that training engines use on this device.
+    """Return the dtype that training engines would use on this device.
 
     The result does not depend on the dtype of the checkpoint.
     """

@@ -27,7 +27,10 @@ MOST_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The tokenizer's files. `digest` is the same if names and contents are the same."""
+    """The tokenizer's files.
+
+    Two tokenizers have the same `digest` if the names and contents of the files are the same.
+    """
 
     digest: str
     files: Mapping[str, bytes]

@@ -43,8 +43,8 @@ class Volume:
 
         Remove the unfinished files of a killed worker.
 
-        A previous worker that is shutting down takes a moment. Unfinished files may fill the disk, so they are removed
-        before the first write.
+        The wait is short if a previous worker is just shutting down. Unfinished files may fill the disk, so they are
+        removed before the first write.
         """
         self._wait_for_lock()
         if self.snapshots_path.is_dir():

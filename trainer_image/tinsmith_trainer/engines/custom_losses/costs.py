@@ -1,7 +1,7 @@
 """Upper bounds on the number of values that a node of a custom loss computes.
 
-A bound follows from the shapes of the node's arguments, before the node runs. For most functions, the result has no
-more values than the arguments have after broadcasting. This module has rules for all other functions: functions that
+A bound follows from the shapes of the node's arguments, before the node runs. For most functions, the result has at
+most as many values as the arguments after broadcasting. This module has rules for all other functions: functions that
 take a size, concatenate tensors, combine all pairs of values, or take more than one pass.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 NODE_VALUES = 512
-"""The minimum cost of a node. This cost stands for one call of torch, forward and backward."""
+"""The minimum cost of a node. The minimum cost stands for the overhead of one call of torch, forward and backward."""
 SORT_PASSES = 16
 
 Args = Sequence[Any]
@@ -32,7 +32,7 @@ class Budget:
         self._values = self._left = values
 
     def take(self, target: str, args: Args, kwargs: Mapping[str, Any]) -> None:
-        """Charge the loss for a node. Raises TooCostly."""
+        """Subtract the cost of a node. Raises TooCostly."""
         rule = _RULES.get(target.rpartition(".")[2], _stretched)
         self._left -= NODE_VALUES + rule(args, kwargs)
         if self._left < 0:
@@ -157,7 +157,7 @@ def _diagonal(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 
 def _argument(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) -> Any:
-    """Return an argument by position or name. Names may come in any order."""
+    """Return an argument by position or name. Named arguments may come in any order."""
     if len(args) > place:
         return args[place]
     for name in names:

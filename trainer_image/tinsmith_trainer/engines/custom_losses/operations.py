@@ -90,7 +90,7 @@ def _item(value: Any, index: Any) -> Any:
 
 
 def _pieces(function: Operation, count: Callable[..., int], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Split a tensor. Too many pieces are refused, because each piece is a Python object."""
+    """Split a tensor. The number of pieces is limited, because each piece is a Python object."""
     if (pieces := count(value, *args, **kwargs)) > MAX_PIECES:
         raise NotAllowed(f"a tensor can be split into at most {MAX_PIECES} pieces, not into {pieces}")
     return function(value, *args, **kwargs)
@@ -116,7 +116,7 @@ def _sections(_: Tensor, indices_or_sections: Any, dim: int = 0) -> int:
 def _divided(function: Operation, *args: Any, rounding_mode: str | None = None, **kwargs: Any) -> Any:
     """Divide. Truncation requires floats.
 
-    In integers, the processor ends a process that divides the smallest integer by -1.
+    If both numbers are integers, a division of the smallest integer by -1 would end the process.
     """
     if rounding_mode == "trunc" and not any(_is_float(value) for value in (*args, *kwargs.values())):
         raise NotAllowed('integers need rounding_mode="floor", or a conversion to floats')

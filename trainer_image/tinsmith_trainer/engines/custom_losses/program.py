@@ -3,8 +3,8 @@
 On the CPU, an index out of range is an error of one loss only; on a GPU, such an index would make the device unusable
 for all clients. On the CPU, results are also equal to the results of the SDK's own evaluation.
 
-The cost of a node is counted before the node runs. Limits are numbers of values, not times, because a replay must end
-in the same way as the first run. Before the model's forward, a loss is tested with logprobs of -1, to find mismatched
+The cost of a node is counted before the node runs. Limits are counts of values, not seconds, because a replay must end
+in the same way as the first run. Before the model's forward, a loss is tested on logprobs of -1, to find mismatched
 shapes.
 """
 
@@ -27,7 +27,7 @@ from tinsmith_trainer.errors import UserError
 MAX_VALUES = 2**24
 """The limit on the values that all nodes compute for one datum: 64 MiB of float32, plus what autograd keeps."""
 VALUES_PER_TOKEN = 2**15
-"""The limit on values per token of the datum, so that the number of tokens bounds a microbatch's time."""
+"""The limit on values per token of a datum. With this limit, the number of tokens bounds the time of a microbatch."""
 MAX_DIMENSIONS = 8
 TRIAL_LOGPROB = -1.0
 

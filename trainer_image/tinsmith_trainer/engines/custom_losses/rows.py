@@ -21,9 +21,9 @@ LOSS_ID = "loss_id"
 TARGETS = "target_tokens"
 
 MAX_KINDS = 16
-"""The limit on the combinations of types among a call's datums.
+"""The limit on the number of combinations of input types in a call's datums.
 
-The loss is tested twice for each combination of types.
+The loss is tested twice for each combination of input types.
 """
 
 Numbers = NDArray[np.int64] | NDArray[np.float32]
@@ -106,7 +106,7 @@ def _laid_out(index: int, datum: Datum, declared: LossInput) -> Numbers:
 def _check_widths(program: Program, arrays: Sequence[Mapping[str, Numbers]]) -> None:
     """Require an equal number of columns in all inputs.
 
-    If the targets have one column, the number of columns of wider inputs is not stored anywhere.
+    If the targets have one column, a batch does not store how many columns another input has.
     """
     if program.loss.inputs[0].rank == 2:
         return
@@ -132,9 +132,9 @@ class RowLosses:
 def row_losses(program: Program, logprobs: Tensor, inputs: Mapping[str, Tensor], valid: Tensor) -> RowLosses:
     """Compute each row separately and without padding, so that the bits of one row do not depend on other rows.
 
-    The values that autograd keeps for the gradient are freed row by row. The computed loss is a constant. A term that
-    is always 0 is added to the loss, and carries the gradient to the model. Raises UserError if the loss of a row
-    cannot be computed.
+    The values that autograd keeps for the gradient are freed row by row. The computed value of a loss is a constant for
+    autograd. A term with the value 0 is added to the loss, and carries the gradient to the model. Raises UserError if
+    the loss of a row cannot be computed.
     """
     trains = torch.is_grad_enabled() and logprobs.requires_grad
     host = {name: values.cpu() for name, values in inputs.items()} | {"": logprobs.detach().cpu()}

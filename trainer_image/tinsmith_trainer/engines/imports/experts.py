@@ -23,7 +23,7 @@ EACH = re.compile(r"(?P<experts>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)
 
 
 class NotShared(ValueError):
-    """An error for experts with separate factors where all experts must share one factor."""
+    """An error for experts with separate factors, where a shared factor is required."""
 
 
 def to_tinker_experts(tensors: Tensors, rank: int) -> dict[str, Array]:
@@ -44,7 +44,7 @@ def to_tinker_experts(tensors: Tensors, rank: int) -> dict[str, Array]:
 
 
 def fit_shape(tensor: Array, shape: tuple[int, ...]) -> Array:
-    """Convert a factor to the shape, which has one factor for all experts or one factor for each expert.
+    """Convert a factor to `shape`, which has one factor for all experts or one factor for each expert.
 
     Raises NotShared, or ValueError for another shape.
     """
@@ -102,7 +102,7 @@ def _gate_and_up(
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Split gate and up, which are concatenated or interleaved.
 
-    Gate has one half of the rank and of the rows, and up has the other half.
+    One half of the rank and one half of the rows belong to gate, the other halves to up.
     """
     rows = lora_B.shape[1]
     if lora_A.shape[1] != 2 * rank or lora_B.shape[2] != 2 * rank or rows % 2:
@@ -120,7 +120,7 @@ def _gate_and_up(
 
 
 def _from_each(tensors: Tensors, experts: str, matches: Sequence[re.Match[str]]) -> dict[str, Array]:
-    """Convert one pair of matrices for each expert and projection."""
+    """Convert the layout with one pair of matrices for each expert and projection."""
     parts = {match["part"] for match in matches}
     names = GATED_NAMES if GATED_NAMES[GATE] in parts else UNGATED_NAMES
     of_part = {name: part for part, name in names.items()}

@@ -40,7 +40,7 @@ EMBEDDINGS_KEY = re.compile(
 )
 STORED_NAME = re.compile(r"(?:.*\.)?(?P<name>embed_tokens|lm_head)\.weight")
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes between which values may differ by rounding.
+"""The dtypes of models; a conversion between these dtypes may round values.
 
 Before a save, a bfloat16 model may be loaded as float32, and a float32 model as bfloat16.
 """
@@ -99,7 +99,7 @@ TINKER_UNEMBED = "model.unembed_tokens"
 """The output projection's name in Tinker's archives. The name in transformers is `lm_head`."""
 MOST_NAME_CHARACTERS = 256
 LENGTH_BYTES = 8
-"""The size of the field at the beginning of a safetensors file that holds the header's length."""
+"""The size of the field with the header's length, at the beginning of a safetensors file."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Array = NDArray[np.float32]
 
@@ -111,7 +111,7 @@ def read_adapter(
     shapes_of: ShapesOf,
     embeddings: Embeddings = NO_EMBEDDINGS,
 ) -> AdapterState:
-    """Read an adapter. Raises CheckpointInvalid with the file and the cause, and UserError from `shapes_of`.
+    """Read an adapter. Raises CheckpointInvalid, with the file and the cause, and the UserError of `shapes_of`.
 
     `embeddings` are the embeddings in the base model's files; an imported file may hold copies of these embeddings.
     """

@@ -19,7 +19,10 @@ The configuration of a mixture may list the module and the rank of each expert.
 """
 EMBEDDING_COPIES = 2
 LAYOUTS = 2
-"""The number of entries per tensor. Tinker's archives may have a placeholder for each tensor of the base model."""
+"""The number of entries in a weights file for each tensor of an adapter.
+
+Tinker's archives may have a placeholder for each tensor of the base model.
+"""
 HEADER_BYTES_OF_A_TENSOR = 512
 HEADER_SEPARATORS_OF_A_TENSOR = 12
 METADATA_BYTES = 64 * 1024

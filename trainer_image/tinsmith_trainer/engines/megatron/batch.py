@@ -1,7 +1,7 @@
 """Conversion of a call's datums to a batch of tensors with right padding, and of the ranks' results back to datums.
 
-Tinker gives tokens `x[0..T-1]` and targets `t[0..T-1]`, and scores `t[i]` at position i. NeMo RL scores `t[i]` in
-column i + 1 of a batch. So each per-token value is written one column further to the right, and a datum of T tokens
+A datum of Tinker has tokens `x[0..T-1]` and targets `t[0..T-1]`; `t[i]` is scored at position i. NeMo RL scores `t[i]`
+in column i + 1 of a batch. So each per-token value is written one column further to the right, and a datum of T tokens
 becomes a row of T + 1 columns. In most training data the targets are the tokens shifted by one. Then the last target
 fills the additional column, and no separate targets are sent: the batch is *shifted*. In a *general* batch, the
 additional column holds a token that no scored position sees, and the targets are a separate tensor.
@@ -76,12 +76,12 @@ def write_right(row: Tensor, values: Values) -> None:
 
 
 def read_right(column: Tensor) -> Tensor:
-    """Return the scored part of a column `[b, S]` or `[b, S, K]`: position i is Tinker's position i."""
+    """Return the scored part of a column `[b, S]` or `[b, S, K]`, in which position i is position i of a datum."""
     return column[:, EXTRA_COLUMNS:]
 
 
 def width(values: Values) -> int | None:
-    """Return K for `[T, K]`, None for `[T]`."""
+    """Return K for a shape `[T, K]`, and None for a shape `[T]`."""
     return values.shape[1] if values.ndim == 2 else None
 
 
@@ -96,10 +96,10 @@ NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A batch from the loss's point of view. Position i of S' = S - 1 is Tinker's position i.
+    """The data of a batch that a loss uses. Position i, of S' = S - 1 positions, is position i of a datum.
 
     `targets` are int64 `[b, S']` or `[b, S', K]`. `inputs` are the inputs of the loss, in the same shape, and `valid`
-    is bool `[b, S']`. The model's logits of position i score position i.
+    is bool `[b, S']`. The logits at position i give the logprobs of the targets at position i.
     """
 
     targets: Tensor
@@ -146,7 +146,7 @@ def _column(rows: Sequence[Values], columns: int, dtype: torch.dtype) -> Tensor:
 
 
 def scored(batch: Mapping[str, Tensor]) -> Scored:
-    """Return the loss's view of a shifted or a general batch."""
+    """Return the data that a loss uses, from a shifted or a general batch."""
     inputs = {
         name.removeprefix(LOSS_PREFIX): read_right(column)
         for name, column in batch.items()
@@ -182,7 +182,7 @@ class RowResults:
 
 
 def total_loss(batch: Mapping[str, Tensor], terms: Terms) -> Tensor:
-    """Return the sum over a microbatch's rows, where backward starts. Padding rows add 0."""
+    """Return the sum of the losses of a microbatch's rows, where backward starts. Padding rows add 0."""
     rows: Tensor = terms.loss.flatten(1).sum(1)
     return (rows * batch[SAMPLE_MASK].to(rows.device)).sum()
 

@@ -73,8 +73,8 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
     The engine checks each call before the call starts, because an error on only some ranks would end the process.
 
     A call is not divided: the gradients of a call are summed over the ranks once, when the call ends. The ranks compute
-    one call at a time, so a call's bits do not depend on other calls. The engine is not declared batch invariant,
-    because datums of a call share padding, and padding changes how sums are rounded.
+    one call at a time, so a call's bits do not depend on other calls. The engine is not declared batch invariant: the
+    datums of a call are padded to one length, and padding changes how sums are rounded.
     """
 
     def __init__(

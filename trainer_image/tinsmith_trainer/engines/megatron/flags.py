@@ -16,9 +16,9 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 NEMO_RL = "nemo-rl"
 MILES = "miles"
 ENGINES = (NEMO_RL, MILES)
-"""The engines whose models are divided over ranks."""
+"""The engines that divide a model over ranks."""
 DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
-"""The flags whose product is the number of ranks of one copy of the model."""
+"""The flags with the numbers of parts of a model. Their product is the number of ranks of one copy of the model."""
 
 
 RankRecompute = Literal["none", "mlp", "layers"]
@@ -27,7 +27,7 @@ RankRecompute = Literal["none", "mlp", "layers"]
 
 @dataclass(frozen=True, slots=True)
 class MegatronSettings:
-    """Limits of the engine: the number of adapters, the rank of LoRA, and tokens.
+    """The limits of the engine on adapters, LoRA ranks and tokens.
 
     Every adapter takes as much memory as an adapter with LoRA rank `max_rank` on all modules. `token_budget` is the
     number of tokens of a microbatch on one data-parallel copy of the model; a longer datum runs alone. `token_budget`

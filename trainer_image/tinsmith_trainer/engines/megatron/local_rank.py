@@ -1,4 +1,4 @@
-"""A rank with Megatron's own layers, optimizer and schedules, and a group that has one rank in this process."""
+"""A rank with Megatron's own layers, optimizer and schedules, and a group of one such rank in this process."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ _joining = threading.Lock()
 class InProcessRank(RankGroup):
     """A group of one rank that holds the whole model.
 
-    torch and Megatron have one process group per process. The first rank in a process joins the process group, later
-    ranks share the process group, and the process group ends with the process.
+    torch and Megatron have one process group per process. The first rank in a process creates the process group, later
+    ranks use the same group, and the group ends with the process.
     """
 
     def __init__(self, model: RankModel) -> None:

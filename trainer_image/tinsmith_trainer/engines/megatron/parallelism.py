@@ -23,7 +23,7 @@ class Coordinates:
 class Parallelism:
     """The number of ranks in each dimension.
 
-    Raises ValueError if one of the numbers does not divide another number as required.
+    Raises ValueError if the ranks cannot be divided in this way.
 
     Ranks are numbered in Megatron's order: `arange(world_size).reshape(pipeline, data, context, tensor)`. The dimension
     of experts adds no ranks: experts are divided among ranks of the other dimensions.
@@ -70,16 +70,16 @@ class Parallelism:
         return rank % (self.world_size // self.pipeline)
 
     def is_first_copy(self, rank: int) -> bool:
-        """Return whether this rank is the first of the ranks with the same dense layers."""
+        """Return whether this rank is the first rank that holds its dense layers."""
         at = self.coordinates(rank)
         return at.data == 0 and at.context == 0
 
     def is_first_of_experts(self, rank: int) -> bool:
-        """Return whether this rank is the first of the ranks with the same experts."""
+        """Return whether this rank is the first rank that holds its experts."""
         return self._in_stage(rank) < self.expert
 
     def reporting_ranks(self) -> list[int]:
-        """Return the rank that reports results, for each data index.
+        """For each data index, return the number of the rank that reports results.
 
         The reporting rank is in the last pipeline stage.
         """

@@ -1,4 +1,4 @@
-"""The engine's view of one model's ranks, on any machine."""
+"""The interface of the engine to the ranks of one model, on any machine."""
 
 from __future__ import annotations
 

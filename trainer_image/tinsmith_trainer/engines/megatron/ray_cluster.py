@@ -38,7 +38,7 @@ SHARED_MEMORY = "/dev/shm"
 SMALLEST_OBJECT_STORE_BYTES = 80 * 1024**2
 LARGEST_OBJECT_STORE_BYTES = 2 * 1024**3
 LOST_HEAD_SECONDS = 10
-"""The time after which a cluster that has lost the head node counts as lost. Ray's default is a minute."""
+"""The time after which a cluster without a connection to the head node counts as lost. Ray's default is a minute."""
 
 ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -56,7 +56,7 @@ FOLDER_PREFIX = "tinray-"
 SHORT_FOLDER = "/tmp"
 LONGEST_SOCKET_BYTES = 107
 BELOW_FOLDER = "/session_2026-01-02_03-04-05_678901_4194304/sockets/plasma_store"
-"""The longest path that Ray creates for a socket, relative to Ray's folder."""
+"""The longest path of a Ray socket, relative to Ray's folder."""
 
 
 def prepare_for_ray() -> None:
@@ -112,7 +112,7 @@ def new_folder() -> str:
 def _parent() -> Path:
     """Return a parent folder that is short enough for the longest socket name.
 
-    On many machines, $TMPDIR is too long.
+    On many machines, the path in $TMPDIR is too long.
     """
     if os.access(RAY_FOLDER, os.W_OK):
         return Path(RAY_FOLDER)
@@ -220,7 +220,7 @@ def _object_store_bytes() -> int:
 
 @contextmanager
 def _only_passed_on(also: Sequence[str]) -> Iterator[None]:
-    """Remove all variables that Ray's processes must not inherit from the environment, inside the context."""
+    """Inside the context, remove environment variables that Ray's processes must not inherit."""
     kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name) and name not in also}
     for name in kept_back:
         del os.environ[name]

@@ -25,15 +25,15 @@ from tinsmith_trainer.process.exit import end_process
 log = structlog.get_logger(__name__)
 
 PLACEMENT_SECONDS = 600.0
-"""The time within which all ranks must have a place. The time includes the start of new nodes."""
+"""The time within which resources for all ranks must be reserved. The time includes the start of new nodes."""
 PROGRESS_SECONDS = 120.0
 """If no rank becomes ready for this time, the log lists the missing ranks.
 
-Loading a model may take any time.
+The load of a model may take any time.
 """
 
 Resources = Mapping[str, float]
-"""The resources of one rank, by Ray's names."""
+"""The resources of one rank, by the names that Ray uses."""
 
 ON_CPUS: Resources = {"CPU": 1}
 ON_GPUS: Resources = {"CPU": 1, "GPU": 1}
@@ -100,7 +100,7 @@ class RankPlacement:
         _until_all([actor.join.remote(*place) for actor in self.actors], "build the model")
 
     def close(self) -> None:
-        """End the ranks first, because a release of resources does not end ranks, then release the resources.
+        """End the ranks, then release the resources; a release alone would not end the ranks.
 
         Idempotent.
         """
@@ -154,7 +154,7 @@ class RayRanks(RankGroup):
     def __init__(
         self, parallelism: Parallelism, places: RankPlacement, *, at_close: Callable[[], None] = lambda: None
     ) -> None:
-        """Take over ranks that are ready."""
+        """Take ownership of ranks that are ready."""
         self._parallelism = parallelism
         self._places = places
         self._at_close = at_close
@@ -219,7 +219,7 @@ def start_ranks_on(
 def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
     """Clean up after a failed start.
 
-    An error of the cleanup is not raised: the error of the start is reported instead.
+    An error of the cleanup is not raised, because the error of the start is reported.
     """
     try:
         if places is not None:
@@ -231,7 +231,7 @@ def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
 
 
 GRACE_SECONDS = 10.0
-"""After a rank fails, the time in which other ranks may report a failure, too.
+"""The time after a rank's failure in which other ranks may report a failure, too.
 
 A rank without an answer after this time counts as a rank that waits for the failed rank.
 """

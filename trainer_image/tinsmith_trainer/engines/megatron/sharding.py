@@ -2,8 +2,8 @@
 
 Copies of the model compute independently until a call's gradients are summed, so the copies' microbatches may differ. A
 microbatch is as long as the longest datum in it; each pipeline stage sends the shape of a microbatch to the next stage.
-If context ranks pack sequences, all rows of a call have one length. The padding in a row is removed before the
-computation, and padding rows fill the last microbatches.
+If context ranks pack sequences, all rows of a call have the same length. With packing, padding inside rows is removed
+before the computation, and padding rows fill the last microbatches.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 
 MAX_ROWS = 8
 LOGPROB_CHUNK_TOKENS = 1024
-"""The number of tokens whose logits exist at the same time.
+"""The number of tokens for which logits are in memory at the same time.
 
-The logits of a whole sequence would not fit next to the model.
+The logits of a whole sequence would not fit in memory together with the model.
 """
 
 LEAST_FILLED_SHARE = 0.5
@@ -109,7 +109,7 @@ def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int
 def equal_shards(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Distribute rows that are all as long as the call's longest datum, and spread the padding rows evenly."""
+    """Distribute rows of equal length (the length of the call's longest datum), and spread the padding rows evenly."""
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
     most = row_count(max(datum.length for datum in datums), token_budget)
     rows = rows_of_microbatch(len(datums), layout.data, most)
@@ -119,7 +119,7 @@ def equal_shards(
 
 
 def rows_of_microbatch(rows: int, data_parallel: int, most: int) -> int:
-    """Return a smaller number of rows per microbatch that needs no more microbatches than `most` rows.
+    """Return the smallest number of rows per microbatch that does not increase the number of microbatches.
 
     With 9 rows and at most 8 rows per microbatch, the result is 5, because 8 would leave a microbatch with one row and
     7 padding rows.

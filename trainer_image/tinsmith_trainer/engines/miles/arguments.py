@@ -35,7 +35,7 @@ class Sizes:
 
     Miles' parser requires the sizes as flags, and compares the flags with the model's configuration.
 
-    `dtype` is the dtype of the weights, in which ranks compute: float32 takes twice the memory of bfloat16.
+    `dtype` is the dtype of the weights and of computation: float32 takes twice the memory of bfloat16.
     """
 
     layers: int
@@ -48,7 +48,7 @@ class Sizes:
 
 
 def sizes_of(directory: Path) -> Sizes:
-    """Read the sizes. Raises ModelDirectoryInvalid for a configuration that is not a dense transformer's."""
+    """Read the sizes. Raises ModelDirectoryInvalid if the configuration does not describe a dense transformer."""
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(directory)
@@ -179,7 +179,7 @@ def _recompute(model: RankedModel) -> list[str]:
 def parsed(arguments: Sequence[str]) -> Namespace:
     """Parse the arguments with Miles' own parser, on a rank.
 
-    For tensor ranks, the parser queries the GPU, which the driver must not use.
+    The parser queries the GPU if tensor ranks are requested, and the driver must not use a GPU.
 
     Raises ServerError with Miles' message.
     """

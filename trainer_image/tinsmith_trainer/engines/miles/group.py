@@ -34,7 +34,7 @@ PASSED_ON = (
     *("NCCL_", "GLOO_", "NVSHMEM_", "UCX_", "FI_"),
     *("CUDA_", "NVTE_", "TORCH_", "PYTORCH_", "TRITON_", "HF_HUB_OFFLINE"),
 )
-"""Variables by which an installation configures the network and the GPUs of a node.
+"""Environment variables for the network and the GPUs of a node.
 
 MILES_VARIABLES override these variables.
 """

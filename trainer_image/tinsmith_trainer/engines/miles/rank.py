@@ -119,7 +119,7 @@ def sums_in(bridge: type[Any]) -> Iterator[None]:
 
 
 def _precision(chunk: Any) -> dict[str, bool]:
-    """Return options that keep hidden states in half precision, which the output layer requires."""
+    """Return options that keep hidden states in half precision, as the output layer requires."""
     from megatron.core.transformer.module import Float16Module
 
     return {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}

@@ -61,7 +61,9 @@ def import_into(directory: Path, folder: Path) -> None:
 
 @contextmanager
 def _saving_without_gpu() -> Iterator[None]:
-    """Answer Megatron's queries about a GPU while a model is saved without a GPU. The answers have no effect.
+    """Inside the context, answer Megatron's queries about a GPU, so that a model can be saved without a GPU.
+
+    The answers have no effect on the saved model.
 
     Megatron asks for the random state, which is not saved (`get_rng_state` of Megatron-Bridge's `checkpointing.py`),
     and for the end of copies to the host (`preload_tensors` of Megatron-core's `filesystem_async.py`). Megatron also

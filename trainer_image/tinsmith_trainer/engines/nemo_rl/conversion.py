@@ -5,9 +5,9 @@ One process converts the model once to a shared path, before ranks start.
 NeMo RL would convert the model on all ranks when the ranks start (`handle_model_import` in
 `nemo_rl/models/megatron/setup.py`), into a folder named after the model's path. The conversion by NeMo RL has three
 problems. If the weights at the path change, the conversion of the old weights would still be used. An unfinished folder
-of dead ranks would count as finished. Two groups of ranks would write the same files. Tinsmith's conversion is named
-after the weights and the converter, belongs to one process at a time, and gets a marker when it is complete. Ranks
-receive the path of the conversion, and never convert.
+of dead ranks would count as finished. Two groups of ranks would write the same files at the same time. Tinsmith's
+conversion is named after the weights and the converter, belongs to one process at a time, and gets a marker when it is
+complete. Ranks receive the path of the conversion, and never convert.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ log = structlog.get_logger(__name__)
 
 IMPORTER = "tinsmith_trainer.engines.nemo_rl.bridge_import"
 ITERATION = "iter_0000000"
-"""The folder in which Megatron-Bridge saves weights before any step."""
+"""The folder in which Megatron-Bridge saves weights before the first training step."""
 FAILURE = "failure"
 """The file to which the importer writes an error."""
 
 PROGRESS_SECONDS = 10.0
 STANDARD_ERROR = 2
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
-"""Variables of the ranks' rendezvous, which the importer does not get.
+"""Variables for the rendezvous of ranks, which the importer does not get.
 
 The importer runs alone, and uses a free port.
 """
@@ -153,9 +153,9 @@ def converted_model(
 ) -> Path:
     """Return the folder for NeMo RL's `pretrained_checkpoint`, converting the model if needed.
 
-    If another process converts the model, wait until this process ends. `revision` is the digest of the weights in
-    `directory`; `python` is the interpreter of the ranks. A conversion takes minutes, and as much disk space as the
-    model. Raises ServerError.
+    If another process converts the model, wait until the other process has finished. `revision` is the digest of the
+    weights in `directory`; `python` is the interpreter of the ranks. A conversion takes minutes, and as much disk space
+    as the model. Raises ServerError.
     """
     folder = conversion_folder(revision, environment)
     if not _is_whole(folder):

@@ -19,14 +19,14 @@ _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KE
 _LAUNCHERS = ("PMIX_", "PMI_", "MPI_", "OMPI_", "SLURM_")
 """The variables of other programs that start processes.
 
-With these variables, a rank would assume that another program started it.
+With these variables, a rank would assume that the other program has started the rank.
 """
 _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
 """Variables that describe one process, and that are wrong in another process."""
 _RAY_KEY = "RAY_AUTH_"
-"""The prefix of the token by which the processes of a cluster, including ranks, authenticate.
+"""The prefix of variables for authentication in a Ray cluster, which ranks need.
 
-The token has no other use.
+The token in these variables is valid only in this cluster.
 """
 _OWN_SETTINGS = "TINSMITH_"
 """The prefix of this process's own settings. Ranks receive settings as arguments."""

@@ -47,9 +47,9 @@ def rank_python(environment: Mapping[str, str] = os.environ) -> Path:
 
     Tinsmith's workers only add a mixin.
 
-    The interpreter is passed as a path. For an entry that begins with `uv`, NeMo RL would build a new environment from
-    the network, which takes minutes (`_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`).
-    Raises RankPythonMissing.
+    The interpreter is passed as a path. If NeMo RL gets a command that begins with `uv`, it builds a new environment
+    from the network, which takes minutes (`_create_workers_from_bundle_indices` in
+    `nemo_rl/distributed/worker_groups.py`). Raises RankPythonMissing.
     """
     python = Path(environment.get(VENVS_VARIABLE, DEFAULT_VENVS)) / STOCK_WORKER / "bin" / "python"
     if not python.exists():
@@ -61,7 +61,10 @@ def rank_python(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def register(registry: MutableMapping[str, str], python: Path) -> None:
-    """Register Tinsmith's worker. Call this before `Policy` is created, which raises ValueError for unknown classes."""
+    """Register Tinsmith's worker.
+
+    Call this before the creation of `Policy`, which raises ValueError for unknown classes.
+    """
     registry[WORKER] = str(python)
 
 

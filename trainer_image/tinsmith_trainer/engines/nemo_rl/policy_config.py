@@ -153,7 +153,7 @@ def _no_loss_but_the_callers() -> Config:
 def _peft(model: RankedModel) -> Config:
     """Return settings for the LoRA that `setup_model_and_optimizer` builds and `canonical_lora` replaces.
 
-    All modules that a client may train are targets. The adapters of modules that are not trained stay zero.
+    The LoRA's targets are all modules that a client may train. The adapters of modules that are not trained stay zero.
     """
     return {
         "enabled": True,

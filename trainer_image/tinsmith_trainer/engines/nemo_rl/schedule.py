@@ -3,8 +3,8 @@
 The calls are the same as in `MegatronPolicyWorkerImpl._train_microbatch_body` (`nemo_rl/models/policy/workers/
 megatron_policy_worker.py`), without the parts that open, scale and close a step. `AdapterStep` opens, scales and closes
 a step. Losses are called in the same way as `LossFunction` of `nemo_rl/algorithms/loss/interfaces.py`: on the ranks,
-once per microbatch, or once per sequence of a packed microbatch. The scalar is a plain sum. NeMo RL passes counts as
-divisors, which are ignored.
+once per microbatch, or once per sequence of a packed microbatch. The scalar that a loss returns is a plain sum. NeMo RL
+passes counts as divisors, which are ignored.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class RowList(list[RowResults]):
 
 
 class TinkerLoss:
-    """A loss of `losses.py` with the signature that NeMo RL calls.
+    """A loss of `losses.py` in the form that NeMo RL calls.
 
-    NeMo RL can compute the logprobs of a shifted batch itself (`LossInputType.LOGPROB`). NeMo RL supports neither the
-    targets of a general batch nor hidden states. With `by_itself`, the loss therefore requests the model's output
-    (`LossInputType.LOGIT`).
+    NeMo RL can compute the logprobs of a shifted batch itself (`LossInputType.LOGPROB`). NeMo RL itself cannot compute
+    logprobs for the targets of a general batch, or from hidden states. With `by_itself`, the loss therefore requests
+    the model's output (`LossInputType.LOGIT`).
     """
 
     def __init__(self, compute: Callable[[Tensor, Inputs], Terms], *, by_itself: bool, logprobs: Logprobs) -> None:
@@ -83,7 +83,7 @@ class TinkerLoss:
         next_token_logprobs: Tensor | None = None,
         logits: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return the sum of the rows' losses, and the rows' results."""
+        """Return the sum of the losses of all rows, and the results of the rows."""
         if next_token_logprobs is None:
             assert logits is not None
             next_token_logprobs = self._logprobs(logits, data[TARGET_IDS if TARGET_IDS in data else INPUT_IDS])
@@ -194,7 +194,7 @@ class NemoSchedule:
         return _Cut(iterator, count, rows, padded_length)
 
     def _wrapped(self, shard: Batch) -> Any:
-        """Return NeMo RL's `BatchedDataDict`, packed if the workers' configuration requests packing."""
+        """Return a `BatchedDataDict` of NeMo RL, packed if the workers' configuration requests packing."""
         from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 
         packing = self._worker.cfg["sequence_packing"]

@@ -1,9 +1,9 @@
 """The adapters of a decode batch as one stack: two small products per module serve all adapters.
 
-With eight adapters of four rows each, separate products (sixteen per module) took a third of a step's time, mostly for
-the overhead of calls. An adapter's weights are copied into the stack once, when the adapter's first row enters the
-batch. Each adapter has separate products if the weights are too large, if the shapes of adapters differ, or if the
-numbers of rows per adapter are too unequal.
+Separate products of eight adapters (sixteen per module) took a third of a step's time with four rows per adapter,
+mostly for the overhead of calls. An adapter's weights are copied into the stack once, when the adapter's first row
+enters the batch. The stack is not used, and each adapter has separate products, if the weights are too large, if the
+shapes of adapters differ, or if the numbers of rows per adapter are too unequal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tinsmith_trainer.torch_model.products import linear_product
 MOST_PADDING = 2
 """The limit on padding. All groups are padded to the length of the longest group.
 
-Together, the groups have at most this many times the rows of the forward.
+All groups together have at most this many times as many rows as the forward.
 """
 
 
@@ -99,7 +99,9 @@ class GroupWeights:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """The layout of rows in groups of equal size. `take` is the row of each slot, and `back` is the slot of each row.
+    """The layout of rows in groups of equal size.
+
+    `take` holds the row of each slot, and `back` holds the slot of each row.
 
     `take` and `back` are None if the order of the rows does not change.
     """

@@ -35,7 +35,10 @@ _serials = itertools.count(BASE_SERIAL + 1)
 
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
-    """The properties that all adapters of a batch have in common. The base model has rank 0 and no modules."""
+    """The shape properties that all adapters of a stacked batch must have in common.
+
+    The base model has rank 0 and no modules.
+    """
 
     padded_rank: int = 0
     modules: tuple[str, ...] = ()
@@ -167,7 +170,7 @@ def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
 def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
     """Return moves of rows (from, to), after which used rows come first and the rows of each group are adjacent.
 
-    An idle row is None. If one row was added or removed, at most one row of each group moves.
+    In `groups`, None stands for an idle row. If one row was added or removed, at most one row of each group moves.
     """
     sizes = Counter(group for group in groups if group is not None)
     order = [group for group in sorted(sizes) for _ in range(sizes[group])]
@@ -180,7 +183,7 @@ def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
 
 
 class RowAdapters:
-    """The stacked route of one batch. Most batches have one adapter, and no weights are copied.
+    """The stacked route of one batch. Most batches have only one adapter; in this case, no weights are copied.
 
     If `fixed` is true, the products have one shape for any number of rows that share an adapter.
     """

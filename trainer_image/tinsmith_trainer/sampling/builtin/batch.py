@@ -1,4 +1,4 @@
-"""A decode batch: rows that have the same extent.
+"""A decode batch: rows of the same extent, which is the number of positions in a row.
 
 The adapters of a batch share a shape, and one forward per step serves all rows.
 """
@@ -73,7 +73,7 @@ class BatchPlan:
         return self.geometry.device.type != "cpu" if setting is None else setting
 
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
-        """Return the key of the batch for a sample with the next token at this position of the row."""
+        """Return the key of the batch for a sample that draws the token at this position of the row next."""
         extent = SMALLEST_EXTENT
         while extent <= sample_position:
             extent *= 2
@@ -102,7 +102,7 @@ class BatchPlan:
         return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.route_of_all()
 
     def filled_bytes(self, sample: Sample) -> int:
-        """Return the number of bytes that the positions in the sample's own row take."""
+        """Return the number of bytes of the used positions in the sample's row."""
         return self.geometry.row_bytes(sample.own_position)
 
     def nbytes(self, extent: int) -> int:
@@ -118,15 +118,15 @@ def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun
 def computed_rows(used: int) -> int:
     """Round the number of rows up to one of a few numbers.
 
-    The library that computes products prepares each new shape, so only few shapes occur; still, few of the computed
-    rows are unused.
+    The library for products needs a preparation for each new shape, so the number of shapes is kept small; the number
+    of unused rows is also small.
     """
     return 1 << (used - 1).bit_length() if used <= ROWS_STEP else -(-used // ROWS_STEP) * ROWS_STEP
 
 
 @dataclass(slots=True)
 class StepResult:
-    """The samples that left the batch in one step. In `diverged` are samples with logits that are not finite."""
+    """The samples that left the batch in one step. `diverged` holds the samples with logits that are not finite."""
 
     ended: list[tuple[Sample, Sequence]] = field(default_factory=list)
     outgrown: list[Sample] = field(default_factory=list)

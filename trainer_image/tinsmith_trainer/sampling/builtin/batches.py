@@ -27,8 +27,8 @@ class Batches:
     """The batches of a sampler.
 
     A batch is opened when the first sample needs this batch. If rows are scarce, tenants get equal numbers of rows. If
-    a sample loses a row to another tenant, the sample's keys and values are kept outside the batch. The parked sample
-    is the first sample of the same tenant to get a row again.
+    a sample loses a row to another tenant, the sample's keys and values are kept outside the batch. Among samples of
+    the same tenant, the parked sample gets a row first.
     """
 
     def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: FairQueue, shared: SharedPrefixes) -> None:
@@ -51,7 +51,7 @@ class Batches:
         return [batch for batch in self._open.values() if batch.rows_by_tenant[tenant]]
 
     def may_start(self, key: BatchKey, tenant: str, promised: int = 0) -> bool:
-        """Return whether a new sample of this key would start now, if `promised` further rows go to the same tenant.
+        """Return whether a new sample of this key would start now, after `promised` other rows go to the same tenant.
 
         Raises OutOfMemoryForNow if the new sample, or an earlier sample of the tenant, waits for memory. While a sample
         waits for memory, no new sample of the same tenant starts, because the waiting sample would then never start.
@@ -79,7 +79,7 @@ class Batches:
         self._queue_of(sample).append(sample)
 
     def fill(self) -> None:
-        """Move queued samples into rows. Record which tenants wait for memory."""
+        """Move queued samples into free rows. Record which tenants wait for memory."""
         self._short.clear()
         order = {tenant: position for position, tenant in enumerate(self._fair_queue.order())}
         for key in sorted(self._queues, key=lambda key: min(order[tenant] for tenant in self._queues[key])):
@@ -163,7 +163,7 @@ class Batches:
     def _park(self, batch: AnyBatch, samples: Collection[Sample]) -> None:
         """Park the samples.
 
-        Parked samples keep their order, and are the first samples of their tenants to get rows again.
+        Parked samples keep their order; among samples of the same tenant, parked samples get rows first.
         """
         for sample in sorted(samples, key=lambda sample: (sample.run.serial, sample.index), reverse=True):
             batch.park(sample)
@@ -171,9 +171,9 @@ class Batches:
             self._queue_of(sample).appendleft(sample)
 
     def _room_to_park(self) -> int:
-        """Return the room for parked samples in the host's memory.
+        """Return the number of bytes for parked samples in the host's memory.
 
-        The room is equal to the memory of batches, but at least the size of one whole context.
+        The space for parked samples is equal to the memory of batches, but at least the size of one whole context.
         """
         context = self.plan.geometry.row_bytes(self.plan.max_sequence_length)
         return max(self.plan.settings.kv_cache_bytes, 2 * context) - sum(self._parked.values())
@@ -216,7 +216,10 @@ class Batches:
         return [active[position] for position in leaving]
 
     def _close_idle(self, needed_bytes: int) -> None:
-        """Close idle batches until a new batch fits. A batch that can never fit may still open alone."""
+        """Close idle batches until a new batch fits.
+
+        A batch that never fits may still open if no other batch is open.
+        """
         for key, batch in list(self._open.items()):
             if self._used_bytes() + needed_bytes <= self.plan.settings.kv_cache_bytes:
                 return

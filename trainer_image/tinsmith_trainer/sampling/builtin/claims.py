@@ -1,8 +1,8 @@
 """The tenants that share a step, and the rows that a tenant gives to another tenant. The functions are pure.
 
-Rows of several tenants in one forward are cheaper than separate forwards. But the rows of a large tenant slow the
-forward down for a small tenant. So a tenant's rows are added to a step only if no tenant waits longer than with
-separate turns. Tenants have equal numbers of rows while any tenant waits for a row.
+Rows of several tenants in one forward are cheaper than separate forwards. But if a tenant has many rows, a shared
+forward is slow for a tenant with few rows. So a tenant's rows are added to a step only if no tenant waits longer than
+with separate turns. While any tenant waits for a row, rows are divided equally among tenants.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ForwardCost:
 
 
 def co_batched_tenants(rows: Mapping[str, int], tenant: str, cost: Callable[[int], float]) -> frozenset[str]:
-    """Return the tenants that share this tenant's step, including this tenant.
+    """Return all tenants that share the step of this tenant, including this tenant.
 
     `rows` is the number of rows of each tenant in the batch. `cost` returns the cost of a step from the number of rows.
     A step of k tenants costs at most k times as much as a step for this tenant alone, so no tenant waits longer than
@@ -65,7 +65,7 @@ def next_for_a_row(waiting: Iterable[str], rows: Mapping[str, int]) -> list[str]
 
 
 def gives_up_a_row(rows: Mapping[str, int], wanting: str, lead: Lead, credit: float) -> str | None:
-    """Return the tenant that gives a row of a full batch to a waiting tenant, or None.
+    """Return the tenant that must give a row of a full batch to a waiting tenant, or None.
 
     The tenant that gives a row has at least two rows more than the waiting tenant. If the waiting tenant has no row, a
     tenant with a single row also gives a row, after it has used at least `credit` more than the waiting tenant. So a

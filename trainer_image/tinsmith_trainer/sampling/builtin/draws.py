@@ -36,7 +36,7 @@ class Draw:
 
 
 def uniform(seed: int, sample_index: int, position: int) -> float:
-    """Return the number in [0, 1), with 53 bits, at a position of the stream of a seed and a sample.
+    """Return a number in [0, 1), with 53 bits, for a position in the random stream of a seed and a sample.
 
     The number is a hash of the counter, not the output of a generator with state. A hash has no state to keep or to
     replay, and the streams of neighbouring seeds are unrelated.
@@ -45,7 +45,7 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
 
 
 def alternative_uniforms(seed: int, position: int, k: int) -> list[float]:
-    """Return the numbers for the k alternative draws at a prompt position.
+    """Return the random numbers for the k alternative draws at a prompt position.
 
     The streams for alternative draws are separate from the streams of samples.
     """
@@ -53,7 +53,10 @@ def alternative_uniforms(seed: int, position: int, k: int) -> list[float]:
 
 
 def on_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy values to the device without waiting for the device. A copy from pageable memory would wait."""
+    """Copy values to the device without waiting for the device.
+
+    A copy from pageable host memory would wait for the device.
+    """
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
@@ -63,9 +66,9 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """Draw a token per row of `logits` `[rows, vocab]` float32. Return the tokens and the logprobs of the tokens.
 
     Logprobs are at temperature 1 before any filter. Tokens and logprobs are `[rows]` on the device; the function does
-    not wait for the device. Logits that are not finite give a logprob of NaN. In greedy rows the lowest ID wins among
-    equal logits. In rows with a temperature, a draw inverts the cumulative distribution over the IDs in ascending
-    order.
+    not wait for the device. Logits that are not finite give a logprob of NaN. If several logits of a greedy row are
+    equally large, the lowest ID is drawn. In rows with a temperature, a draw inverts the cumulative distribution over
+    the IDs in ascending order.
     """
     # The vocabulary is read and written as rarely as possible. For a small model on a CPU this takes a quarter of a
     # step.
@@ -112,8 +115,8 @@ def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return IDs and logprobs `[rows, k]` of the most likely tokens of `logprobs` `[rows, vocab]`.
 
-    The most likely token is first. Of equally likely tokens, the lower ID is first. The result of a row does not depend
-    on other rows. A row of NaN gives meaningless IDs.
+    The most likely token is first. If two tokens are equally likely, the lower ID is first. The result of a row does
+    not depend on other rows. A row of NaN gives meaningless IDs.
     """
     # `torch.topk` breaks ties arbitrarily, and logits of bfloat16 tie often. A stable sort of the vocabulary takes 40
     # times as long. So equal values are searched only at the end of a row, and only in rows that have them.
@@ -163,7 +166,7 @@ def _draw_random(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
 def _tempered(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
     """Return probabilities `[rows, vocab]` at each row's temperature.
 
-    A row with temperature 0 is computed with temperature 1.
+    For a row with temperature 0, the temperature 1 is used.
     """
     smallest = torch.finfo(logits.dtype).tiny
     divisor = torch.where(temperature > 0, temperature, 1.0).clamp(min=smallest).to(logits.dtype)[:, None]
@@ -199,7 +202,7 @@ def _whole_blocks(probabilities: Tensor) -> Tensor:
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """Limit each value to the largest number below the value's limit."""
+    """Limit each value to the largest float below a limit."""
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 
@@ -224,7 +227,7 @@ def _undecided(values: Tensor, k: int) -> list[int]:
 def _candidates(logprobs: Tensor, smallest: Tensor, k: int) -> Tensor:
     """Return the k IDs of a row that are at least as likely as `smallest`, in order.
 
-    Of equally likely IDs, the lowest are kept.
+    If IDs are equally likely, the lowest IDs are kept.
     """
     ids = (logprobs >= smallest).nonzero()[:, 0]
     order = logprobs[ids].sort(stable=True, descending=True).indices[:k]

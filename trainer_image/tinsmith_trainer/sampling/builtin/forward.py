@@ -119,7 +119,7 @@ class ForwardPass:
     def prompts(self, parts: Sequence[PromptPart], ids: Tensor, route: Route) -> None:
         """Compute keys and values of `ids` `[len(parts), length]` without logits.
 
-        Tokens after a part's end are padding.
+        Tokens after the end of a part are padding.
         """
         length = ids.shape[1]
         starts = torch.tensor([part.start for part in parts], device=self.device)
@@ -263,7 +263,7 @@ def check_rotations(torch_model: TorchModel) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes of the model that a forward reads. Quantized weights are stored in buffers."""
+    """Return the number of the model's bytes that a forward reads. Quantized weights are stored in buffers."""
     return sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
 
 
@@ -297,12 +297,12 @@ def prefix_spans(prefixes: Sequence[SharedPrefix | None]) -> list[PrefixSpan]:
 class SharedAttention:
     """The attention of a step in which rows share prefixes.
 
-    On a CPU, the time of attention is the time of reading keys and values. A group of rows that reads the shared prompt
-    only once takes a fraction of this time. The token of a row attends to the whole prompt, and to the positions of
-    this row that the mask allows. The attention to the prompt and the attention to the row are computed separately. The
-    two results are then weighted by the sums of exponentials. The weighted sum is equal to one softmax over prompt and
-    row (arXiv 2402.05099). The products of a group have one row per sample, so the bits of a sample depend on the other
-    samples in the group.
+    On a CPU, attention takes as long as reading keys and values. A group of rows that reads the shared prompt only once
+    takes a fraction of this time. The token of a row attends to the whole prompt, and to the positions of this row that
+    the mask allows. The attention to the prompt and the attention to the row are computed separately. The two results
+    are then weighted by the sums of the exponentials of their scores. The weighted sum is equal to the attention with
+    one softmax over prompt and row (arXiv 2402.05099). The products of a group have one row per sample, so the bits of
+    a sample depend on the other samples in the group.
     """
 
     def __init__(self, spans: Sequence[PrefixSpan]) -> None:

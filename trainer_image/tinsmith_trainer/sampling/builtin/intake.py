@@ -14,7 +14,7 @@ from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 class Submission:
     """A submitted job. The submission fixes the adapter version: later loads and drops have no effect on the job.
 
-    `adapter` is None if the key was not known.
+    `adapter` is None if no adapter with the job's key was loaded.
     """
 
     job: SampleJob
@@ -78,6 +78,6 @@ class Intake:
             return commands
 
     def submitted(self) -> int:
-        """Return the number of jobs since the start."""
+        """Return the number of submitted jobs since the start."""
         with self._changed:
             return self._submitted

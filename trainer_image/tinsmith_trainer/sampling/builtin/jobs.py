@@ -53,7 +53,7 @@ class Run:
 
     @property
     def prefix(self) -> NDArray[np.int32]:
-        """The part of the prompt that prefill computes. Decoding computes the prompt's last token."""
+        """The tokens of the prompt that prefill computes. Decoding computes the prompt's last token."""
         return self.job.prompt[:-1]
 
     @property
@@ -86,11 +86,13 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """A sequence that is being drawn. The input `next_token` at `position` gives token number `len(tokens)`.
+    """A sequence that is being drawn.
 
-    `kv` holds the keys and values of all earlier positions while the sample is not in a batch. Without earlier
-    positions, `kv` is None. `prefix` holds the part that the sample shares with other samples. `kv` does not include
-    the shared part.
+    With `next_token` at `position` as input, the model computes token number `len(tokens)`.
+
+    `kv` holds the keys and values of all earlier positions while the sample is not in a batch. If the sample has no
+    earlier positions, `kv` is None. `prefix` holds the part that the sample shares with other samples. `kv` does not
+    include the shared part.
     """
 
     run: Run
@@ -106,7 +108,7 @@ class Sample:
 
     @property
     def own_position(self) -> int:
-        """The position within the sample's own part, after the shared prefix."""
+        """The position counted from the end of the shared prefix."""
         return self.position - (self.prefix.tokens if self.prefix else 0)
 
     def draw(self, ahead: int = 0) -> Draw:
@@ -132,7 +134,7 @@ class Sample:
 
 
 def start_run(submission: Submission, serial: int, torch_model: TorchModel, longest: int) -> Run:
-    """Check a job, and return a run of the job. Sequences may have at most `longest` tokens.
+    """Check a job, and return a run of the job. A prompt and a sequence together may have at most `longest` tokens.
 
     Raises UserError with the reason.
     """
@@ -175,7 +177,7 @@ def _joined(k: int, parts: list[TopkLogprobs]) -> TopkLogprobs:
 
 
 def not_finite(run: Run) -> TrainerError:
-    """Return the error for a row with logits that are NaN or infinite."""
+    """Return the error for a sample with logits that are NaN or infinite."""
     weights = f"adapter {run.adapter.key}" if run.adapter.key else "the base model"
     return UserError(
         f"The logits of {weights} are not finite, so nothing can be sampled from it: its weights have diverged."

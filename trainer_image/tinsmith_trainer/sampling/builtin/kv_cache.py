@@ -33,7 +33,7 @@ class RowGeometry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """The tensors that a model keeps per token."""
+    """The sizes of the keys and values that a model keeps per token."""
 
     layers: int
     kv_heads: int
@@ -90,7 +90,7 @@ class SharedPrefix:
     serial: int
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values, `[1, kv_heads, tokens, head_dim]` each."""
+        """Return the keys and the values, each `[1, kv_heads, tokens, head_dim]`."""
         return self.kv[layer, 0, :, :, : self.tokens], self.kv[layer, 1, :, :, : self.tokens]
 
 

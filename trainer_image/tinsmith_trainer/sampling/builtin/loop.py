@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 SHORT_PROMPT_PART, OPEN_PROMPTS_PART = 64, 4
 """The additional memory for prompts in computation, as a fraction of the memory for keys and values."""
 CREDIT_STEPS = 16
-"""A part of the credit of a returning tenant.
+"""The number of steps in the credit of a returning tenant.
 
 The credit is the cost of a prompt block and of this many steps of one row.
 """
@@ -254,7 +254,7 @@ class SamplingLoop:
         return self._shared.known(run) if run.first_scored is None else None
 
     def _lacks_room_to_share(self, run: Run) -> bool:
-        """Return whether a job that waits for a shared prompt must take a row for all tokens instead.
+        """Return whether a job must stop waiting for a shared prompt, and take a row for all tokens.
 
         Shared prompts are not evicted. Without a row, the job would wait until the samples of other jobs end.
         """
@@ -423,7 +423,7 @@ class WaitingJobs:
     def add(self, key: BatchKey, run: Run) -> None:
         """Add a job after the older jobs of the same key.
 
-        A job that waited under another key before may be older than jobs of this key.
+        If a job waited under another key before, it may be older than jobs of this key.
         """
         bisect.insort(self._queues.setdefault(key, deque()), run, key=lambda run: run.serial)
         self._length += 1
@@ -453,10 +453,10 @@ class WaitingJobs:
 class Lane:
     """A tenant's work in the sampler.
 
-    A pass computes some prompt tokens, then a step of each batch in which the tenant has rows.
+    In a pass, a tenant computes some prompt tokens, and then one step in each batch with rows of the tenant.
 
-    `prompt_tokens` counts the prompt tokens that were computed since the last step. `to_step` holds the batches that
-    remain in this pass.
+    `prompt_tokens` counts the prompt tokens that were computed since the last step. `to_step` holds the batches in
+    which this pass has not computed a step yet.
     """
 
     tenant: str

@@ -1,4 +1,4 @@
-"""Prefill: the computation of keys and values for prompts, after the longest prefix that is cached.
+"""Prefill: the computation of keys and values for prompts, from the end of the longest cached prefix.
 
 Prompts are computed one at a time and block by block if bits must not depend on other prompts, or if logits are
 requested. In all other cases, several prompts share a forward, and one forward computes several blocks of a long
@@ -23,7 +23,7 @@ from tinsmith_trainer.torch_model.vision import Vision
 
 
 class Prefill:
-    """A prompt without the last token, because decoding computes the last token.
+    """A prompt without the last token, which is computed during decoding.
 
     Every forward has one row and one block length; the last block is padded at the end. So the bits of a block depend
     only on the tokens up to the end of the block, and not on other jobs or on cached blocks.
@@ -118,7 +118,7 @@ class Prefill:
         return end - start
 
     def take_known(self) -> None:
-        """Copy the cached blocks that come next. Positions with scores must still be computed."""
+        """Copy the cached blocks that come next. Positions with requested scores must still be computed."""
         first_scored = self.run.first_scored
         left = self._blocks[self._next_block :]
         usable = [key for key, end in left if first_scored is None or end < first_scored]
@@ -187,7 +187,10 @@ class SeenPrefill(Prefill):
 
 
 class PromptGroup:
-    """Rows of one forward: the next parts of several prompts of one tenant. Rows of one adapter are adjacent."""
+    """The rows of one forward, which are the next parts of several prompts of one tenant.
+
+    Rows of one adapter are adjacent.
+    """
 
     def __init__(self, prefills: Sequence[Prefill], tokens: int) -> None:
         """Add the part of the first prompt that fits in `tokens`, and parts of other prompts that need little padding.

@@ -5,8 +5,8 @@ Prefixes are cached for later jobs within a byte limit, or shared by running sam
 The key of a prefix is the adapter version, and a digest of the tenant and of all tokens of the prefix. Tenants share no
 prefixes. Answers report the number of cached tokens, so with shared prefixes, a tenant could confirm a guess of another
 tenant's prompt. Prompts with a common beginning share the whole blocks of this beginning. Equal prompts also share the
-tokens after the last whole block. A cached entry has the same bits as a new computation, because the shapes of forwards
-are the same.
+tokens after the last whole block. A cached entry has the same bits as a new computation, because both are computed by
+forwards of the same shape.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ PrefixKey = tuple[int, bytes]
 def prefix_keys(
     adapter_serial: int, tenant: str, tokens: NDArray[np.int32], block_tokens: int
 ) -> Iterator[tuple[PrefixKey, int]]:
-    """Yield the key of each block's prefix and the end of the block. The last block may be short."""
+    """For each block, yield the key of the prefix up to the end of the block, and this end.
+
+    The last block may be short.
+    """
     digest = hashlib.blake2b(tenant.encode(), digest_size=16).digest()
     for start in range(0, len(tokens), block_tokens):
         block = tokens[start : start + block_tokens]
@@ -104,7 +107,7 @@ class PrefixCache(Generic[KeptT]):
 LEAST_TOKENS, LEAST_SAMPLES = 256, 4
 """The smallest number of tokens of a shared prompt, and the smallest number of samples that share a prompt.
 
-For fewer tokens or samples, the extra calls take longer than reading the prompt for each row.
+With fewer tokens or samples, the additional calls take longer than reading the prompt for each row.
 """
 
 PromptKey = tuple[int, bytes]
@@ -151,6 +154,6 @@ class SharedPrefixes:
         return self._kept.get(self._keys[run.serial]) if run.serial in self._keys else None
 
     def keep(self, run: Run, kv: Tensor) -> SharedPrefix:
-        """Share `kv` `[layers, 2, 1, kv_heads, at least tokens, head_dim]` while a sample uses it."""
+        """Share `kv` `[layers, 2, 1, kv_heads, at least tokens, head_dim]` as long as a sample uses `kv`."""
         prefix = self._kept[self._keys[run.serial]] = SharedPrefix(kv, len(run.prefix), run.serial)
         return prefix

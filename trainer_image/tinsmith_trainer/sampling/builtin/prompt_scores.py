@@ -12,9 +12,10 @@ from tinsmith_trainer.sampling.builtin.draws import alternative_uniforms, draw_a
 
 
 def first_scored(job: SampleJob) -> int | None:
-    """Return the first prompt position whose score needs the previous position's logits, or None.
+    """Return the first prompt position with a requested score, or None.
 
-    All positions from this position on must be computed, even if the prompt's keys and values are cached.
+    The logits before this position and all later logits must be computed, even if the prompt's keys and values are
+    cached.
     """
     length = len(job.prompt)
     first = min(_first_of_suffix(job), _first_target(job), 1 if job.prompt_alt_tokens_k else length)
@@ -62,7 +63,7 @@ class PromptScores:
             self.topk.logprobs[start:end] = values.cpu().numpy()
 
     def _take_targets(self, position: int, logprobs: Tensor) -> None:
-        """Fill in the logprobs of the targets. Row i is for position i + 1."""
+        """Fill in the logprobs of the prompt's target tokens. Row i is for position i + 1."""
         targets = self._job.target_prompt_logprobs
         if targets is None or self.targets is None:
             return

@@ -9,7 +9,9 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuiltinSamplerSettings:
-    """Sizes of the sampler, which are fixed while the sampler runs. In deterministic mode, results depend on the sizes.
+    """Sizes of the sampler, which are fixed while the sampler runs.
+
+    In deterministic mode, results depend on these sizes.
 
     With `deterministic`, a job's result depends only on the job, the weights and the seed. On one type of CPU, the
     result has equal bits each time, because every forward has one of a few fixed shapes. Without `deterministic`, a

@@ -25,7 +25,7 @@ class Feed:
     `own_position` is the position within the row.
 
     `source` is the row in the previous step that draws the token, or None if the host knows the token. `sample` is None
-    if the row is idle, or if the next token of the row must not be computed yet.
+    if the row is idle, or if the row's next token cannot be computed yet.
     """
 
     token: int = 0

@@ -24,7 +24,7 @@ KEY_CHARACTERS = 32
 class ServedAdapter:
     """A version in the server. After a drop, the version is unloaded as soon as `jobs` is 0.
 
-    With `trains_head` the adapter changes the unembedding.
+    If `trains_head`, the adapter changes the unembedding.
     """
 
     name: str

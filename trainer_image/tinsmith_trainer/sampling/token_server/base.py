@@ -32,13 +32,13 @@ Each adapter takes memory for the highest rank on every GPU, which leaves less m
 MOST_DRAWS = 768
 """The limit on draws on a server. A single tenant may have half of these draws. Further draws wait in this process."""
 MOST_ROWS = 512
-"""The number of rows of a server's batch. Two tenants together may have this many draws.
+"""The number of rows of a server's batch. Two tenants together may have this number of draws on a server.
 
-With this limit, a single tenant leaves rows for another tenant.
+So the draws of a single tenant leave rows for another tenant.
 """
 
 MOST_CANDIDATES = 128
-"""The limit on candidates in a request. The number is vLLM's limit."""
+"""The limit on candidates in a request. The number of candidates is limited by vLLM."""
 
 SEED_RANGE = 2**31
 """The upper limit of seeds for every server. Seeds are smaller than this limit."""
@@ -83,9 +83,9 @@ class ServerSettings:
         return f"{SOCKET_SCHEME}{self.socket}"
 
     def program(self, name: str) -> str:
-        """Return the path of a program for a command line.
+        """Return the path of a program of the environment, for a command line.
 
-        Without an environment, the system searches for the program.
+        If no environment is set, the system searches for the program.
         """
         return name if self.environment is None else str(self.environment / "bin" / name)
 
@@ -115,10 +115,10 @@ class GenerationRequest:
 
     `adapter` is a name that was given to `load_adapter`, or None for the base model. `max_tokens` is at least 1. Only
     `stop_token_ids` and `stop_strings` end the sequence earlier. `top_k` -1 and `top_p` 1 are off; `temperature` 0 is
-    greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored. `topk_prompt` and `topk` are
-    the numbers of most likely tokens for each scored position and for each drawn position. `candidates`, at most
-    `MOST_CANDIDATES`, request the logprobs of these tokens at the first drawn position. A request with candidates has
-    no `topk`. `head`: the adapter changes the unembedding. Two requests share cached prefixes only if both have the
+    greedy. `seed` is a number from 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored. `topk_prompt` is
+    the number of most likely tokens for each scored position, and `topk` for each drawn position. `candidates` are at
+    most `MOST_CANDIDATES` tokens whose logprobs at the first drawn position are requested. A request with candidates
+    has no `topk`. `head`: the adapter changes the unembedding. Two requests share cached prefixes only if both have the
     same `cache_salt`; "" is no salt.
     """
 

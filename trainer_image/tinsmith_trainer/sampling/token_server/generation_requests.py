@@ -28,7 +28,10 @@ from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 from tinsmith_trainer.sampling.token_text import ends_within_character
 
 MOST_NAMED_TOKENS = 1 << 21
-"""The limit on most likely tokens in one answer of a server. As text, these tokens are 150 MB."""
+"""The limit on most likely tokens in one answer of a server.
+
+An answer with this number of tokens is a text of 150 MB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,8 @@ def plan_generation_requests(
 def outcome_of(plan: Plan, drawn: Items[Generation], behind: Items[Generation], model: ServedModel) -> SampleOutcome:
     """Return the outcome, from the answers for the samples and the answers for the prompt's prefixes.
 
-    Both lists are in the order of the plan. Raises UserError if the answer has no logprobs, for example if the model
-    has diverged.
+    The answers for samples and the answers for prefixes are in the order of the plan. Raises UserError if the answer
+    has no logprobs, for example if the model has diverged.
     """
     job = plan.job
     sequences = [_finished(plan, one.sequence, model) for one in drawn] if plan.max_tokens else []
@@ -153,9 +156,9 @@ def _topk_prompt(plan: Plan, first: Generation | None, behind: Items[Generation]
 def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tuple[str, ...]:
     """Return the stop strings that the server searches for.
 
-    This process cuts the text in any case; the strings only save the server unnecessary tokens. If the prompt ends
-    within a character, the server gets no strings: vLLM would also search the prompt, and could stop at a string in the
-    prompt.
+    This process cuts the text in any case; with the strings, the server draws fewer unnecessary tokens. If the prompt
+    ends within a character, the server gets no strings: vLLM would also search the prompt, and could stop at a string
+    in the prompt.
     """
     if rule.strings and ends_within_character(job.prompt.tolist(), model.tokenizer):
         return ()

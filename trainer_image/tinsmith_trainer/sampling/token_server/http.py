@@ -38,7 +38,10 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def soon(self, function: Callable[[*Arguments], None], *arguments: *Arguments) -> bool:
-        """Schedule a function, in the order of the calls. Thread-safe. Return False after `stop`."""
+        """Schedule a function on the loop; functions run in the order of the calls.
+
+        Thread-safe. Return False after `stop`.
+        """
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # closed
@@ -74,7 +77,7 @@ def refused_by_status(status: int, message: str) -> bool:
 
 
 class JsonCalls:
-    """A client of a server with one base address. `name` is for messages. Create the client in a running event loop."""
+    """An HTTP client of one server. `name` is for messages. Create the client in a running event loop."""
 
     def __init__(self, name: str, address: str, key: str = "") -> None:
         """Create the client.

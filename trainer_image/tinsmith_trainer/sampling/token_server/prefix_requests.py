@@ -1,8 +1,8 @@
-"""Requests for values of a prompt that servers do not report.
+"""Requests for scores and draws at prompt positions, which servers do not report directly.
 
 Each request draws one token after a prefix of the prompt. No server reports the logprobs of other tokens at every
 position of a prompt, or draws tokens at these positions. One server scores a prompt without the adapter's change of the
-unembedding. But at the first drawn position, each server gives logprobs and draws over the whole vocabulary. Servers
+unembedding. But every server reports logprobs and draws over the whole vocabulary for the first drawn position. Servers
 also cache the prefixes of a known prompt. The functions are pure.
 """
 
@@ -29,7 +29,7 @@ Each request contains a prefix of the prompt.
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """A request with the prompt's tokens before the position of `row`.
+    """A request with the tokens of the prompt before the position of `row`.
 
     The request asks for candidates, for the most likely tokens, or for the draw with the number `draw`.
     """
@@ -136,7 +136,7 @@ def _logprobs_of_named(
 def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int, ...]]]:
     """Return the rows, with the tokens for which logprobs are requested.
 
-    Each token occurs once, in groups that a server accepts.
+    Each token of a row occurs once; the tokens are divided into groups that a server accepts.
     """
     found = []
     for row, row_targets in enumerate(_all_targets(job, scored_from)):

@@ -122,7 +122,7 @@ class TokenServerSampler(Sampler):
             self._loading.discard(loading)
 
     async def _load_after_unloads(self, adapter: ServedAdapter) -> None:
-        """Load the adapter as soon as the server has room.
+        """Load the adapter as soon as the server has room for it.
 
         With one adapter too many, the server would evict any adapter, and wait for the samples that use this adapter.
         """

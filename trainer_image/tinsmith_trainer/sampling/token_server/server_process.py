@@ -107,7 +107,7 @@ class ServerProcess:
         self._listening.cancel()
 
     def close_pipe(self) -> None:
-        """Close the pipe. The server then ends soon. Idempotent."""
+        """Close the pipe. After the close of the pipe, the server ends soon. Idempotent."""
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
@@ -140,7 +140,7 @@ async def until_ill(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Return when the server has been unhealthy for `ILL_SECONDS`.
+    """Wait until the server has been unhealthy for `ILL_SECONDS`.
 
     A check without an answer counts as unhealthy.
     """

@@ -96,8 +96,8 @@ class SglangServer(TokenServer):
     async def draw(self, request: GenerationRequest) -> Generation:
         """Draw the sequence.
 
-        SGLang stops at the stop tokens of a request and at all end-of-sequence tokens of a model, or at no token. So
-        the draw is continued if SGLang stops at a token that the request does not list.
+        SGLang stops either at the stop tokens of the request and at all end-of-sequence tokens of the model, or at no
+        token. So the draw is continued if SGLang stops at a token that the request does not list.
         """
         if request.seed is not None and not self._deterministic:
             raise UserError(
@@ -157,7 +157,7 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
 
 
 def _token_ids(request: GenerationRequest) -> list[int] | None:
-    """Return the candidates for each scored request.
+    """Return the candidate tokens to send with each scored request.
 
     SGLang's scheduler fails if a batch has requests with candidates and requests without candidates.
     """

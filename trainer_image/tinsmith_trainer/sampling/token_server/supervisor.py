@@ -1,7 +1,7 @@
 """A program that runs a command until the other end of a pipe is closed: `python -m …supervisor FD COMMAND…`.
 
-When a server is killed, the server's child processes continue to run. So each server runs in a separate session. All
-processes of the session end together with the process that holds the pipe, even if that process is killed. The
+When a server is killed, the server's child processes continue to run. For this reason, each server runs in a separate
+session. All processes of the session end when the process that holds the pipe ends, even if the holder is killed. The
 supervisor exits with the command's exit status.
 """
 
@@ -16,7 +16,7 @@ import threading
 from typing import NoReturn
 
 STOP_SECONDS = 10.0
-"""The time between the request to end and the kill of the session.
+"""The time between the request to end a session and the kill of the session.
 
 TINSMITH_SUPERVISOR_STOP_SECONDS overrides this time.
 """

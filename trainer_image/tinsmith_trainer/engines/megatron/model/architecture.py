@@ -122,7 +122,7 @@ def _rotary_type(config: Any) -> str:
 
 
 def check_divisible(directory: Path, architecture: Architecture, parallelism: Parallelism) -> None:
-    """Raise ModelDirectoryInvalid if tensor, pipeline or expert ranks cannot have equal parts of the model."""
+    """Raise ModelDirectoryInvalid if the model cannot be divided equally among tensor, pipeline or expert ranks."""
     tensor, pipeline, expert, mixture = (
         parallelism.tensor,
         parallelism.pipeline,
@@ -154,7 +154,7 @@ def check_divisible(directory: Path, architecture: Architecture, parallelism: Pa
 
 
 def check_cpu_dimensions(parallelism: Parallelism) -> None:
-    """Raise ValueError for a dimension that needs a GPU's attention kernels."""
+    """Raise ValueError for a dimension of parallelism that needs a GPU's attention kernels."""
     if (count := parallelism.context) > 1:
         raise ValueError(
             f"Ranks on the CPU do not support context parallelism, which was set to {count}: it needs kernels of GPUs. "

@@ -83,7 +83,7 @@ def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalLora:
-    """The adapter weights in a pipeline stage; the weights of one adapter are in the stage at a time.
+    """The adapter weights in a pipeline stage, for one adapter at a time.
 
     `tensors` are sorted by name.
     """
@@ -93,7 +93,7 @@ class CanonicalLora:
     _experts: tuple[ExpertsLora, ...]
 
     def set_scale(self, scale: float) -> None:
-        """Set alpha / rank of the current adapter; the rank is the adapter's rank before padding."""
+        """Set the scale of the current adapter: alpha divided by the rank before padding."""
         for adapter in self._adapters:
             adapter.alpha = scale * adapter.dim
         for experts in self._experts:
@@ -105,9 +105,9 @@ def adapted_rank(
 ) -> Rank:
     """Build a rank from a part of a model to which Megatron-Bridge added adapters.
 
-    `chunk` is Megatron's DistributedDataParallel around this part, and `optimizer` is Megatron's. `make_schedule` may
-    change the model's output layer. Raises ModelDirectoryInvalid, and ValueError for a model whose optimizer steps are
-    not supported.
+    `chunk` is Megatron's DistributedDataParallel around this part, and `optimizer` is an optimizer of Megatron.
+    `make_schedule` may change the model's output layer. Raises ModelDirectoryInvalid, and ValueError for a model whose
+    optimizer steps are not supported.
     """
     # Schedules read this in every call: stages tell each other each microbatch's shape, and none is padded.
     chunk.config.variable_seq_lengths = parallelism.pipeline > 1

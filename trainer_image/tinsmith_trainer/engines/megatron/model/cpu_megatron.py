@@ -1,8 +1,8 @@
 """Megatron's own layers, schedules and optimizers on a machine without a GPU.
 
 Megatron names the device "cuda" in many places, and queries the index, streams and random states of this device. Inside
-`cpu_megatron()`, these queries about a GPU get answers for the CPU. Other threads, and code outside the context, use
-torch and Megatron unchanged.
+`cpu_megatron()`, Megatron's queries about a GPU get answers for the CPU. Other threads, and code outside the context,
+use torch and Megatron unchanged.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _check_version() -> None:
 
 
 class _NoStream:
-    """A substitute for a stream and the stream's events, for which all work is always complete."""
+    """A substitute for a CUDA stream and events of this stream; all work in this stream is always complete."""
 
     def record_event(self) -> _NoStream:
         return self
@@ -129,7 +129,7 @@ def _current_device() -> torch.device:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Return at once, for functions that have nothing to do on the CPU."""
+    """Return at once; the substitute for functions that have nothing to do on the CPU."""
 
 
 def _no_random_states(*_: Any, **__: Any) -> AbstractContextManager[None]:

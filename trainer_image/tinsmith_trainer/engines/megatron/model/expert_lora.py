@@ -1,12 +1,12 @@
 """LoRA on the experts of a mixture in Megatron's layers, in the layout of `torch_model.experts`.
 
 Each expert has a separate adapter, except for one factor that all experts of a layer share. The shared factor is the
-factor at the model's hidden size: A of `w1` (gate) and `w3` (up), and B of `w2` (down). A rank holds the separate
-factors of the rank's experts, concatenated, and all shared factors. All gradients of an expert reach the rank that
-holds this expert. So gradients of separate factors are summed only over ranks with the same experts, and gradients of
-shared factors over all copies of the model. Megatron chooses between these two sums by the attribute `allreduce` of a
-parameter. Tensor ranks that share a sequence send different tokens of the sequence to the experts. Gradients of shared
-factors are then also summed over the tensor ranks, by the attribute `sequence_parallel`.
+factor at the model's hidden size: A of `w1` (gate) and `w3` (up), and B of `w2` (down). Each rank holds the
+concatenated separate factors of the rank's experts, and all shared factors. All gradients of an expert reach the rank
+that holds this expert. So gradients of separate factors are summed only over ranks with the same experts, and gradients
+of shared factors over all copies of the model. The attribute `allreduce` of a parameter tells Megatron over which ranks
+a gradient is summed. Tensor ranks that share a sequence send different tokens of the sequence to the experts. Gradients
+of shared factors are then also summed over the tensor ranks, by the attribute `sequence_parallel`.
 
 Megatron computes experts one by one (`SequentialMLP`), or all experts of a rank in one product (`TEGroupedMLP`).
 """
@@ -27,12 +27,12 @@ from tinsmith_trainer.torch_model.expert_products import by_all, by_expert
 from tinsmith_trainer.torch_model.experts import DOWN, GATE, UP, ExpertProjection
 
 EXPERTS = 0
-"""The dimension in which own factors are divided among ranks."""
+"""The dimension in which the separate factors of experts are divided among ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """The sizes of a layer of experts: the number of experts on all ranks, and the input and hidden widths."""
+    """The sizes of a layer of experts: the number of experts on all ranks, the input width and the hidden width."""
 
     experts: int
     hidden: int
@@ -65,11 +65,14 @@ class ExpertsLora(nn.Module):
                 self.register_parameter(f"{key}_{factor}", parameter)
 
     def factors(self, key: str) -> tuple[nn.Parameter, nn.Parameter]:
-        """Return A `[experts here or 1, rank, d_in]` and B `[experts here or 1, d_out, rank]` of a projection."""
+        """Return A `[n, rank, d_in]` and B `[n, d_out, rank]` of a projection.
+
+        For the shared factor, n is 1; for the other factor, n is the number of experts on this rank.
+        """
         return self.get_parameter(f"{key}_A"), self.get_parameter(f"{key}_B")
 
     def delta(self, key: str, expert: int, x: Tensor) -> Tensor:
-        """Return `[rows, d_out]` for rows `[rows, d_in]` of the rank's expert with this number."""
+        """Return the deltas `[rows, d_out]` for rows `[rows, d_in]` of the rank's expert with this index."""
         A, B = self.factors(key)
         own_A, own_B = (A[expert], B[0]) if self._projections[key].is_down else (A[0], B[expert])
         found: Tensor = (x.to(A.dtype) @ own_A.T * self.scale) @ own_B.T

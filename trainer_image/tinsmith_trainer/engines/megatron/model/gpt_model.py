@@ -78,7 +78,9 @@ class MegatronModel:
 
 
 def initialise_parallel(parallelism: Parallelism, rank: int) -> None:
-    """Set the number of this rank in Megatron, once per process. Megatron's groups end with torch.distributed's group.
+    """Set the number of this rank in Megatron, once per process.
+
+    When torch.distributed's process group ends, Megatron's groups end, too.
 
     Before this call, torch.distributed must have a process group; all ranks must make the call together. Raises
     RuntimeError if the process group does not match the parallelism, and ValueError for dimensions that a CPU does not
@@ -238,7 +240,7 @@ def _mixture_config(mixture: Mixture, parallelism: Parallelism) -> dict[str, Any
 
 
 def _set_rotary_frequencies(chunk: Any, config: Any) -> None:
-    """Set transformers' frequencies, because Megatron knows only one set of Llama 3's scaling factors."""
+    """Set rotary frequencies from transformers, because Megatron knows only one set of Llama 3's scaling factors."""
     chunk.rotary_pos_emb.inv_freq.copy_(LlamaRotaryEmbedding(config=config).inv_freq)
 
 
@@ -306,7 +308,7 @@ def _side_by_side(outputs: Sequence[Tensor]) -> Tensor:
 def place_lora(chunk: Any, architecture: Architecture, part: Part, experts: Part, max_rank: int) -> MegatronLora:
     """Wrap every linear layer of a GPTModel's pipeline stage in place.
 
-    `part` is the tensor rank's part, and `experts` is the part of a mixture's experts on this rank.
+    `part` is this rank's part among tensor ranks, and `experts` is this rank's part of a mixture's experts.
     """
     placing = _Placing(architecture, part, experts, max_rank)
     layers: list[AdaptedLayer] = [placed for layer in chunk.decoder.layers for placed in placing.layer(layer)]

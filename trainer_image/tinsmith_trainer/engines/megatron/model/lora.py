@@ -6,8 +6,9 @@ in the output of the fused layer:
 
     y[columns of p] += scale * (x A_p^T) B_p^T
 
-A and B are padded to the largest rank of any adapter. Padding is zero, adds nothing, and stays zero. The gradient of a
-padded row of A comes through a zero column of B, and the reverse, so both gradients are exactly zero.
+A and B are padded to the largest rank of any adapter. Padding is zero, adds nothing, and stays zero. A padded row of A
+gets the gradient through a zero column of B, and a padded column of B through a zero row of A, so both gradients are
+exactly zero.
 
 On each tensor rank, a column-parallel layer has some rows of B and all of A; a row-parallel layer has some columns of A
 and all of B. Factors that are not divided have the same gradient on all ranks.
@@ -42,9 +43,9 @@ class LoraTensor:
     `name` is the tensor's name in the whole model, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A").
     `parameter` is this rank's part of the tensor, float32. Dimension `split` is divided into equal parts, in order,
     among the ranks of tensor or expert parallelism (`among`). If `split` is None, all ranks have the same tensor.
-    `full_shape` is the shape in the whole model: `[max_rank, d_in]` or `[d_out, max_rank]`, for experts with the number
-    of experts in front. The parts of a vocabulary may be longer in total than the full shape; the additional values
-    stay zero.
+    `full_shape` is the shape in the whole model: `[max_rank, d_in]` or `[d_out, max_rank]`; for experts, the first
+    dimension is the number of experts. The parts of a vocabulary may together be longer than the full shape; the
+    additional values stay zero.
     """
 
     name: str
@@ -144,7 +145,7 @@ class ParallelLora(nn.Module):
 
 
 def _only(outputs: Sequence[Tensor]) -> Tensor:
-    """Return the output of the only projection."""
+    """Return the output of a layer with a single projection."""
     (output,) = outputs
     return output
 
@@ -169,7 +170,7 @@ class AdaptedLayer(Protocol):
 
 
 class MegatronLora:
-    """The adapter weights in a pipeline stage; the weights of one adapter are in the stage at a time.
+    """The adapter weights in a pipeline stage, for one adapter at a time.
 
     `tensors` are sorted by name. All tensors exist for every adapter, and the tensors of untrained modules are zero.
     """

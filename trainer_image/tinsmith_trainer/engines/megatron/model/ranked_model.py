@@ -14,7 +14,7 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 GROUPED_ROW_FLOATS = 8
-"""The number of values of which a row's length must be a multiple in grouped products on GPUs: 16 bytes in bfloat16."""
+"""In grouped products on GPUs, a row's length must be a multiple of this number: 16 bytes in bfloat16."""
 
 EXPERTS = "experts"
 _ATTENTION = ("linear_q", "linear_k", "linear_v", "linear_proj")
@@ -27,7 +27,7 @@ NAMES_CODE = "auto_map"
 
 @dataclass(frozen=True, slots=True)
 class RankedModel:
-    """The model for which ranks are built.
+    """The properties of the model for which ranks are built.
 
     `max_tokens` is the length of the longest datum, `max_rank` the highest rank of an adapter. `token_budget` limits a
     packed microbatch, but one datum of `max_tokens` always fits. `recompute` is the part of each layer that is
@@ -105,11 +105,11 @@ def check_layout(model: RankedModel, parallelism: Parallelism) -> None:
 
 
 def check_no_code(directory: Path, framework: str) -> None:
-    """Raise ModelDirectoryInvalid, naming the file, for a model that includes code.
+    """Raise ModelDirectoryInvalid, with the name of the file, for a model that includes code.
 
-    `framework` would run this code. NeMo RL and Miles load configurations, tokenizers and models with
-    `trust_remote_code=True`, and have no setting to change this. NeMo RL sets the option in `finalize_megatron_setup`
-    (`nemo_rl/models/megatron/setup.py`) and in `import_model_from_hf_name`
+    `framework` is the program that would run this code. NeMo RL and Miles load configurations, tokenizers and models
+    with `trust_remote_code=True`, and have no setting to change this. NeMo RL sets the option in
+    `finalize_megatron_setup` (`nemo_rl/models/megatron/setup.py`) and in `import_model_from_hf_name`
     (`nemo_rl/models/megatron/community_import.py`). Miles sets the option in `init`
     (`miles/backends/megatron_utils/actor.py`) and in `_setup_lora_model_via_bridge` in the same folder.
     """

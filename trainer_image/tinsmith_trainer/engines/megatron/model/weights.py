@@ -82,11 +82,14 @@ class Part:
     count: int
 
     def width(self, size: int) -> int:
-        """Return the width of every part, which includes the padding of the last parts."""
+        """Return the width of every part, including the padding in the last parts."""
         return -(-size // self.count)
 
     def of(self, size: int) -> slice:
-        """Return the part's range in a dimension. If the size is not divisible, the last parts are shorter or empty."""
+        """Return the range of indices that this part covers in a dimension.
+
+        If the size is not divisible, the last parts are shorter or empty.
+        """
         width = self.width(size)
         return slice(min(self.index * width, size), min((self.index + 1) * width, size))
 
@@ -165,7 +168,7 @@ class Loader:
         return interleave_groups(query, key, value, key.shape[0] // sizes.head_size, dim=0)
 
     def _vocabulary(self, name: str) -> Tensor:
-        """Return this rank's rows, with zeros after the end of the vocabulary."""
+        """Return this rank's rows of a vocabulary tensor, with zeros after the end of the vocabulary."""
         rows = self._rows(name, self.architecture.vocab_size)
         width = self.part.width(self.architecture.vocab_size)
         return torch.cat([rows, rows.new_zeros(width - rows.shape[0], rows.shape[1])])

@@ -1,7 +1,7 @@
 """Adapters that wait in host memory while another adapter is in the model.
 
 A waiting adapter is flat: one tensor holds all weights, and one tensor holds each of Adam's moments. So a switch of
-adapters takes a few copies between host and device instead of thousands.
+adapters takes only a few copies between host and device, not thousands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Megatron's data parallelism and optimizers: the setup, and access to the state of an optimizer.
 
-The setup makes gradients sums and disables overlapping communication. An optimizer holds a float32 master and Adam's
-moments for each parameter. Three optimizers are supported: for float32 parameters; for 16-bit parameters with float32
-masters; and the distributed optimizer, in which every data-parallel rank holds a range of each flattened parameter.
+With this setup, gradients are sums, and communication does not overlap with computation. An optimizer holds a float32
+master and Adam's moments for each parameter. Three optimizers are supported: for float32 parameters; for 16-bit
+parameters with float32 masters; and the distributed optimizer, in which every data-parallel rank holds a range of each
+flattened parameter.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class OptimizerState:
         self._groups = _data_groups(self._optimizers)
 
     def masters(self) -> list[Tensor]:
-        """Return the tensors themselves, not copies."""
+        """Return the master tensors themselves, not copies."""
         return [master.tensor for master in self._masters]
 
     def moments(self) -> Moments:
@@ -182,7 +183,7 @@ def _sharded_masters(optimizer: Any) -> Iterator[Master]:
 
 
 def _data_groups(optimizers: Sequence[Any]) -> list[tuple[Any, list[Tensor]]]:
-    """Return the ranks that share a parameter's shards, for each distributed optimizer."""
+    """For each distributed optimizer, return the ranks that hold the shards of a parameter."""
     from megatron.core.optimizer import DistributedOptimizer
 
     return [

@@ -1,7 +1,7 @@
 """A rank of a model, with the methods that the engine calls by name, on any machine.
 
-Every rank receives every call, in the same order. Arguments and results are picklable. Tensors in arguments are whole
-and on the CPU, and each rank cuts out a part. Each rank returns a part, and the engine joins the parts.
+Every rank receives every call, in the same order. Arguments and results are picklable. Tensor arguments are whole
+tensors on the CPU, and each rank cuts out a part. Each rank returns a part, and the engine joins the parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The division of an adapter's whole tensors into parts for the ranks, and the inverse.
 
 Parts are padded to the largest rank of any adapter: A `[max_rank, d_in]`, B `[d_out, max_rank]`, and for a mixture's
-experts a first dimension `experts or 1` more. Values beyond the adapter's rank, or beyond the end of a dimension that
-tensor ranks divide, are zero. The tensors of modules that the adapter does not train are zero, too.
+experts with a further first dimension, `experts` or 1. Values beyond the adapter's rank, or beyond the end of a
+dimension that tensor ranks divide, are zero. The tensors of modules that the adapter does not train are zero, too.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _cut(whole: Tensor | None, part: TensorPart, index: int) -> Tensor:
 
 
 def _corner(shape: Shape) -> tuple[slice, ...]:
-    """Return the index of the leading part of this shape in a larger tensor."""
+    """Return the index of the part with this shape at the beginning of a larger tensor."""
     return tuple(slice(size) for size in shape)
 
 
@@ -78,7 +78,9 @@ def join(
     parallelism: Parallelism,
     shapes: Mapping[str, Shape],
 ) -> dict[str, Tensor]:
-    """Join whole tensors of `shapes`. If several ranks hold a part, the first rank's copy is used.
+    """Join the parts of all ranks to whole tensors of `shapes`.
+
+    If several ranks hold a part, the first rank's copy is used.
 
     `held` and `parts` have one entry for each rank.
     """

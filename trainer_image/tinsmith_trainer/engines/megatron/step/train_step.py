@@ -192,7 +192,7 @@ class AdapterStep:
         self._state.set_moments(step, parked.moments)
 
     def _reduce(self) -> None:
-        """Sum the gradients over data-parallel ranks, and over other ranks as far as Megatron does.
+        """Sum the gradients over data-parallel ranks, and over all other ranks that Megatron includes.
 
         Every rank gets the whole sum, although the distributed optimizer needs only a shard. LoRA's gradients are
         small, and a whole accumulator can be read, written and resharded without communication.
@@ -222,7 +222,10 @@ class AdapterStep:
             raise RanksLost(f"A step failed after it began to change weights: {error}") from error
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return copies by name, each with separate storage. A pickled view would contain the whole flat tensor."""
+        """Return copies of tensors by name, each copy with separate storage.
+
+        A pickled view would contain the whole flat tensor.
+        """
         parts = split(flat.cpu(), self._parameters)
         return {name: part.clone() for name, part in zip(self._names, parts, strict=True)}
 

@@ -3,8 +3,8 @@
 A sequence's logits are the largest tensor of a step: for each position, as many values as the vocabulary has tokens. So
 the model does not call the output layer. This module calls the layer for some positions at a time, and reduces the
 logits of these positions to logprobs at once. Backward calls the layer again, which costs one to three percent of a
-step, and more for the smallest models. The layer itself is unchanged, with the adapter and the exchange between tensor
-ranks.
+step, and more for the smallest models. The output layer itself is unchanged: it includes the adapter and the exchange
+between tensor ranks.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class DeferredUnembedding(nn.Module):
     def logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return float32 logprobs in the targets' shape, differentiable, and equal on all tensor ranks.
 
-        `hidden` `[B, S / pieces, H]` is the model's output. `targets` `[B, S']` or `[B, S', K]`, with S' up to S, are
-        the targets of the first positions.
+        `hidden` `[B, S / pieces, H]` is the model's output. `targets`, `[B, S']` or `[B, S', K]` with S' up to S, are
+        the targets of the first S' positions.
         """
         states = hidden.transpose(0, 1)
         length, rows = states.shape[:2]

@@ -1,7 +1,7 @@
-"""For each model, the choice of the memory of sequences, the forward and the batches.
+"""For each model, the choice of the memory for sequences, of the forward and of the batches.
 
 If all layers keep keys and values in one shape, the sampler stores keys and values in its own tensors, in rows of any
-length. For all other models, the sampler uses the model's own cache. A trial at the load of the model decides which
+length. For all other models, the sampler uses the model's own cache. When the model is loaded, a trial decides which
 cache is used.
 """
 
@@ -76,7 +76,10 @@ def _by_cache(torch_model: TorchModel, trial: Trial) -> CacheForward:
 
 
 def _of_the_model(error: Exception) -> str:
-    """Describe an error that the model itself causes. Raise errors of memory or of the device again."""
+    """Return a description of an error that the model itself causes.
+
+    If the cause is the memory or the device, the error is raised again.
+    """
     if is_out_of_memory(error):
         raise error
     end_if_device_is_lost(error)

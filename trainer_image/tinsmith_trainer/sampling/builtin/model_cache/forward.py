@@ -158,7 +158,7 @@ PARTS = (16, 14, 7, 1, 1, 1)
 """The lengths of consecutive blocks and steps."""
 AT_ONCE = (37, 1, 1, 1)
 TOLERANCE, TOLERANCE_IN_HALVES = 1e-4, 0.1
-"""The limits on the difference, as fractions of the error of a model that forgets.
+"""The limits on the difference of logprobs, as fractions of the error of a model that forgets earlier tokens.
 
 Rounding in float32 and bfloat16 stays below these limits, and a layer that forgets tokens exceeds the limits.
 """
@@ -183,7 +183,7 @@ class Trial:
         return ids[None].to(self._torch_model.device)
 
     def agrees(self, found: Tensor, expected: Tensor | None = None) -> bool:
-        """Return whether logits `[..., vocab]` agree with the sequence's logits, or with `expected`."""
+        """Return whether logits `[..., vocab]` agree with the logits of the test sequence, or with `expected`."""
         return self.apart(found, expected) <= self._most
 
     def apart(self, found: Tensor, expected: Tensor | None = None) -> float:
@@ -199,7 +199,10 @@ class Trial:
 
 
 def in_parts(compute: Callable[[Tensor, int], Tensor], ids: Tensor, parts: Sequence[int]) -> Tensor:
-    """Return logits `[tokens, vocab]`. `compute` receives the next tokens and the number of earlier tokens."""
+    """Return logits `[tokens, vocab]`.
+
+    The arguments of `compute` are the next tokens and the number of earlier tokens.
+    """
     ends = [sum(parts[: n + 1]) for n in range(len(parts))]
     return torch.cat([compute(ids[:, end - size : end], end - size) for size, end in zip(parts, ends, strict=True)])
 

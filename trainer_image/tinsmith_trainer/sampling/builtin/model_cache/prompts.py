@@ -18,7 +18,7 @@ from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_k
 
 
 class CachePrefill:
-    """A prompt without the last token, because decoding computes the last token.
+    """A prompt without the last token, which is computed during decoding.
 
     A block's bits depend only on the prompt's tokens.
     """
@@ -79,7 +79,7 @@ class CachePrefill:
         return end - start
 
     def _take_known(self) -> None:
-        """Continue from known states. Positions with scores must still be computed."""
+        """Continue from known states. Positions with requested scores must still be computed."""
         first_scored = self.run.first_scored
         usable = [key for key, end in self._blocks if first_scored is None or end < first_scored]
         if (found := self._prefixes.find_last(usable)) is not None:

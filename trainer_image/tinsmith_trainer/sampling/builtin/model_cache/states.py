@@ -3,8 +3,8 @@
 The contents can be copied, moved, split, and combined as rows of one forward.
 
 Caches have many kinds of states: keys and values of all tokens or of a window, convolutions, recurrent states,
-compressed or indexed keys. In each kind, the first dimension of every tensor is the row. So a cache is treated as a
-tree of tensors. For each loaded model, a trial checks that this treatment works.
+compressed or indexed keys. In each kind of state, the first dimension of every tensor is the row. So a cache is treated
+as a tree of tensors. For each loaded model, a trial checks that this treatment works.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply the change to all tensors that have rows.
+    """Apply the function `change` to all tensors that have rows.
 
     A tensor without dimensions is one number for all rows, and stays unchanged.
     """
