@@ -25,7 +25,7 @@ BASE_PATHS = {
     API_PATH: "which the SDK adds",
     "/v1": "the base URL for clients of OpenAI",
 }
-"""Path endings that users append to a server's address by mistake. Longer endings come first."""
+"""Path endings that users append to a server's address by mistake. A longer ending comes before a shorter ending."""
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
 RETRY_SECONDS = 1.0
@@ -157,7 +157,10 @@ class Api(ServerClient):
         return [ServedModel(model["model_name"], model.get("max_context_length")) for model in models]
 
     def loading_models(self) -> list[str]:
-        """Return the base models that no worker has described yet. Such models are being loaded, or were never used."""
+        """Return the base models that no worker has described yet.
+
+        A model that no worker has described is being loaded, or was never used.
+        """
         models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
         return [model["model_name"] for model in models if model.get("images") is None]
 

@@ -114,7 +114,10 @@ def folder_of(model: str) -> Path:
 
 
 def unpacked(archive: bytes) -> dict[str, bytes]:
-    """Return the files of an archive by name. Raises TokenizerError if the archive contains something else."""
+    """Return the files of an archive by name.
+
+    Raises TokenizerError if the archive contains anything but tokenizer files.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
             listed = packed.infolist()

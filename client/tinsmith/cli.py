@@ -77,7 +77,7 @@ def summary_of(command: EntryPoint) -> str:
 
 
 def _source_of(module: str) -> str:
-    """Return the source of the module. Unlike `importlib.util.find_spec`, do not import parent packages."""
+    """Return the source of the module. Parent packages are not imported, unlike with `importlib.util.find_spec`."""
     folders: Sequence[str] | None = None
     name, spec = "", None
     for part in module.split("."):
@@ -211,7 +211,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Do nothing. Because of this callback, typer treats the app as a group of commands, even with only one command."""
+    """Do nothing: because of this callback, typer treats the app as a group of commands, even with only one command."""
 
 
 def _not_requested() -> None:

@@ -38,7 +38,10 @@ from tinsmith.credentials import (
 )
 
 OLDEST_SDK = (0, 38)
-"""The oldest version of the SDK that is supported. Older versions send requests that the server cannot read."""
+"""The oldest version of the SDK that is supported.
+
+Older versions of the SDK send requests that the server cannot read.
+"""
 
 KEY_PREFIXES = ("tml-", "eyJ")
 """The prefixes of keys that the SDK accepts. The SDK refuses other keys before the first request."""

@@ -25,7 +25,7 @@ class ServerFailed(Exception):
 
 
 def free_port(preferred: int) -> int:
-    """Return the preferred port if it is free. Otherwise, return another free port."""
+    """Return the preferred port if it is free. If the preferred port is in use, return another free port."""
     try:
         return _bind(preferred)
     except OSError:

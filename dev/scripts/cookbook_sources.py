@@ -3,7 +3,7 @@
 The wheel of tinker-cookbook does not contain the tests. `make recipes` runs some of these tests.
 
 The tests are in the source distribution of the version in dev/requirements/dev.txt. The download must have the digest
-in that file.
+in dev/requirements/dev.txt.
 """
 
 from __future__ import annotations

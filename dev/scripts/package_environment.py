@@ -146,7 +146,7 @@ def _last_use(environment: Path) -> float:
 def install_into(packages: Packages, environment: Path) -> None:
     """Install the lock. Nothing is resolved, because the lock is complete.
 
-    Only the modules that a program imports are compiled. Such modules are a small part of the packages. Without
+    Only the modules that a program imports are compiled. The compiled modules are a small part of the packages. Without
     compiled modules, a server would need twice the time to start.
     """
     started = time.monotonic()

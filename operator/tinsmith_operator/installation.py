@@ -20,7 +20,7 @@ OPERATOR_LABELS: Mapping[str, str] = {
 
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""The environment variables with the URL of an object store of another provider than Amazon.
+"""The environment variables for the URL of an object store that is not Amazon S3.
 
 If several variables are set, the first variable in the list counts, as in botocore.
 """

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, and of the last observed state of sessions and pools."""
+"""Prometheus metrics of the operator, and of the latest observed state of sessions and pools."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ _LOG_LINE = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ .*$\n?", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The cluster and namespace to use. For None, the value in the kubeconfig is used."""
+    """The cluster and namespace to use. If a field is None, the value in the kubeconfig is used."""
 
     context: str | None = None
     namespace: str | None = None

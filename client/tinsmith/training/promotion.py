@@ -28,7 +28,7 @@ RUN_SUMMARY = "summary.json"
 NO_SUCH_CALL = ("Not Found", "Method Not Allowed")
 """Texts in the answers of servers without promotions.
 
-A server with promotions answers with the missing name instead.
+A server with promotions answers with the missing name, not with these texts.
 """
 
 Service = tinker.ServiceClient | tinker.RestClient

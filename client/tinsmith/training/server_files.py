@@ -30,7 +30,7 @@ The server's lists do not contain temporary runs.
 """
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 SILENCE_SECONDS = 60.0
-"""The longest time to wait for the next byte. The whole download may take longer."""
+"""The longest time to wait for the next byte. The duration of the whole download is not limited."""
 NO_SUCH_CALL = (tinker.NotFoundError, tinker.UnprocessableEntityError, tinker.BadRequestError)
 GZIP_MAGIC = b"\x1f\x8b"
 DRAIN_BYTES = 2**20

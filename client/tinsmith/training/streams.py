@@ -152,7 +152,7 @@ class StepReport:
 
 
 class StepInProgress:
-    """A step that collects groups until the step is full. Each minibatch is sent when the minibatch is complete."""
+    """A step that collects groups until the step is full. Each complete minibatch is sent at once."""
 
     def __init__(self, step: int, plan: MinibatchPlan, send: Send) -> None:
         self.step = step

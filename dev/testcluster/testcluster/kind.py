@@ -1,8 +1,8 @@
 """A cluster that kind makes on Docker or Podman, on request or if this machine cannot run the project's own cluster.
 
-Such a cluster has the storage class `standard`, and no Ingress controller. A test that needs more fails with a message
-about the missing part. The node uses kind's own image, or the image that `make kind-node-image` has made. A node with
-the image of `make kind-node-image` does not enforce NetworkPolicies.
+A cluster of kind has the storage class `standard`, and no Ingress controller. A test that needs more fails with a
+message about the missing part. The node uses kind's own image, or the image that `make kind-node-image` has made. A
+node with the image of `make kind-node-image` does not enforce NetworkPolicies.
 """
 
 from __future__ import annotations

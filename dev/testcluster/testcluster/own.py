@@ -117,7 +117,10 @@ def _start_node_tier(places: Places, nodes: int) -> Record:
 
 
 def _control_plane_on(node: Node) -> ControlPlane:
-    """Return the control plane for the first node. There, the control plane can reach the addresses of Services."""
+    """Return the control plane for the first node.
+
+    On the first node, the control plane can reach the addresses of Services.
+    """
     authority = create_authority(node.places.certificates)
     namespace = node.network.namespace(node.number)
     return ControlPlane(node.places, built(KUBERNETES), authority, node.address, inside_ports(), namespace)

@@ -97,7 +97,7 @@ class Storage(Resource):
     def deletes_claim(self) -> bool:
         """True if the operator deletes the claim together with the session.
 
-        It never deletes a claim that a user has created.
+        The operator never deletes a claim that a user has created.
         """
         return self.retention_policy.when_deleted is WhenDeleted.DELETE and self.existing_claim is None
 

@@ -122,7 +122,9 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
 def equivalent_sampler_hashes(
     pool: SamplerPool, installation: Installation, restart: str | None, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Return the hashes of pods that run the same containers. Such pods differ only in how a node pulls the image.
+    """Return the hashes of pods that run the same containers.
+
+    Pods with equivalent hashes differ only in how a node pulls the image.
 
     `pull_secrets` are the pull Secrets of the live template.
     """

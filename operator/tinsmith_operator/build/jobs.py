@@ -7,9 +7,10 @@ duration depends on the model, the hub and the volume. A complete conversion Job
 the model is converted.
 
 The image pull Job pulls a new image onto a worker's node while the worker still runs. The pod of the image pull Job has
-the pull Secrets, ServiceAccount and tolerations of the worker's pod. The pod runs Python without any work, and has
-neither volumes nor credentials. Because of the image pull Job, the operator notices an unusable image before it stops
-the worker. The image pull Job has no deadline, because the kubelet retries the pull as long as the pod exists.
+the pull Secrets, ServiceAccount and tolerations of the worker's pod. The pod of the image pull Job runs Python without
+any work, and has neither volumes nor credentials. Because of the image pull Job, the operator notices an unusable image
+before it stops the worker. The image pull Job has no deadline, because the kubelet retries the pull as long as the pod
+exists.
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ def inputs_hash(session: TrainingSession, installation: Installation, plan: Work
 def equivalent_hashes(
     session: TrainingSession, installation: Installation, plan: WorkerPlan, pull_secrets: Sequence[Manifest]
 ) -> frozenset[str]:
-    """Return the hashes of pods that run the same containers. Such pods differ only in how a node pulls the image.
+    """Return the hashes of pods that run the same containers.
+
+    Pods with equivalent hashes differ only in how a node pulls the image.
 
     `pull_secrets` are the pull Secrets of the live pod.
     """

@@ -70,7 +70,7 @@ class Authority:
     def fingerprint(self) -> str:
         """A fingerprint of all trusted authorities.
 
-        A leaf certificate that was issued with another fingerprint must be issued again.
+        A leaf certificate with the fingerprint of other authorities must be issued again.
         """
         return trust_fingerprint((self.certificate, *self.others))
 

@@ -1,7 +1,7 @@
 """The actions that make up a decision: changes of a session or pool, and of the children of this owner.
 
 The operator carries out the actions in order, and stops at the first action that fails. The next decision starts from
-the state of the cluster at that time.
+the new state of the cluster.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Decision:
 
     - `requeue_after_seconds`: the longest time until the next decision; None: decide again at the next event or resync.
     - `wants_turn`: the session waits for its turn of an automatic restart, or has its turn but does not serve again
-      yet; None: not known.
+      yet; None: unknown.
     """
 
     actions: tuple[Action, ...]

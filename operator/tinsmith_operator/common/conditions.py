@@ -86,7 +86,7 @@ def _is_news(before: Condition | None, after: Condition) -> bool:
 
 
 def _event_type(condition: Condition) -> EventType:
-    """Return Warning only if a person must act.
+    """Return the type of the Event: Warning if a person must act, otherwise Normal.
 
     For example, a pool that is degraded because it was just scaled up needs no action.
     """

@@ -106,7 +106,7 @@ def refusal(refusals: Mapping[str, str]) -> Finding | None:
 def _why_refused(kind: str, message: str) -> Reason:
     """Return the reason for a refusal.
 
-    If a quota or LimitRange refuses a claim, the reason is a reason about storage.
+    For a claim that a quota or LimitRange refuses, return a reason about storage.
     """
     of_kind, reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED), words.why_not_admitted(message)
     if of_kind is Reason.CLAIM_REFUSED and reason in (Reason.QUOTA_EXCEEDED, Reason.RESOURCES_REFUSED):
@@ -359,7 +359,8 @@ def blocking_reason(observed: Surroundings, installation: Installation, image: s
     """Return why a session or pool must not have any pods.
 
     If a session or pool must not have pods, the operator stops running pods. The pods save a snapshot before they stop,
-    and the volume keeps all data. When the reason no longer applies, the operator starts the pods again.
+    and the volume keeps all data. When the reason for having no pods no longer applies, the operator starts the pods
+    again.
 
     `image` is the image that would run if the spec names no image.
     """

@@ -110,7 +110,7 @@ class Pod(LiveObject):
     def requested_image(self) -> str | None:
         """The image that the spec or the installation named, if the pod records this image.
 
-        Otherwise, the image in the pod.
+        If the pod does not record a requested image, the image in the pod's spec.
         """
         noted: str | None = self._annotations.get(IMAGE_ANNOTATION)
         return noted or self.journal_image or self.image

@@ -88,7 +88,7 @@ class Workload(LiveObject):
 
 @dataclass(frozen=True)
 class Job(LiveObject):
-    """A Job with the pods that the Job has started. The latest pod is last."""
+    """A Job with the pods that the Job has started. The latest pod of the Job is last."""
 
     tries: tuple[Pod, ...]
 

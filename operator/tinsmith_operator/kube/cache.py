@@ -133,8 +133,8 @@ class Cache:
     def note_end(self, ref: Ref, uid: str, version: int) -> None:
         """Remove an object that left the watch at that version, unless the cache holds another object with that name.
 
-        Such an object may still exist, without the label that the watch selects. If the object still exists, a read
-        returns that version or a newer version.
+        An object that left the watch may still exist, without the label that the watch selects. If the object still
+        exists, a read returns that version or a newer version.
         """
         self._ended[uid] = version
         while len(self._ended) > REMEMBERED_ENDS:

@@ -193,7 +193,7 @@ class Cluster:
     async def write_lease(self, resource: Resource, manifest: Manifest, timeout_seconds: float) -> Manifest:
         """Create the Lease, or replace the Lease if `manifest` contains a version.
 
-        This write needs no permit, because the Lease itself is the permit.
+        A write of the Lease needs no permit, because the Lease itself is the permit.
         """
         metadata = manifest["metadata"]
         replaces = "resourceVersion" in metadata

@@ -44,7 +44,10 @@ class Events:
         self._read: dict[str, tuple[float, tuple[KubernetesWarning, ...]]] = {}
 
     async def emit(self, owner: Owner, event: Emit) -> None:
-        """Write the Event. Raises NotLeading. Other failures are only logged, because nothing depends on Events."""
+        """Write the Event.
+
+        Raises NotLeading. Failures other than NotLeading are only logged, because nothing depends on Events.
+        """
         manifest = self._manifest(owner, event)
         try:
             try:

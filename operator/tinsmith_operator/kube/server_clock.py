@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 def least_offset(date: datetime, sent: datetime, received: datetime, known: timedelta = timedelta()) -> timedelta:
-    """Return the offset of the other clock that is closest to the known offset and agrees with the answer.
+    """Return the offset that agrees with the answer and is closest to the known offset of the other clock.
 
     A negative offset means that the other clock is behind.
 

@@ -66,7 +66,7 @@ class PoolSituation:
     - `blocking_reason`: why the pool must have no pods.
     - `staying_pods`: the pods that count as replicas. Terminating and ended pods do not count, because new pods replace
       terminating and ended pods.
-    - `failed_pods`: the latest first. A ReplicaSet keeps its failed pods and creates other pods.
+    - `failed_pods`: the failed pods, the latest first. A ReplicaSet keeps its failed pods and creates other pods.
     """
 
     observed: ObservedPool

@@ -27,7 +27,7 @@ Reconcile = Callable[[Key], Awaitable[ReconcileResult]]
 RequestedState = Callable[[Key], object]
 """A function that returns what the user requests of a session or pool.
 
-The result is compared with an earlier result.
+The controller compares the result with an earlier result of the function.
 """
 
 Identify = Callable[[Key], dict[str, object]]
@@ -67,8 +67,8 @@ class Controller:
     def enqueue(self, key: Key) -> None:
         """Reconcile the key as soon as possible.
 
-        A key that does not converge keeps its backoff until the user requests a change of the session or pool. Other
-        events do not end the backoff, because most events come from the operator's own writes.
+        A key that does not converge keeps its backoff until the user requests a change of the session or pool. Events
+        without a new request do not end the backoff, because most events come from the operator's own writes.
         """
         rounds = self._rounds.get(key)
         if rounds is not None and rounds.requested_state != self._requested_state(key):

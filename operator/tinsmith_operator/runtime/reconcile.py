@@ -137,7 +137,7 @@ class SessionKind:
     def _is_seen(self, session: TrainingSession) -> bool:
         """Return whether RayClusters are listed, or are known to be unlistable.
 
-        When one of the two becomes known, the session is reconciled again.
+        When the state of RayClusters becomes known, the session is reconciled again.
         """
         if not session.spec.is_group:
             return True

@@ -111,7 +111,7 @@ class Operator:
         return self._server.metrics_port
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set. If an error ends the operator earlier, raise the error."""
+        """Run until `stop` is set. If an error ends the operator before `stop` is set, raise the error."""
         async with self._server:
             tasks = [asyncio.create_task(job) for job in self._jobs()]
             try:

@@ -73,7 +73,7 @@ class WorkQueue(Generic[KeyT]):
     def hold(self, key: KeyT) -> float:
         """Add a key with the delay of a failed key.
 
-        Until `release`, the key is not due earlier, even if the key is added again.
+        A held key keeps its due time until `release`, even if the key is added again.
         """
         seconds = self._next_pause(key)
         self._waiting.pop(key, None)

@@ -117,8 +117,9 @@ def with_size(claim: Manifest, size: str) -> Manifest:
 def _as_it_is(desired: Manifest, live: Manifest) -> Manifest:
     """Return the desired claim. Immutable fields that the operator manages keep their live values.
 
-    An apply removes fields that only an earlier apply named, but the API server refuses to remove a storage class. If
-    the cluster chose the storage class, the field is left out. Otherwise, the field would become the operator's field.
+    An apply removes fields that only an earlier apply contained, but the API server refuses the removal of a storage
+    class. If the cluster chose the storage class, the field is left out. The operator must not become the manager of a
+    storage class that the cluster chose.
     """
     named = desired["spec"].keys() | own_spec_fields(live)
     fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"] and name in named}

@@ -34,7 +34,7 @@ from tinsmith_operator.session.workload import (
 def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
     """Return what to do about one session now. This pure function returns the same decision for the same input.
 
-    When decisions are carried out one after another, a decision without actions is reached.
+    If decisions are made and carried out repeatedly, a decision without actions follows in the end.
     """
     situation = assess(observed, installation, now)
     if observed.session.is_being_deleted:

@@ -29,7 +29,10 @@ LOOK_AGAIN_SECONDS = 10.0
 
 
 def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinalizer, ...]:
-    """Add the finalizer if the claim must be deleted together with the session. Otherwise, remove the finalizer."""
+    """Add the finalizer if the claim must be deleted together with the session.
+
+    If the claim must be kept, remove the finalizer.
+    """
     session = situation.session
     if session.spec.storage.deletes_claim == session.has_finalizer:
         return ()

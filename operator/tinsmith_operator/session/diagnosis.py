@@ -213,7 +213,7 @@ def _replacement(situation: Situation) -> Finding | None:
 def _replay(situation: Situation, finding: Finding) -> Finding:
     """Return the finding that the old image is replaying the journal.
 
-    This finding says more than the progress of the replay.
+    The finding about the old image says more than the progress of the replay.
     """
     plan = situation.image_plan
     if not plan.replays_on_old_image or finding.reason.progress is not Progress.MOVING:

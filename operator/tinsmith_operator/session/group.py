@@ -78,7 +78,7 @@ def _trouble_of_a_member(situation: Situation) -> Finding | None:
 
 
 def _is_more_specific(reason: Reason) -> bool:
-    """Return whether the reason says more than that a pod is starting."""
+    """Return whether the reason says more about a pod than the fact that the pod is starting."""
     return reason.progress is Progress.STUCK or reason is Reason.UNSCHEDULABLE
 
 

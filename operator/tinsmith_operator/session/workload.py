@@ -95,7 +95,9 @@ def delete_workload(workload: Workload | None, why: str) -> tuple[Delete, ...]:
 
 
 def replace_pod(situation: Situation) -> tuple[Delete, ...]:
-    """Stop the pod when the workload has the desired template for the next pod. The pod saves a snapshot first.
+    """Stop the pod when the workload has the desired template for the next pod.
+
+    The pod saves a snapshot before it stops.
 
     Members are stopped together with the worker's pod, and remain until the worker's pod is gone.
     """

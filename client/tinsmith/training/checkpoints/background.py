@@ -29,7 +29,10 @@ class BackgroundSaves:
         atexit.register(self._at_end)
 
     def start(self, step: int, save: Callable[[], None]) -> None:
-        """Wait for the previous save, then start a new save. If the previous save failed, raise SaveFailed instead."""
+        """Wait for the previous save, then start a new save.
+
+        If the previous save failed, start no save and raise SaveFailed.
+        """
         with self._lock:
             self._finish()
             self._step = step

@@ -1,6 +1,6 @@
 """The checkpoints of one run.
 
-The functions list, read, verify, write and remove checkpoints. No function of this module needs a server.
+This module lists, reads, verifies, writes and removes checkpoints. No function of this module needs a server.
 """
 
 from __future__ import annotations

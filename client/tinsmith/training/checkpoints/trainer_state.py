@@ -1,6 +1,6 @@
 """The files `trainer_state.pt` and `optimizer.pt` of a checkpoint.
 
-Both are PyTorch files, and are read without executing code that a file may contain.
+Both files have PyTorch's format, and are read without executing code that a file may contain.
 
 PyTorch is imported only when a function needs PyTorch, because the import takes seconds.
 """
@@ -33,8 +33,7 @@ class TrainerState:
 def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the state.
 
-    Raises UnfitLoopState except for numbers, strings, None and tensors, and lists, tuples and dicts of numbers,
-    strings, None and tensors.
+    Raises UnfitLoopState if a value is not a number, string, None, tensor, list, tuple or dict.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Groups of a `verifiers` environment. The environment is not modified, and calls a stand-in for OpenAI's client.
 
-Each request of a rollout becomes an observation, and the answer of the training loop is returned as a completion. So
-any training loop for tinker-cookbook's groups can train in a `verifiers` environment, with the loop's own weights,
-temperature and limits. Sampling settings of the environment, such as a temperature, are ignored.
+Each request of a rollout becomes an observation, and the answer of the training loop is returned as a completion. Any
+training loop for tinker-cookbook's groups can therefore train in a `verifiers` environment, with the loop's own
+weights, temperature and limits. Sampling settings of the environment, such as a temperature, are ignored.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ GRADER_NAMES = (*GRADERS, CHOICE)
 def require_fit(grader: str, example: Example) -> None:
     """Raise EvaluationError if the grader cannot use the answer of the example.
 
-    This check happens before anything is sampled.
+    The answers of all examples are checked before anything is sampled.
     """
     for text in expected_texts(example):
         if grader == number.__name__:

@@ -77,8 +77,8 @@ def paired_difference(first: Mapping[str, float], second: Mapping[str, float]) -
 def t_quantile(degrees: int) -> float:
     """Return the t for which 95 % of Student's distribution is between -t and t.
 
-    The method is bisection of equations 26.7.3 and 26.7.4 of Abramowitz and Stegun. For many degrees of freedom, the
-    method is the first term of equation 26.7.5.
+    The result is found by bisection of equations 26.7.3 and 26.7.4 of Abramowitz and Stegun. For many degrees of
+    freedom, the first term of equation 26.7.5 is used.
     """
     if degrees > EXACT_DEGREES:
         return Z + (Z**3 + Z) / (4 * degrees)

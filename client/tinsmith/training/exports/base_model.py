@@ -18,7 +18,7 @@ from transformers import (
 from tinsmith.training.errors import BaseModelUnusable
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
-"""Copies of the weights for other frameworks. Such copies could double the size of a download."""
+"""Copies of the weights for other frameworks. Copies for other frameworks could double the size of a download."""
 MADE_DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 ADAPTER_CONFIG = "adapter_config.json"
 MOST_NAMED = 5

@@ -27,8 +27,8 @@ class StoredAdapter:
 
     `base_model` is the server's name of the base model, and `config` is PEFT's configuration. `factors` maps
     `<module>.lora_A` and `.lora_B` to tensors: A is `[rank, d_in]`, B is `[d_out, rank]`. Factors of experts have an
-    additional first dimension for the experts. This dimension is 1 if all experts of a layer share the factor: A of
-    `w1` (gate) and `w3` (up), and B of `w2` (down).
+    additional first dimension for the experts. The first dimension is 1 if all experts of a layer share the factor: A
+    of `w1` (gate) and `w3` (up), and B of `w2` (down).
     """
 
     base_model: str

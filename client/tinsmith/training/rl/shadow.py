@@ -30,10 +30,11 @@ class ShadowStep:
 class ShadowClient:
     """A second model that trains on the batches of the main run, with another loss, hyperparameters or base model.
 
-    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for the shadow. Further batches
-    are skipped and counted in `missed_steps`. After the first failure, the shadow does not train any more. `failure` is
-    the error of the shadow, which is also logged as a warning. A cancellation during a step counts as a failure. A
-    shadow on the same server uses a share of the machine, but does not change the numbers of the main run.
+    `training_client` belongs to the shadow. At most `most_steps_waiting` batches wait for the shadow. If so many
+    batches wait already, a new batch is skipped and counted in `missed_steps`. After the first failure, the shadow does
+    not train any more. `failure` is the error of the shadow, which is also logged as a warning. A cancellation during a
+    step counts as a failure. A shadow on the same server uses a share of the machine, but does not change the numbers
+    of the main run.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class Tally:
         return dict(self._in_a_row)
 
     def metrics_of_step(self) -> dict[str, float]:
-        """Return the metrics since the last step: `env/…` of completed groups, and the run's `rollout_errors/…`."""
+        """Return the metrics since the previous step: `env/…` of completed groups, and the run's `rollout_errors/…`."""
         groups, self._of_step = self._of_step, []
         ended = [group for group in groups if group.fruitless in (None, EQUAL_REWARDS)]
         rewards = compute_trajectory_metrics(
@@ -100,7 +100,7 @@ POSITION = "groups"
 FRUITLESS = "fruitless"
 """The key in `loop_state` for the number of consecutive groups without data.
 
-This number makes a resumed run end at the same group.
+Because of the number in `loop_state`, a resumed run ends at the same group.
 """
 SHADOW_SECONDS = 60.0
 """The time that shadows have to finish after the last step."""
@@ -130,8 +130,8 @@ class RLTrainer:
       seeds.
     - `most_fruitless_groups`: the run ends after this many consecutive groups without data, because of failures or
       equal rewards. The default is the number of groups in eight steps.
-    - `checkpoints`: the manager that saves the run at each `save_every` steps and at the end. `resumed` is the result
-      of the manager's `resume()`.
+    - `checkpoints`: the manager that saves the run every `save_every` steps and at the end. `resumed` is the result of
+      the manager's `resume()`.
     - `shadows`: models that train on the same data.
     - `on_step`: functions that are awaited after each step, in order, while the next groups are sampled.
     """
@@ -188,7 +188,10 @@ class RLTrainer:
         self._progress = progress
 
     def train(self, steps: int) -> int:
-        """Train like `run`, in a program without an event loop. In a notebook, await `run` instead."""
+        """Train like `run`, in a program without an event loop.
+
+        In a notebook, await `run` instead of calling this method.
+        """
         return asyncio.run(self.run(steps))
 
     async def run(self, steps: int) -> int:

@@ -174,7 +174,7 @@ class TensorBoardLogger(ml_log.Logger):
             self._writer.close()
 
     def _opened(self) -> Any:
-        """Open the file at the first step. A new file of events begins with the first logged step."""
+        """Open the file of events at the first step. A new file of events begins with the first logged step."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -92,7 +92,7 @@ def finish(
 def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: int) -> str:
     """Return the path of a saved sampler with the weights of the state.
 
-    A sampler that was saved earlier is reused, because it may be promoted. Otherwise, save a sampler.
+    A sampler that was saved earlier is reused, because it may be promoted. If no sampler was saved yet, save one.
     """
     if summary.exists():
         earlier = json.loads(summary.read_text())

@@ -41,7 +41,7 @@ class Stub:
 class Program:
     """A folder in `programs/` with a go.mod.
 
-    Such folders have separate go.mod files, because some programs have conflicting dependencies.
+    The folders have separate go.mod files, because some programs have conflicting dependencies.
     """
 
     name: str
