@@ -40,7 +40,7 @@ def make_tiny_model(
 ) -> None:
     """Write a random model of 0.2 million parameters and a tokenizer, for experiments.
 
-    The same arguments write the same bytes. Nothing is downloaded.
+    The same arguments write the same bytes. The command downloads nothing.
     """
     _make_output_folder(directory, "make-tiny-model")
     from tinsmith_trainer.torch_model.tiny_model import make_tiny_model as write_tiny_model

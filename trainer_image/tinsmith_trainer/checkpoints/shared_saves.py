@@ -141,8 +141,7 @@ class SharedSaves:
 
         After the write, the caller passes the digest of the manifest.
 
-        Weights that exceed the limits are not shared. If memory for the copy is short, the weights are not shared,
-        either.
+        Weights are not shared if they exceed the limits. A save without enough memory for the copy is not shared.
         """
         written: list[str] = []
         size_bytes = sum(tensor.nbytes for tensor in state.weights_only().tensors.values())

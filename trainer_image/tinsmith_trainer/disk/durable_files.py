@@ -86,7 +86,7 @@ def write_file(
     """Write and sync `content` under `path`. Until the final rename, `path` refers to the old file, or to no file.
 
     After an error, no part of the new file remains. Without `sync_folder`, the caller must sync the folder to make the
-    name durable, which saves time for many files.
+    name durable. One sync for many files saves time.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}{TEMPORARY_SUFFIX}")
     try:

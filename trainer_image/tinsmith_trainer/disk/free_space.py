@@ -232,8 +232,8 @@ def longer_retry_seconds(before: float) -> float:
 def _allocate(descriptor: int, size_bytes: int) -> None:
     """Allocate the blocks of a file, if the file system can do this.
 
-    On other file systems, `os.posix_fallocate` would write one byte to each 4 KiB; on a network file system each such
-    write is a request.
+    On other file systems, `os.posix_fallocate` would write one byte to each 4 KiB; on a network file system each write
+    is a request.
     """
     while size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
         code = ctypes.get_errno()

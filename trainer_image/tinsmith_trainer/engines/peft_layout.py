@@ -112,7 +112,7 @@ def _for_each(matrix: Array, experts: int) -> Array:
 
 
 def _gate_and_up(gate: tuple[Array, Array], up: tuple[Array, Array], *, is_interleaved: bool) -> tuple[Array, Array]:
-    """Return one adapter with twice the rank; one half changes the rows of gate, and the other half the rows of up."""
+    """Return one adapter with twice the rank; one half of the rank is for gate, and the other half for up."""
     (gate_A, gate_B), (up_A, up_B) = gate, up
     experts, width, rank = gate_B.shape
     both = np.zeros((experts, 2 * width, 2 * rank), np.float32)

@@ -175,10 +175,10 @@ class Journal:
         The future fails with JournalFull if the disk is full, and with ServerError if the file cannot be written.
         `uses_reserve` is for writes that free space, and for writes that a start needs. Writes with `uses_reserve` fail
         only when the reserve is used up, too. `must_succeed` is for writes that record effects that have already
-        happened. A write with `must_succeed` uses the reserve, then waits for space. A failure of such a write ends the
-        process, because the state in memory is then newer than the file. The next process continues from the file. The
-        future never resolves if the journal is closed before space is free. `model_id` is the model of a write that
-        must succeed.
+        happened. A write with `must_succeed` uses the reserve, then waits for space. A failed write with `must_succeed`
+        ends the process, because the state in memory is then newer than the file. The next process continues from the
+        file. The future never resolves if the journal is closed before space is free. `model_id` is the model of a
+        write that must succeed.
         """
         return self._put(_Job(run, Future(), True, must_succeed, uses_reserve or must_succeed, model_id))
 

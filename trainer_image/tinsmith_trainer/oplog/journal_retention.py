@@ -1,8 +1,8 @@
 """The data that the journal deletes while a model exists: expired results, and rows that the snapshot covers.
 
 The number of a deleted row is kept, so that the operation never runs again. If a client polls a deleted result, it is
-told that the result is deleted; a repeated submission is acknowledged as before. Each step of a deletion takes
-milliseconds, because all other writes wait for the step.
+told that the result is deleted; a repeated submission is acknowledged as before. All other writes wait for a step of a
+deletion, so each step is limited to milliseconds.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Retention:
     less than `least_seconds` ago are deleted only if the disk `is_short`.
 
     A model is closed if it was released, or could not be created. The newest `closed_models` of each tenant keep
-    results for the same time. Older closed models lose results that finished more than `least_seconds` ago.
+    results for `seconds`, too. Older closed models lose results that finished more than `least_seconds` ago.
 
     Of the operations that a model's snapshot covers, the rows of the newest `operations` are kept, and the rows that
     finished less than `least_seconds` ago. Of all other operations that the snapshot covers, only the numbers are kept.

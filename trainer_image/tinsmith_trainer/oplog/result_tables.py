@@ -59,9 +59,10 @@ def write_operation_result(db: Database, operation: Operation, result: Operation
 def _add_events(db: Database, model_id: str, result: OperationResult, stamp: Stamp) -> int:
     """Add the events.
 
-    Return the ID of the event that a server must process before a client sees the result, or 0 without such an event.
+    Return the ID of the event that a server must process before a client sees the result, or 0 if no event must be
+    processed.
 
-    A client that has the result may at once request the saved checkpoint.
+    A client may request the saved checkpoint as soon as the client has the result.
     """
     saved = 0
     for event in result.events:
@@ -169,8 +170,8 @@ def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
 def count_interruption(db: Database, interruption: Interruption) -> None:
     """Count the end of a process, once for each process.
 
-    If several pieces of work were in flight, the cause of the end is unknown. In this case, each piece of work becomes
-    a suspect with a count of 0.
+    If several pieces of work were in flight, the cause of the end is unknown. After an unknown cause, each piece of
+    work becomes a suspect with a count of 0.
     """
     suspects = interruption.suspects
     counts = int(len(suspects) == 1)

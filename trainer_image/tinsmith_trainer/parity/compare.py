@@ -33,7 +33,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The results of one engine after a step. Step 0 is the new adapter, so it has only weights.
+    """The results of one engine after a step. The record of step 0 is for the new adapter, and has only weights.
 
     `logprobs` are by call and datum, `losses` by call, `weights` by name.
     """

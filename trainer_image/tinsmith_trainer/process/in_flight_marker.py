@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 Purpose = Literal["operation", "replay", "restore", "snapshot", "import"]
 Background = Literal["saves", "loads", "imports"]
-"""The kinds of work that threads other than the engine's thread do."""
+"""The kinds of work that run outside the engine's thread."""
 HEADER = struct.Struct("<II")
 """The header of the file: the length and the CRC-32 of the JSON that follows.
 
@@ -119,7 +119,7 @@ class InFlightMarker:
                 self._mark()
 
     def clear(self) -> None:
-        """Mark the engine as idle. The mark of the previous process is cleared, too."""
+        """Mark the engine as idle. The mark that the previous process left is also cleared."""
         with self._lock:
             self._clear()
 

@@ -132,7 +132,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
-    """The result of a job: an `error`, or `num_samples` sequences and the other requested values.
+    """The result of a job: an `error`, or `num_samples` sequences and all further requested values.
 
     `prompt_logprobs` is `[len(prompt)]`, with NaN at position 0 and at unscored positions. `topk_prompt_logprobs` is
     `[len(prompt), K]`, with empty cells at position 0 and at unscored positions. `target_prompt_logprobs` has the shape
@@ -166,7 +166,10 @@ class Sampler(Protocol):
 
     @property
     def takes_images(self) -> bool:
-        """Return whether prompts may have images. Otherwise, jobs with images fail with a UserError."""
+        """Return whether prompts may have images.
+
+        If a sampler takes no images, jobs with images fail with a UserError.
+        """
         return False
 
     @property

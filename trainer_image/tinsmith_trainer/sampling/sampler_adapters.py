@@ -179,7 +179,7 @@ class SamplerAdapters:
             self._let_in(key)
 
     def _in_order(self) -> list[str]:
-        """Order the awaited versions: each tenant's oldest version first, and tenants with few used versions first."""
+        """Order the versions that wait for room: first by the tenant's number of used versions, then by age."""
         before = Counter(tenant for one in self._resident.values() for tenant, count in one.tenants.items() if count)
         ranks = {}
         for key, waiters in self._waiting.items():

@@ -47,7 +47,7 @@ class BaseModelInfo:
 
 
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
-"""Copies of the weights for other frameworks. Such copies can double the size of a download."""
+"""Copies of the weights for other frameworks. The copies can double the size of a download."""
 
 TOKEN_CURE = "Set HF_TOKEN (in a TrainingSession: hub.tokenSecretRef) to the token of an account that may read it"
 

@@ -36,7 +36,7 @@ MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts
 MIXER_PARENT = "mixer"
 """The name of layers that may be attention, a state space or an MLP.
 
-The names of the projections in such a layer show the kind of the layer.
+In layers with this name, the names of the projections show the kind of the layer.
 """
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
@@ -282,8 +282,8 @@ class _LongGroup:
     def own_gradients(self, grad: Tensor, x: Tensor, down: Tensor, grad_down: Tensor) -> Iterator[Sequence[Tensor]]:
         """Yield the gradients of A and B.
 
-        In each product, the LoRA rank is the first dimension. In the other order, MKL takes five times as long for a
-        rank of 8.
+        In each product, the LoRA rank is the first dimension. If the LoRA rank is the last dimension, MKL takes five
+        times as long for a rank of 8.
         """
         dtype = self.span.own.lora_A.dtype
         grad_A = linear_product(grad_down.T, self.span.of(x).to(dtype).T)

@@ -1,10 +1,10 @@
 """Matrix products with frozen weights. For each machine and shape, the faster library of PyTorch computes the product.
 
 On CPUs the choice is between MKL and oneDNN. On processors that Intel did not make, MKL uses half the width of AVX-512.
-On an AMD EPYC of family 26 and one thread, MKL reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a call of
-oneDNN takes about 10 us longer, which is too much for small products. With AVX2 only, MKL is faster for all shapes: on
-an EPYC of family 25, 88 GFLOP/s against 77. The choice of the library, and so the bits of a product, depend only on the
-machine and the shapes.
+On an AMD EPYC of family 26 and one thread, MKL reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. A call of oneDNN
+takes about 10 us longer than a call of MKL, which is too much for small products. With AVX2 only, MKL is faster for all
+shapes: on an EPYC of family 25, 88 GFLOP/s against 77. The choice of the library, and so the bits of a product, depend
+only on the machine and the shapes.
 """
 
 from __future__ import annotations

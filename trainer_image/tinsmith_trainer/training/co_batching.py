@@ -27,7 +27,7 @@ from tinsmith_trainer.training.training_calls import TrainingCall, TrainingCalls
 BEGUN_EARLY_BYTES = 1024**2
 """The size up to which a body is read during a turn of another model. Reading a larger body takes as long as a turn."""
 FREE_READING_SECONDS = 0.02
-"""The time in which an ordinary body is read.
+"""The time for reading an ordinary body, which is not charged.
 
 If reading a body takes longer, the model pays for the additional seconds of processor time. The wall clock is not used,
 because on a busy machine, the wall clock would also count other programs.

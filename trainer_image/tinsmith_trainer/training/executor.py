@@ -46,7 +46,7 @@ AREAS = (*PATH_KINDS.values(), EPHEMERAL_AREA)
 IMPORT_DIGITS = 15
 """The number of hexadecimal digits that an ID takes from a digest.
 
-Such an ID is practically unique, and has at most 64 bits.
+An ID of this length is practically unique, and has at most 64 bits.
 """
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 

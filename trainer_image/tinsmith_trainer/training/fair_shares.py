@@ -115,9 +115,9 @@ class FairShares:
 
         The contenders with the fewest tokens come first.
 
-        A contender that is far ahead of the chosen contender is left out. With such a contender, the small turns of the
-        chosen model would become as long as the large turns of this contender. Call this after `next` with the same
-        contenders.
+        A contender that is far ahead of the chosen contender is left out. With a contender that is far ahead, the small
+        turns of the chosen model would become as long as the large turns of this contender. Call this after `next` with
+        the same contenders.
         """
         others = [one for one in contenders if one != chosen and self._ahead(one, chosen) <= HEAD_START_TOKENS]
         return sorted(others, key=lambda one: self._ahead(one, chosen))

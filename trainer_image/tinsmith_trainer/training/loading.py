@@ -48,7 +48,7 @@ After this time, the checkpoint is dropped, and later read again.
 SUSPECT_WAIT_SECONDS = 30.0
 """The maximum time for which a suspected operation waits for reads in progress, counted from the beginning of a read.
 
-Because of this count, the operation does not wait again before each microbatch.
+The time is counted from the beginning, so that the operation does not wait again before each microbatch.
 """
 
 Read = Callable[[worker_pb2.LoadWeights], LoadedCheckpoint]
@@ -84,8 +84,8 @@ class Loads:
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
         """Return whether the operation is a load, and the checkpoint must be read first.
 
-        In this case, the model is held during the read. If a process has ended during this load before, the checkpoint
-        is read while the engine waits. If the process ends again, the load is known to be the cause.
+        During the read, the model is held. If a process has ended during this load before, the checkpoint is read
+        while the engine waits. If the process ends again, the load is known to be the cause.
         """
         operation = entry.operation
         is_read = operation.kind in LOADS and not entry.is_finished and operation.rejection is None

@@ -187,7 +187,10 @@ class Saves:
         return save is not None and save.written.done()
 
     def wait(self) -> None:
-        """Wait until no save is being written. If the process ends after this wait, only one cause is possible."""
+        """Wait until no write of a save is in progress.
+
+        If the process ends after this wait, only one cause is possible.
+        """
         for save in self._saves.values():
             save.written.exception()
         self._mark()

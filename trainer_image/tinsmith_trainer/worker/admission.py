@@ -67,8 +67,8 @@ class Admission:
         """Return whether the space that stays free is at least as large as the waiting operations of this owner.
 
         So an owner with a long backlog leaves space for later owners. The operation for which other operations wait is
-        always accepted. Chunks arrive out of order. If this operation were refused, the other chunks would never run,
-        and their space would never become free.
+        always accepted. Chunks arrive out of order. If the first missing chunk were refused, the other chunks would
+        never run, and the space of the chunks would never become free.
         """
         if _makes_room(request) or self._queues.is_next_missing(request.model_id, request.seq_id):
             return True

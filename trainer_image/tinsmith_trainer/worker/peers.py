@@ -59,7 +59,7 @@ def refusal(names: frozenset[str], call: str) -> str | None:
 class AdmitPeers(grpc.aio.ServerInterceptor):
     """An interceptor that answers PERMISSION_DENIED before a call reaches the worker.
 
-    A call that streams the answer writes to the stream itself, without a generator.
+    A call with a streamed answer writes the answer to the stream directly, without a generator.
     """
 
     @override

@@ -102,7 +102,7 @@ def _gate_and_up(
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Split gate and up, which are concatenated or interleaved.
 
-    One half of the rank and one half of the rows belong to gate, the other halves to up.
+    Half of the rank and half of the rows belong to gate, and the rest belongs to up.
     """
     rows = lora_B.shape[1]
     if lora_A.shape[1] != 2 * rank or lora_B.shape[2] != 2 * rank or rows % 2:

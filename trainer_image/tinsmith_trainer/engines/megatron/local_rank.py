@@ -1,4 +1,4 @@
-"""A rank with Megatron's own layers, optimizer and schedules, and a group of one such rank in this process."""
+"""A rank with Megatron's own layers, optimizer and schedules, and a group with a single rank in this process."""
 
 from __future__ import annotations
 

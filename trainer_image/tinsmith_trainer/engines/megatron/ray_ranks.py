@@ -231,7 +231,7 @@ def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
 
 
 GRACE_SECONDS = 10.0
-"""The time after a rank's failure in which other ranks may report a failure, too.
+"""The time for which failures of other ranks are awaited after a rank's failure.
 
 A rank without an answer after this time counts as a rank that waits for the failed rank.
 """

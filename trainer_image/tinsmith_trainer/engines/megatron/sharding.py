@@ -51,7 +51,7 @@ def shards_of(
 
 
 def length_multiple(*, tensor: int, context: int) -> int:
-    """Return the number of which a row's length must be a multiple.
+    """Return the divisor of row lengths: the length of each row must be a multiple of it.
 
     Tensor ranks divide a sequence. Each context rank takes two pieces, one from each end of the sequence, so that
     causal attention costs the same on all context ranks.

@@ -2,7 +2,7 @@
 
 NeMo RL passes every variable of the driver to every rank (`init_ray` in `nemo_rl/distributed/virtual_cluster.py`,
 `_create_workers_from_bundle_indices` in `nemo_rl/distributed/worker_groups.py`). Ray then shows the variables of ranks
-to any client that may list actors. For this reason, secrets are removed from the environment while ranks are created.
+to any client that may list actors. So secrets must not be in the environment while ranks are created.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KE
 _LAUNCHERS = ("PMIX_", "PMI_", "MPI_", "OMPI_", "SLURM_")
 """The variables of other programs that start processes.
 
-With these variables, a rank would assume that the other program has started the rank.
+A rank with these variables would behave as if the other program had started it.
 """
 _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
 """Variables that describe one process, and that are wrong in another process."""

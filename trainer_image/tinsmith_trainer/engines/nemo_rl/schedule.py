@@ -134,10 +134,10 @@ class _Cut:
 class NemoSchedule:
     """A schedule on a constructed `MegatronPolicyWorkerImpl`.
 
-    Without packing, the schedule calls the worker's output layer, and the model itself does not.
+    Without packing, the schedule calls the worker's output layer, and the model does not call this layer.
 
-    With packing, the model calls the output layer itself: NeMo RL cuts sequences out of the model's output, and tensor
-    ranks would have only pieces of the hidden states.
+    With packing, the model calls the output layer: NeMo RL cuts sequences out of the model's output, and tensor ranks
+    would have only pieces of the hidden states.
     """
 
     def __init__(self, worker: Any) -> None:

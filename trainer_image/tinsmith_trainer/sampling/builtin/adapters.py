@@ -4,7 +4,7 @@ A route is a route by products or a stacked route. A route by products is fast. 
 adapter are adjacent and share one product, so no weights are copied, and a batch may have adapters of any rank and
 size. A stacked route is used if the bits of a row must not depend on other rows, and on GPUs, where many small products
 cost more than copies. In a stacked route, the adapters of a batch have one padded rank and one set of modules, and each
-row is a group. Adapters of experts are never stacked. Such adapters are large, and the bits of products of experts do
+row is a group. Adapters of experts are never stacked. Adapters of experts are large, and the bits of their products do
 not depend on other rows anyway (torch_model/expert_products.py).
 """
 

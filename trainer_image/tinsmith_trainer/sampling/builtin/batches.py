@@ -203,7 +203,7 @@ class Batches:
     def _leaving(self, needed_bytes: int, tenant: str) -> list[AnyBatch]:
         """Return the batches of other tenants that must close for a new batch.
 
-        The result is empty if the new batch has room, or if the other batches may stay.
+        The result is empty if the new batch has room, or if no other batch must close.
         """
         excess = self._excess_bytes(needed_bytes)
         if excess <= 0 or self.of(tenant):

@@ -1,8 +1,8 @@
 """The tenants that share a step, and the rows that a tenant gives to another tenant. The functions are pure.
 
-Rows of several tenants in one forward are cheaper than separate forwards. But if a tenant has many rows, a shared
-forward is slow for a tenant with few rows. So a tenant's rows are added to a step only if no tenant waits longer than
-with separate turns. While any tenant waits for a row, rows are divided equally among tenants.
+Rows of several tenants in one forward are cheaper than separate forwards. For a tenant with few rows, however, a
+forward with many rows of another tenant is slow. So a tenant's rows are added to a step only if no tenant waits longer
+than with separate turns. While any tenant waits for a row, rows are divided equally among tenants.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class SeenPrefill(Prefill):
     @torch.inference_mode()
     @override
     def run_block(self) -> int:
-        """Compute the whole prompt. Raises UserError for a damaged image, too."""
+        """Compute the whole prompt. Raises UserError for a damaged image."""
         inputs = self._vision.inputs("The prompt", self._tokens, self.run.job.images)
         ids = torch.from_numpy(self._tokens.astype(np.int64)).unsqueeze(0).to(self._forward.device)
         seen = self._forward.seen(self.kv, ids, inputs, self._route)

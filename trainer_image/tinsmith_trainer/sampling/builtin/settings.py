@@ -48,7 +48,7 @@ class BuiltinSamplerSettings:
     The value on a worker depends on the device (see kv_memory.py).
     """
     longest_row_tokens: int | None = None
-    """The length of the longest sequence, if the memory for keys and values is too small for the model's context."""
+    """The length of the longest sequence, if the memory is too small for a sequence of the whole context."""
     prefix_cache_bytes: int = 256 * MIB
     """The size of the prompt prefixes' keys and values that are kept for later jobs, in bytes.
 

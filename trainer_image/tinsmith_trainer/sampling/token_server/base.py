@@ -160,7 +160,7 @@ class Generation:
 class TokenServer(Protocol):
     """A running server.
 
-    Used on one event loop. If a call is cancelled, the work of the call on the server ends as well.
+    Used on one event loop. If a call is cancelled, the server stops the work of this call.
 
     All logprobs are the model's logprobs at temperature 1, before top-k and top-p. Calls raise UserError if the server
     finds the request invalid, ServerError if the server fails, and SamplerClosed if the server cannot be reached.

@@ -2,7 +2,7 @@
 
 Each request draws one token after a prefix of the prompt. No server reports the logprobs of other tokens at every
 position of a prompt, or draws tokens at these positions. One server scores a prompt without the adapter's change of the
-unembedding. But every server reports logprobs and draws over the whole vocabulary for the first drawn position. Servers
+unembedding. For the first drawn position, every server reports logprobs and draws over the whole vocabulary. Servers
 also cache the prefixes of a known prompt. The functions are pure.
 """
 

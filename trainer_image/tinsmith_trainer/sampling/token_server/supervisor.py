@@ -1,8 +1,8 @@
 """A program that runs a command until the other end of a pipe is closed: `python -m …supervisor FD COMMAND…`.
 
-When a server is killed, the server's child processes continue to run. For this reason, each server runs in a separate
-session. All processes of the session end when the process that holds the pipe ends, even if the holder is killed. The
-supervisor exits with the command's exit status.
+When a server is killed, the server's child processes would continue to run. So each server has a separate session,
+whose processes are killed together. All processes of the session end when the process that holds the pipe ends, even if
+the holder is killed. The supervisor exits with the command's exit status.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _current_device() -> torch.device:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Return at once; the substitute for functions that have nothing to do on the CPU."""
+    """Return at once: a substitute for functions that have nothing to do on the CPU."""
 
 
 def _no_random_states(*_: Any, **__: Any) -> AbstractContextManager[None]:

@@ -72,8 +72,8 @@ class ParallelLora(nn.Module):
     """A layer that replaces a frozen Column- or RowParallelLinear, and adds the adapters of the layer's projections.
 
     `split` is the divided dimension of the frozen weight, and `part` is the part on this rank. `join` arranges the
-    outputs of the projections in the same way as the fused layer does. Columns after the end of a vocabulary are -inf,
-    so that the probability of these columns is 0.
+    outputs of the projections in the same way as in the fused layer. Columns after the end of a vocabulary are -inf, so
+    that the probability of these columns is 0.
     """
 
     def __init__(

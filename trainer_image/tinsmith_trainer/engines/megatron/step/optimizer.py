@@ -205,9 +205,9 @@ def _fill_gaps(parts: Sequence[Tensor], group: Any) -> None:
 
 
 def _keeps_step_by_tensor(inner: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer keeps the step per tensor, as torch does.
+    """Return whether the optimizer keeps the step number per tensor, like torch's optimizers.
 
-    TransformerEngine and Apex keep the step per group.
+    TransformerEngine and Apex keep the step number per parameter group.
     """
     return isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
 

@@ -39,9 +39,10 @@ class TrainableTensor(Protocol):
 class StepState:
     """The complete state of an adapter on one rank, on the host. Picklable.
 
-    `groups` are the groups of `engines.adapters`, by tensor name: weights (float32 masters), Adam's moments, gradients.
-    The tensors of a group are shards of tensor and pipeline parallelism, and the same on all data-parallel ranks. A
-    group may be absent: the moments before the first step, and the gradients directly after a step.
+    `groups` holds the groups of `engines.adapters`: weights (float32 masters), Adam's moments, and gradients. A group
+    maps tensor names to tensors. The tensors of a group are shards of tensor and pipeline parallelism, and the same on
+    all data-parallel ranks. A group may be absent: the moments before the first step, and the gradients directly after
+    a step.
     """
 
     step: int
