@@ -1,8 +1,8 @@
 """`tinsmith models` and `tinsmith tokenizer`: list the base models of a server, and download a tokenizer.
 
-The SDK looks for a tokenizer by the name of the model: first in a directory with this name, then on the public hub.
-These commands never ask the hub. The hub must not learn the names of private models, and may contain another repository
-with the same name.
+The SDK looks for a tokenizer by the name of the model: first in a directory with this name, then on the public hub. The
+commands never ask the hub. The hub must not learn the names of private models, and may contain another repository with
+the same name.
 """
 
 from __future__ import annotations

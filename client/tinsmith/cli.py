@@ -170,7 +170,10 @@ def _words_to_complete() -> list[str]:
 
 
 def hide_types_of_flags(command: Any) -> None:
-    """Remove the `<bool>` that help pages print after flags without a value. Subcommands are included."""
+    """Remove the `<bool>` that help pages print after flags without a value.
+
+    The flags of subcommands are changed, too.
+    """
     for parameter in command.get_params(typer.Context(command)):
         if getattr(parameter, "is_bool_flag", False):
             parameter.metavar = ""

@@ -61,7 +61,10 @@ async def kubernetes_api() -> tuple[web.AppRunner, str]:
 
 
 async def resident_once_ready(command: Sequence[str], environment: dict[str, str]) -> float:
-    """Return the memory of a program that has printed its first line. This line means that the program is ready."""
+    """Return the memory of a program that has printed its first line.
+
+    The first line means that the program is ready.
+    """
     program = await asyncio.create_subprocess_exec(
         *command, env=os.environ | environment, stdout=asyncio.subprocess.PIPE
     )

@@ -46,7 +46,7 @@ NONE = object()
 
 
 def refresh(*, check: bool) -> list[str]:
-    """Return the files that differ from their sources. If `check` is false, write these files."""
+    """Return the files that differ from their sources. If `check` is false, write the files that differ."""
     stale = [path for path, content in generated_files().items() if not path.exists() or path.read_text() != content]
     if not check:
         for path in stale:
@@ -176,8 +176,8 @@ Row = tuple[str, str, str]
 def values_rows(sections: Collection[str]) -> list[Row]:
     """Return the Markdown rows with value, default and meaning for the values of these sections.
 
-    The server's settings are left out, because docs/reference/settings.md lists these settings. The values of
-    `shared_rows` are left out, too.
+    The server's settings are left out, because docs/reference/settings.md lists these settings. The values in
+    `shared_rows` are also left out.
     """
     shared = {value.path for pair in _shared_values() for value in pair}
     return [

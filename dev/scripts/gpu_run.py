@@ -46,7 +46,7 @@ TESTS = (
     *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares")),
     "tests/gpu",
 )
-"""The tests. The most informative tests come first.
+"""The tests of a run. The most informative tests come first.
 
 Pytest keeps the order of the names, and runs a test only once even if several names match the test.
 """

@@ -112,8 +112,8 @@ def wait_for(
 
     `name` is the name of the family for the commands that messages suggest.
 
-    Each new reason is reported once. While the cluster cannot be reached, continue to wait. Raises RequestFailed at the
-    timeout, and if the request cannot complete.
+    Each new reason for the wait is reported once. While the cluster cannot be reached, continue to wait. Raises
+    RequestFailed at the timeout, and if the request cannot complete.
     """
     ends_at = clock() + timeout_seconds
     reported = None

@@ -97,7 +97,7 @@ def _opened(content: BinaryIO, path: str) -> tarfile.TarFile:
 def _read_to_the_end(content: BinaryIO) -> None:
     """Read to the end of the stream, because gzip compares the digest only at the end.
 
-    A reader of archives would stop earlier.
+    A reader of archives would stop before the end of the stream.
     """
     while content.read(DRAIN_BYTES):
         pass

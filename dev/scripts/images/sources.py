@@ -68,7 +68,7 @@ class Image:
     def digest(self) -> str:
         """Return a hash of the image's name and of every file that the build copies.
 
-        Debian's packages are not included.
+        The hash does not include Debian's packages.
         """
         digest = hashlib.sha256(self.reference.encode())
         for file in [self.dockerfile, self.root / ".dockerignore", *self.copied()]:
@@ -95,7 +95,7 @@ OPTIONAL_IMAGES = {
 }
 """Services that tests install next to Tinsmith, and the CPU worker of nemo-rl and miles.
 
-These images are built only on request.
+Images of test services and CPU workers are built only on request.
 """
 GPU_IMAGES = {
     name: Image(name, ROOT / "trainer_image" / dockerfile)

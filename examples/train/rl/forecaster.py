@@ -154,7 +154,7 @@ def expected_score(rule: ScoringRule, forecast: float, probability: float) -> fl
 
 
 def best_score(asked: Sequence[Question], rule: ScoringRule = brier_score) -> float:
-    """Return the mean score of forecasts with the true probabilities. This mean score is the upper bound."""
+    """Return the mean score of forecasts with the true probabilities. No forecaster has a higher mean score."""
     return sum(expected_score(rule, question.probability, question.probability) for question in asked) / len(asked)
 
 

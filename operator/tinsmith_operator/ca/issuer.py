@@ -202,7 +202,7 @@ class Issuer:
     def _all_leaves_follow(self, stored: Stored) -> bool:
         """Return whether all leaf certificates have been up to date for `pause_seconds`.
 
-        A new leader starts to count again from zero.
+        A new leader counts the time again from zero.
         """
         trust, leaves = stored.current.fingerprint, self._leaves()
         late = outdated_leaves(trust, leaves) if leaves is not None else [NOT_LISTED]

@@ -90,7 +90,7 @@ def _is_made_for(user: Manifest, claim: Manifest) -> bool:
 
 
 def _precedence(user: Manifest, claim: Manifest | None) -> tuple[bool, str, str]:
-    """Return a sort key. Sessions with a started worker come first, then the oldest sessions.
+    """Return a sort key for sessions. Sessions with a started worker come first, then the oldest sessions.
 
     The creation times are in whole seconds, so the UIDs decide between sessions of the same second.
     """

@@ -135,7 +135,10 @@ LIST_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""The lists that other managers may extend, with the key field of the items. All other lists must be equal."""
+"""The lists that other managers may extend, with the key field of the items.
+
+Lists that other managers may not extend must be equal.
+"""
 
 MILLI, NANO = 3, 9
 QUANTITY_DIGITS = {"requests": MILLI, "limits": MILLI, "sizeLimit": NANO, "divisor": NANO}

@@ -57,7 +57,8 @@ class Ending:
 class Pod(LiveObject):
     """A pod, with the state that the pod's containers, conditions and annotations show.
 
-    If `is_vouched_for` is true, the platform team trusts the pod's image. Messages from other images are never quoted.
+    If `is_vouched_for` is true, the platform team trusts the pod's image. Messages from images that the platform team
+    does not trust are never quoted.
     """
 
     is_vouched_for: bool = False

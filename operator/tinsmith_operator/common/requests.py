@@ -45,7 +45,7 @@ def read_request(annotations: Mapping[str, str], name: str) -> str | None:
 def restart_request(owner: Owner, workload: Workload | None) -> str | None:
     """Return the latest restart request.
 
-    After a user removes the annotation, the last request is still the latest, because a removal requests no restart.
+    If a user removes the annotation, return the last request, because a removal requests no restart.
     """
     request = read_request(owner.annotations, RESTART_REQUEST_ANNOTATION)
     if request is not None or workload is None:

@@ -4,7 +4,7 @@ This module also makes controllers create refused pods again.
 
 A controller that may not create a pod waits longer after each attempt: up to 17 minutes, or one minute for a Job. A
 controller does not notice that a quota was raised or that an admission webhook answers again. After any change of the
-workload, the workload's controller tries again immediately. A changed annotation is enough.
+workload, the workload's controller tries again immediately. A changed annotation of the workload is enough for a retry.
 """
 
 from __future__ import annotations

@@ -86,7 +86,10 @@ def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:
 
 
 def _latest_failure(situation: PoolSituation) -> Iterator[Finding]:
-    """Yield a finding if the latest pod was not admitted by its node. The next pod may fail in the same way."""
+    """Yield a finding if the latest pod was not admitted by its node.
+
+    A pod that the node did not admit is replaced, but the next pod may fail in the same way.
+    """
     latest = next(iter(situation.failed_pods), None)
     if latest is None or latest.created_at is None or situation.now - latest.created_at > WARNING_LIFE:
         return

@@ -1,4 +1,4 @@
-"""The informer.
+"""The informer, which keeps the cache up to date.
 
 The informer keeps the cache complete across gaps in a watch, and records which parts of the scope are complete.
 

@@ -49,7 +49,10 @@ class Silent(Exception):
 
 
 class CannotSnapshot(Exception):
-    """An error for a worker that cannot take a snapshot on request. The message says why, and what to do."""
+    """An error for a worker that cannot take a snapshot on request.
+
+    The message says why the worker cannot take a snapshot, and what to do.
+    """
 
 
 Describe = Callable[[Target], Awaitable[WorkerReport]]

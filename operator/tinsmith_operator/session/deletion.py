@@ -138,7 +138,7 @@ def _is_under_way(situation: Situation) -> bool:
 
 
 def _is_stopping(session: TrainingSession) -> bool:
-    """Return whether the worker was stopped.
+    """Return whether the session's worker was stopped.
 
     The condition Ready is not used, because Ready may report a lost node instead.
     """

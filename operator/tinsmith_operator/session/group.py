@@ -5,7 +5,7 @@ The pods form one group. The pods of a group start together and end together.
 When a rank is lost, the worker process ends, and the worker's container restarts in the same pod. The restart of the
 container begins a new run of the group. The operator replaces the members of the earlier run, because such members have
 lost the head and their results. The head's pod and the restart count of its container identify a run, and the status
-names the members of the run. So the operator does not compare clocks.
+names the members of the run. The operator compares no clocks to identify a run.
 """
 
 from __future__ import annotations

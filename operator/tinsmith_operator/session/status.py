@@ -32,7 +32,7 @@ SNAPSHOT_TIME_MAY_LAG = timedelta(minutes=10)
 
 
 def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
-    """Return the write of the status.
+    """Return the action that writes the status.
 
     Return no action if the status is up to date, or if only the time of a snapshot is new and can wait.
     """

@@ -78,7 +78,7 @@ def retry_refused_pods(situation: Situation) -> tuple[Annotate, ...]:
 
 
 def stop_all(situation: Situation) -> tuple[Delete, ...]:
-    """Stop all pods of a session that must have no pods. The worker saves a snapshot before the stop."""
+    """Stop all pods of a session that must have no pods. The worker saves a snapshot before it stops."""
     why = "the session must have no pods"
     return (
         *end_conversion(situation, why),

@@ -35,7 +35,7 @@ class Storage(Protocol):
     def names(self) -> list[str]:
         """Return the names of complete checkpoints, and of directories that interrupted writes and removals have left.
 
-        Other names are left out.
+        Names of other files and directories are left out.
         """
         ...
 

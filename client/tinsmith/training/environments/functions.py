@@ -85,7 +85,7 @@ class ChatConversation:
 
 Example = TypeVar("Example")
 Answer: TypeAlias = Any
-"""An answer. With a renderer, an answer is a string; without a renderer, a list of tokens."""
+"""The content of an answer. With a renderer, an answer is a string; without a renderer, a list of tokens."""
 Outcome: TypeAlias = float | tuple[float, Mapping[str, float]]
 """A reward, or a reward and metrics. The metrics are logged as `env/all/<name>`."""
 Play: TypeAlias = Callable[[Example], Generator[PromptContent, Answer, Outcome | Awaitable[Outcome]]]

@@ -136,7 +136,7 @@ class InlineEvaluator:
         self.report()
 
     def close(self) -> None:
-        """Wait, then end the thread."""
+        """Wait for all evaluations, then end the thread."""
         try:
             self.wait()
         finally:
@@ -233,7 +233,7 @@ class InlineEvaluator:
 
 
 def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
-    """Write a row. A row with a value that JSON cannot represent, such as minus infinity, is lost."""
+    """Write a row of results. A row with a value that JSON cannot represent, such as minus infinity, is lost."""
     try:
         kept.add(row)
     except (ValueError, TypeError) as error:

@@ -109,7 +109,7 @@ class RawTexts:
 
 
 class ByChatTemplate(RawTexts):
-    """A rendering by the model's chat template. A text is a user message."""
+    """A rendering by the model's chat template. A prompt that is a text becomes a user message."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -133,7 +133,7 @@ class ByChatTemplate(RawTexts):
 class ByRenderer:
     """A rendering by a cookbook renderer.
 
-    A text is a user message. The text of an answer does not include the model's thoughts.
+    A prompt that is a text becomes a user message. The text of an answer does not include the model's thoughts.
     """
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:

@@ -49,7 +49,7 @@ class Results:
     Entering the context raises ResultsUnfit if the results cannot be used.
 
     The line of an example is written in one call when the example is done. After a kill, at most one line is
-    incomplete. The incomplete line is removed. A crash of the machine may lose the last few lines.
+    incomplete. The next sweep removes an incomplete line. A crash of the machine may lose the last few lines.
     """
 
     def __init__(self, directory: Path, fingerprints: Mapping[str, str]) -> None:

@@ -199,7 +199,7 @@ class Task(ExampleTask):
 
 
 class ChoiceTask(ExampleTask):
-    """A task in which the model's answer is the most probable of an example's `choices`. Nothing is sampled.
+    """A task in which the model's answer is the most probable of an example's `choices`. No answer is sampled.
 
     `answer` is the position or the text of the right choice. `acc` compares the sums of the tokens' logprobs.
     `acc_norm` compares the sums of the logprobs divided by the number of characters, as in lm-evaluation-harness.

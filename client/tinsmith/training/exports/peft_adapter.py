@@ -98,7 +98,10 @@ def _whole(lora_A: Tensor, lora_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gate_and_up(gate: tuple[Tensor, Tensor], up: tuple[Tensor, Tensor], *, by_turns: bool) -> tuple[Tensor, Tensor]:
-    """Return the factors of one adapter with twice the rank. Each half of the rank changes different rows."""
+    """Return the factors of one adapter with twice the rank.
+
+    The two halves of the rank change different rows of the weight.
+    """
     (gate_A, gate_B), (up_A, up_B) = gate, up
     experts, width, rank = gate_B.shape
     both = gate_B.new_zeros(experts, 2 * width, 2 * rank)

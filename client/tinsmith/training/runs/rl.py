@@ -79,7 +79,7 @@ class _Run:
         self.last: Mapping[str, float] = {}
 
     async def go_on_until_interrupted(self, groups: Sequence[EnvGroupBuilder]) -> int:
-        """Run.
+        """Run the training.
 
         After an interrupt, abandon the save in progress, because the event loop would wait for the thread of the save.
         """

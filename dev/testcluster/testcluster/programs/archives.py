@@ -41,8 +41,8 @@ def write_archive(file: Path, image: str, program: Path) -> Path:
 def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
     """Write an OCI archive with the name `image`. The image behaves like `original`. Each `mark` gives another digest.
 
-    The archive contains no layers, so only a node that has loaded the original can load the archive. Such a load takes
-    no time.
+    The archive contains no layers, so only a node that has loaded the original can load the archive. Loading the
+    archive takes no time.
     """
     with tarfile.open(original) as archive:
         [contained] = json.loads(_read(archive, "manifest.json"))
