@@ -31,7 +31,10 @@ NEEDED_MODULES = ("fastapi", "torch", "tinker")
 """One module for each extra that the programs of the demo need."""
 
 SERVE_SECONDS = 20
-"""The time limit for the server's start. A server with the tiny model starts faster, even on a slow machine."""
+"""The time limit for the server's start.
+
+Even on a slow machine, a server with the tiny model starts within this time.
+"""
 
 
 def demo(

@@ -165,7 +165,10 @@ class Watch:
         self._call_in_loop(self._deliver, param, event["type"], dict(event["object"]))
 
     async def _take_turn(self) -> None:
-        """Wait in the operator's own rate limit. The rate limit belongs to the event loop that called `run`."""
+        """Wait until the operator's rate limit allows the next request.
+
+        The rate limit belongs to the event loop that called `run`.
+        """
         assert self._home is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._turn(), self._home))
 

@@ -179,7 +179,7 @@ def _may_hold_adapters(situation: Situation) -> bool:
 
 
 def _was_made_for(session: TrainingSession, claim: Manifest) -> bool:
-    """Return whether the claim is as new as the session, or newer."""
+    """Return whether the claim was created together with the session or later."""
     made_at = parse_time(claim["metadata"].get("creationTimestamp"))
     return made_at is not None and session.creation_time is not None and made_at >= session.creation_time
 

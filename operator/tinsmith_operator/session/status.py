@@ -131,7 +131,8 @@ def _up_to_the_second(moment: datetime) -> datetime:
 def _steadied(before: int | None, report: WorkerReport | None) -> int | None:
     """Return the measured snapshot time, rounded so that the value changes rarely.
 
-    The seconds rise immediately but fall only by half, because each change also changes the StatefulSet.
+    A longer time is returned at once, and a shorter time only below half of the previous time. Each change of the value
+    also changes the StatefulSet.
     """
     if report is None or report.snapshot_seconds <= 0:
         return before

@@ -1,9 +1,10 @@
 """The image of a worker, and its upgrades.
 
 Only the image that wrote a journal can replay it. So annotations of the claim pin the image by its requested name and,
-once known, by its digest. A new image is first pulled onto the worker's node, while the old image still runs. The new
-image gets the volume only after the old image has stopped with a snapshot. Without a snapshot, the new image refuses
-the volume. After a refusal, the old image runs until it has replayed the journal, and the upgrade is tried once more.
+when the digest is known, by its digest. A new image is first pulled onto the worker's node, while the old image still
+runs. The new image gets the volume only after the old image has stopped with a snapshot. Without a snapshot, the new
+image refuses the volume. After a refusal, the old image runs until it has replayed the journal, and the upgrade is
+tried once more.
 
 A new default image of the installation does not stop any worker. The worker keeps its image until the worker is stopped
 for another reason, or until the session's turn of an automatic restart. If the spec names an image, the upgrade to this

@@ -91,7 +91,7 @@ class BaseModel:
     def _dense(self, model: Any) -> Any:
         """Remove the quantization config from the model, and return the model.
 
-        Without the removal, transformers would write the quantization config together with the model.
+        If the quantization config remained, transformers would write it together with the model.
         """
         del self._config.quantization_config
         with torch.device("meta"):

@@ -55,7 +55,7 @@ class Node:
         return cgroups.root_name(self.places.name, self.number)
 
     def process(self, program: str) -> str:
-        """Return the name of the node's process of `program` in the process table of the cluster."""
+        """Return the name of this node's `program` in the cluster's process table."""
         return f"{program}-{self.number}"
 
     @property
