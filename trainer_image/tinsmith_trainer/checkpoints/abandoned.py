@@ -1,9 +1,9 @@
 """Removal of the folders that unfinished saves left in a checkpoint root.
 
 An unfinished save has no manifest. A save that fails removes the written files, but a killed process leaves files
-behind. Every worker looks for folders in the checkpoint root that have not changed for a day, and removes them,
-including folders of other workers. A folder changes all the time while a save writes to it. An object store has no
-folders; unfinished uploads are removed by a rule in the store's lifecycle configuration.
+behind. Every worker removes folders of the checkpoint root that have not changed for a day, including folders of other
+workers. A folder changes all the time while a save writes to it. An object store has no folders; unfinished uploads are
+removed by a rule in the store's lifecycle configuration.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class CheckpointRoot:
         """Write the directory `<area>/<model>/<seq>-<epoch>`, which is durable on return.
 
         If `recipients` are given, only the recipients can read the files, and the worker cannot. `may_use_reserve`: the
-        save may use the disk's reserve, because the save frees space elsewhere. Raises StorageUnavailable if the
+        save may use the disk's reserve, because the operation frees space later. Raises StorageUnavailable if the
         storage cannot be reached or may accept the save later, StorageFull if the storage has no room, ServerError if
         the storage refuses the save, and UserError for an invalid recipient.
         """

@@ -29,8 +29,7 @@ The replicas of a pool request a save at the same time; a replica that has waite
 root.
 """
 PART_BYTES = 1024**2
-"""The size of one message. Messages of an eighth of this size take twice the CPU time in the worker and in the
-sampler."""
+"""The size of one message. With messages of an eighth of this size, worker and sampler need twice as much CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,10 @@ class Offer:
 
 
 class SaveUnavailable(Exception):
-    """An error for a save that is not streamed. The caller then reads the root, and reports the text of the error."""
+    """An error for a save that is not streamed.
+
+    The caller must then read the save from the root, and report the text of the error.
+    """
 
 
 class SaveNotOffered(SaveUnavailable):

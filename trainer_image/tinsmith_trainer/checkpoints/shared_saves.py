@@ -46,7 +46,7 @@ class WeightsUnusable(Exception):
 class SealedWeights:
     """The owner of the anonymous file.
 
-    `description` holds some hundred bytes of further data, which `map_weights` needs.
+    `description` holds further data for `map_weights`, some hundred bytes.
     """
 
     def __init__(self, state: AdapterState, base_revision: str) -> None:
@@ -121,7 +121,7 @@ MAX_MESSAGE_BYTES = 4096
 ANSWER_SECONDS = 2.0
 """The timeout for a worker's answer, which is one small message.
 
-A read from the root is faster than a worker that needs more time to answer.
+If a worker needs more time to answer, a read from the root is as fast.
 """
 
 
@@ -213,7 +213,7 @@ class SaveSocket:
     """The socket, and a thread that answers requests in sequence."""
 
     def __init__(self, path: Path, saves: SharedSaves | None = None) -> None:
-        """Listen at the path, replacing the socket of an ended worker. Raises ServerError."""
+        """Listen at the path, and replace the socket of an ended worker. Raises ServerError."""
         self.saves = saves or SharedSaves()
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

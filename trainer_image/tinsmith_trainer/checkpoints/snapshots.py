@@ -131,7 +131,7 @@ class SnapshotFolder:
         return int(description["lora"]["rank"]), int(description["optimizer_step"])
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Remove all files except the named files, also partial files, but no folders (such as lost+found)."""
+        """Remove all files that are not listed, including partial files, but no folders (such as lost+found)."""
         kept = set(names)
         for path in self._folder.iterdir():
             if path.name not in kept and not path.is_dir():

@@ -42,7 +42,7 @@ PARALLEL_REQUESTS = 8
 FINISHED_MODE = 0o444
 """The mode of files.
 
-Files do not change after they got the final name, and several checkpoints may share a file by hard links.
+A file never changes under the final name, and several checkpoints may share a file by hard links.
 """
 
 PERMANENT_ERRNOS = frozenset(
@@ -52,7 +52,7 @@ PERMANENT_ERRNOS = frozenset(
         *(errno.EINVAL, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS),
     }
 )
-"""The error numbers of permanent errors, both of file systems and of object stores whose driver uses these numbers.
+"""The numbers of permanent errors, of file systems and of object stores with drivers that use the same numbers.
 
 The status 403 of an object store is not in this set, because a rotation of the store's key may be in progress.
 """
@@ -88,7 +88,7 @@ class CheckpointStorage:
     """
 
     def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
-        """Open the URL. `reserved_bytes` stay free on the disk of a root that is a folder.
+        """Open the URL. If the root is a folder, `reserved_bytes` stay free on the folder's disk.
 
         Raises ServerError if the URL's protocol is not supported.
         """
@@ -118,7 +118,7 @@ class CheckpointStorage:
     ) -> bytes:
         """Write files, durable on return.
 
-        After the earlier files are written, the function `content` computes the content of the last file, which is
+        The function `content` computes the content of the last file after all other files are written; this content is
         returned.
 
         If one file of a call cannot be written to a folder, all files of the call are removed.
@@ -206,7 +206,7 @@ class CheckpointStorage:
         return dict(zip(file_names, contents, strict=True))
 
     def directories(self, prefix: str, holding: str) -> list[str]:
-        """Return the directories with this prefix that contain this file, in one request."""
+        """With one request, return the directories with this prefix that contain this file."""
         parent, start = posixpath.split(f"{self._path}/{prefix}")
         try:
             if self._fs.async_impl:

@@ -109,7 +109,7 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
-    """Run `write` and hash the content in a thread at the same time. Return the digest.
+    """Run `write`, and hash the content in another thread at the same time. Return the digest.
 
     Raises the errors of `write`.
     """

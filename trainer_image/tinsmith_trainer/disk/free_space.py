@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FREE_PART = 8
-"""The part of the reserve that stays free outside the reserve's file: 1 / 8.
+"""The divisor that gives the free part of the reserve, outside the reserve's file: one eighth.
 
 A write-ahead log grows before its content is moved to the database file.
 """

@@ -86,7 +86,7 @@ def has_group(state: AdapterState, group: str) -> bool:
 
 
 def check_state(state: AdapterState, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointInvalid unless each group holds exactly the tensors of `shapes`, by `<module>.lora_A|B`."""
+    """Raise CheckpointInvalid unless each group holds exactly the tensors in `shapes`, named `<module>.lora_A|B`."""
     groups = groups_of(state)
     if (EXP_AVG in groups) != (EXP_AVG_SQ in groups) or (state.optimizer_step > 0 and EXP_AVG not in groups):
         raise CheckpointInvalid(

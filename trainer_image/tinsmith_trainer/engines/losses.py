@@ -50,7 +50,7 @@ _REDUCTIONS: Mapping[str, _Reduction] = {
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The `loss` per target (shape of `lp`), and metrics per row `[rows]` by `name:reduction` (sum, mean, min, max)."""
+    """The `loss` of each target, shaped like `lp`, and metrics `[rows]` by `name:reduction` (sum, mean, min, max)."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
@@ -225,7 +225,7 @@ class PreparedLoss:
         return replace(self, arrays=())
 
     def standing_metrics(self) -> dict[str, float]:
-        """Return a metric that shows that another loss was computed instead of the requested loss."""
+        """Return the metric for a call in which another loss was computed instead of the requested loss."""
         return {"stable_reinforce_as_cispo:max": 1.0} if self.name == STABLE_REINFORCE else {}
 
 

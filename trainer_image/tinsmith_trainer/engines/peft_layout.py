@@ -1,8 +1,8 @@
 """PEFT's file format for LoRA adapters, without torch: what `peft.PeftModel.from_pretrained` reads.
 
 The adapters of a mixture's experts are converted to the layouts of other programs: to PEFT's fused layout, or to one
-adapter for each expert. Tinsmith's own layout is the layout of Tinker: `<experts>.w1`, `.w3` and `.w2` of three
-dimensions, where all experts share the factor at the model's hidden size (torch_model/experts.py).
+adapter for each expert. Tinsmith's own layout is the layout of Tinker: `<experts>.w1`, `.w3` and `.w2` have three
+dimensions, and all experts share the factor at the model's hidden size (torch_model/experts.py).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class FusedExperts:
 
 
 def expert_modules(tensors: Tensors) -> list[str]:
-    """Return the names of the layers' experts in an adapter's tensors, `<module>.lora_A|B` by name."""
+    """Return the module names of experts in an adapter's tensors, which are named `<module>.lora_A|B`."""
     return sorted({name.rsplit(".", 2)[0] for name, tensor in tensors.items() if tensor.ndim == 3})
 
 
 def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str], list[str]]:
     """Return `target_modules` and `target_parameters` of linear layers.
 
-    In a model with experts, PEFT takes target modules with the former names of experts for experts
+    In a model with experts, PEFT handles target modules with the former names of experts as experts
     (peft.utils.transformers_weight_conversion, 0.21). So linear layers with these names are target parameters.
     """
     named = list(modules)

@@ -60,7 +60,7 @@ def header_end(head: bytes) -> int:
 
 
 def aligned_memory(size_bytes: int, aligned_at: int = 0) -> memoryview:
-    """Return new memory in which byte `aligned_at` has the alignment of tensors, from numpy, which uses huge pages."""
+    """Return new memory, in huge pages, in which byte `aligned_at` has the alignment of tensors."""
     memory = np.empty(size_bytes + TENSOR_ALIGNMENT_BYTES, np.uint8)
     begin = -(memory.ctypes.data + aligned_at) % TENSOR_ALIGNMENT_BYTES
     return memory[begin : begin + size_bytes].data

@@ -32,7 +32,7 @@ class AttemptPolicy:
     """The limits of attempts.
 
     `limit` is the number of processes that may end during the same work before the worker stops retrying this work.
-    `hang_seconds`: if a call has run for this long when the worker receives the stop signal, the call counts as the
+    `hang_seconds`: if a call has run for this long before the worker receives the stop signal, the call counts as the
     reason for the stop.
     """
 

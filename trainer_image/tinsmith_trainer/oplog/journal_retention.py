@@ -1,8 +1,8 @@
 """The data that the journal deletes while a model exists: expired results, and rows that the snapshot covers.
 
-The number of a deleted row is kept, so that the operation never runs again. If a client polls a deleted result, it is
-told that the result is deleted; a repeated submission is acknowledged as before. All other writes wait for a step of a
-deletion, so each step is limited to milliseconds.
+The number of a deleted row is kept, so that the operation never runs again. A client that polls a deleted result gets a
+message that the result is deleted; a repeated submission is acknowledged as before. All other writes wait for a step of
+a deletion, so each step is limited to milliseconds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ MODELS_IN_A_STEP = 250
 class JournalRetention:
     """Rounds of deletion, one at a time, on the event loop. The journal's thread runs the steps of a round.
 
-    If a row may be deleted at one time, it may also be deleted at any later time, so a later transaction can delete the
-    row.
+    The permission to delete a row never ends, so a later transaction can delete the row.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -60,7 +59,7 @@ class JournalRetention:
         return await self._write(forget_released_models)
 
     async def _give_up_corrupted(self, models: Iterable[StoredModel], horizon: float) -> None:
-        """Treat a corrupted model as released in later rounds if the wait for the model's snapshot is over."""
+        """Mark a corrupted model as released, so that later rounds delete it, if the wait for the snapshot is over."""
         for model in models:
             if model.phase == "corrupted" and (model.corrupted_at or 0.0) <= horizon:
                 await self._write(partial(result_tables.forget_model, model_id=model.model_id))
@@ -176,7 +175,7 @@ def forget_rows(db: Database, model_id: str, numbers: Sequence[int]) -> None:
 def read_results(db: Database, after: int) -> list[KeptResult]:
     """Return the results after this row, at most `SIZES_IN_A_STEP`.
 
-    The query reads only the index, because in a row the result is stored before the size of the result.
+    The query reads only the index, because reading the size from a row would also read the result.
     """
     rows = db.execute(
         "SELECT id, model_id, finished_at, result_bytes FROM operations INDEXED BY results"
@@ -213,8 +212,9 @@ class Retention:
     A model is closed if it was released, or could not be created. The newest `closed_models` of each tenant keep
     results for `seconds`, too. Older closed models lose results that finished more than `least_seconds` ago.
 
-    Of the operations that a model's snapshot covers, the rows of the newest `operations` are kept, and the rows that
-    finished less than `least_seconds` ago. Of all other operations that the snapshot covers, only the numbers are kept.
+    Of the operations that a model's snapshot covers, two groups of rows are kept: the newest `operations`, and
+    operations that finished less than `least_seconds` ago. Of all other operations that the snapshot covers, only the
+    numbers are kept.
     """
 
     seconds: float

@@ -195,7 +195,7 @@ def corrupt_model(db: Database, model_id: str, reason: str, now: float) -> None:
 
 
 def save_and_release(db: Database, model_id: str, payload: bytes, now: float) -> None:
-    """Open a corrupted model again for a release that first saves the model. For clients, the model has ended."""
+    """Open a corrupted model again, so that a release can save the model first. For clients, the model has ended."""
     set_model_phase(db, model_id, "live")
     note_damage(db, model_id, None)
     db.execute("UPDATE models SET corrupted_at = NULL WHERE model_id = ?", (model_id,))

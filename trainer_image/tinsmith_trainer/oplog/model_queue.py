@@ -225,7 +225,7 @@ class ModelQueue:
 
     @property
     def owner(self) -> str:
-        """The tenant that pays for the model's turns from a fair share.
+        """The tenant whose fair share pays for the model's turns.
 
         If the tenant is unknown, the model itself is the owner.
         """

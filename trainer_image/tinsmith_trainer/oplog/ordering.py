@@ -2,8 +2,8 @@
 
 The functions are pure.
 
-Clients number a model's operations 1, 2, 3…. The chunks of one forward_backward arrive with the first chunk last, and a
-number may never arrive. The rules for the order of operations:
+Clients number a model's operations 1, 2, 3…. Of the chunks of one forward_backward, the first chunk arrives last, and
+some numbers never arrive. The rules for the order of operations:
 
 - an operation runs when each operation with a lower number has run, or is known not to arrive;
 - a client sends another operation than a forward_backward only after all lower operations have ended, so its arrival

@@ -34,16 +34,16 @@ KEEP_CLOSED_MODELS = 5000
 """The number of closed models that are kept for each tenant. A client can create and release models at no cost."""
 TIDY_SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""The largest accepted difference between the machine's clock, which a time server corrects, and the counted time."""
+"""The largest accepted difference between the counted time and the machine's clock, which a time server corrects."""
 
 
 class SteadyClock:
     """A clock for the age of results. The clock counts the time in which this process has run.
 
-    The machine's clock may be set forward by a wrong time server or after sleep. All earlier results then still count
-    as new, so that clients can request the results. Later results have the time of the changed clock. Without this
-    rule, a machine that sleeps at night would keep more data each day. If the clock is set back, earlier results seem
-    younger.
+    The machine's clock may be set forward, by a wrong time server or after the machine's sleep. All earlier results
+    then still count as new, so that clients can request the results. Later results have the time of the changed clock.
+    Without this rule, a machine that sleeps at night would keep more data each day. If the clock is set back, earlier
+    results seem younger.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -2,9 +2,9 @@
 
 A step has data, losses and Adam's parameters.
 
-Every loss occurs. Datums have various lengths. For most numbers of ranks, the number of datums is not a multiple. In
-some calls, the targets are the next tokens. In other calls, the targets are arbitrary, or each position has several
-targets. Learning rate, betas, decay and clipping are different in each step.
+Every loss occurs. Datums have various lengths. For most numbers of ranks, the number of datums is not a multiple of the
+number of ranks. In some calls, the targets are the next tokens. In other calls, the targets are arbitrary, or each
+position has several targets. Learning rate, betas, decay and clipping are different in each step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ParityCall:
 
 @dataclass(frozen=True, slots=True)
 class ParityStep:
-    """Several forward_backward calls with one sum of gradients, and the optimizer step after these calls."""
+    """Several forward_backward calls, whose gradients are added, and the optimizer step after these calls."""
 
     calls: Sequence[ParityCall]
     adam: AdamParams

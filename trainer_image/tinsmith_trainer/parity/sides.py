@@ -81,7 +81,7 @@ def _weights(side: Side) -> Mapping[str, NDArray[np.float32]]:
 
 
 def with_sampler_logprobs(side: Side, plan: ParityPlan) -> ParityPlan:
-    """Return the plan with new sampler logprobs: noise around the engine's logprobs, as for tokens of the base model.
+    """Return the plan with new sampler logprobs: the logprobs of the engine's base model, with noise.
 
     All engines must then use this plan.
     """

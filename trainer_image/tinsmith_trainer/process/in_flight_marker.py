@@ -79,7 +79,7 @@ class Interruption:
 class InFlightMarker:
     """The marker file. Thread-safe.
 
-    If the marker cannot be written, an error is logged, and the call cannot be found as the cause later.
+    If the marker cannot be written, an error is logged, and the call cannot later be found as the cause.
     """
 
     def __init__(self, path: Path) -> None:

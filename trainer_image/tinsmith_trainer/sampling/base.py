@@ -28,10 +28,10 @@ In the result, the logprob for an empty cell is 0.
 class SamplingParams:
     """The parameters of a draw.
 
-    If `max_tokens` is None, a sequence may fill the context. The model's end-of-sequence tokens end a sequence, unless
-    token IDs or only empty lists are given. `stop_tokens` replace the end-of-sequence tokens. With empty lists, only
-    `max_tokens` ends a sequence. If `seed` is None, the draws are random. `temperature` 0 is greedy. `top_k` -1 and
-    `top_p` 1 are off.
+    If `max_tokens` is None, a sequence may fill the context. A sequence ends at the model's end-of-sequence tokens,
+    except if `stop_tokens` has IDs or if all given stop lists are empty. `stop_tokens` replace the end-of-sequence
+    tokens. With empty lists, only `max_tokens` ends a sequence. If `seed` is None, the draws are random. `temperature`
+    0 is greedy. `top_k` -1 and `top_p` 1 are off.
     """
 
     max_tokens: int | None = None

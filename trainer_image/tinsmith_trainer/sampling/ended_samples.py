@@ -23,7 +23,7 @@ MOST_LOST = 10_000
 ROUNDS_KEPT = 10_000
 """The number of clients for which the last round is remembered.
 
-For all other clients, the round is the number in the request, which comes from the requesting server's clock.
+For all other clients, the round is the number in the request; servers take this number from their clocks.
 """
 
 REPEAT_SECONDS = 60.0

@@ -33,7 +33,7 @@ PREFIX_TOKENS = 4096
 """The maximum number of tokens at a prompt's end that are searched for the beginning of an answer."""
 
 CHARACTERS_A_TOKEN = 32
-"""A number of characters per token that is above the average of any text.
+"""A number of characters per token that is higher than the average of every text.
 
 English text has 4 or 5 characters per token.
 """

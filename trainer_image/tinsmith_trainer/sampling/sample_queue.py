@@ -354,7 +354,8 @@ class Samples:
     def _forget_old(self) -> None:
         """Forget results that are too old or too large.
 
-        A call that waits for a forgotten result still has a reference to the sample.
+        A call that waits for a forgotten result can still return the result, because the call has a reference to the
+        sample.
         """
         for request_id in self._kept.forget(time.monotonic()):
             self._enter(self._samples[request_id], "forgotten")

@@ -113,8 +113,8 @@ class SamplerAdapters:
     def prepare(self, reference: worker_pb2.AdapterRef) -> None:
         """Load an adapter before the first sample arrives, if unused room exists and no sample waits for this room.
 
-        Until a sample has used the adapter, it is evicted first. So a client that announces many adapters takes only
-        one slot.
+        An adapter that no sample has used yet is evicted first. So a client that announces many adapters takes only one
+        slot.
         """
         key = reference.manifest_digest
         is_busy = bool(self._waiting) or len(self._preparing) >= MOST_PREPARING

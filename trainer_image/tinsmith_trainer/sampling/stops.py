@@ -90,6 +90,6 @@ class StopCut:
 
 
 def _overlap(text: str, string: str) -> int:
-    """Return how many characters at the text's end are also the beginning of the string."""
+    """Return the number of characters at the end of the text that are also the beginning of the string."""
     most = min(len(text), len(string) - 1)
     return next((size for size in range(most, 0, -1) if string.startswith(text[len(text) - size :])), 0)

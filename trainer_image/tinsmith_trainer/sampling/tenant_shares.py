@@ -15,9 +15,9 @@ from dataclasses import dataclass
 class FairQueue:
     """The tenants in the order of turns.
 
-    `credit` is the largest amount by which a returning tenant's count may be below the counts of other tenants. No
-    count of a tenant is lower than another count by more than twice the credit. A tenant that misses turns does not get
-    all missed turns later.
+    `credit` is the largest amount by which a returning tenant's count may be below the counts of other tenants. The
+    counts of two tenants never differ by more than twice the credit. A tenant that misses turns does not get all missed
+    turns later.
     """
 
     def __init__(self, credit: float) -> None:
@@ -77,8 +77,8 @@ class FairQueue:
 class SharedQuota:
     """A quota in which each tenant may hold as much as is free.
 
-    So a single tenant may hold at most half, and another tenant always finds room. If n tenants hold the maximum, each
-    tenant has one of n + 1 equal parts, and the last part is free.
+    So a single tenant may hold at most half, and another tenant always finds room. If n tenants hold the maximum, the
+    quota has n + 1 equal parts: one for each tenant, and a free part.
     """
 
     def __init__(self, size: int) -> None:

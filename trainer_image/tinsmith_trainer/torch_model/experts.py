@@ -1,7 +1,7 @@
 """Adapters for the experts of a mixture. In transformers, one parameter holds a projection of all experts.
 
-Each expert has a separate adapter, except for one factor that all experts of a layer share. The shared factor has the
-model's hidden size as one dimension: The shared factor is A for projections that read the hidden state, and B for the
+Each expert has a separate adapter, except for one factor that all experts of a layer share. One dimension of the shared
+factor is the model's hidden size: The shared factor is A for projections that read the hidden state, and B for the
 projection that writes the hidden state. Tinker trains these adapters, and Tinker's archives contain the adapters as
 `experts.w1` (gate, or the only up projection), `experts.w3` (up) and `experts.w2` (down); see `get_lora_param_count`
 and `weights` of tinker_cookbook. A router is never trained.
@@ -82,7 +82,7 @@ def unadaptable_experts(model: nn.Module) -> tuple[str, ...]:
 
 
 def merge_into_experts(module: Any, deltas: Mapping[str, Tensor]) -> None:
-    """Add deltas `[experts, d_out, d_in]`, by `w1`, `w2` and `w3`, to the weights of a layer's experts in place."""
+    """Add deltas `[experts, d_out, d_in]`, by the keys `w1`, `w2` and `w3`, to a layer's expert weights in place."""
     for parts, name in (((GATE, UP) if module.has_gate else (GATE,), _up_name(module)), ((DOWN,), "down_proj")):
         found = [deltas[part] for part in parts if part in deltas]
         if found:

@@ -25,7 +25,7 @@ A decoded image of this size takes 48 MiB. A processor uses about ten times as m
 MAX_IMAGE_SIDE = 16_384
 MAX_IMAGES = 64
 MAX_PIXELS_TOGETHER = 64 * 2**20
-"""The limit on the pixels of all images in a datum or prompt, which are in memory at the same time."""
+"""The limit on the pixels of all images in a datum or prompt, because all images are in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

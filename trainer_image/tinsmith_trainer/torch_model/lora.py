@@ -34,7 +34,7 @@ from tinsmith_trainer.torch_model.products import (
 ATTENTION_PARENTS = ("self_attn", "attention", "attn", "linear_attn", "mamba")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
 MIXER_PARENT = "mixer"
-"""The name of layers that may be attention, a state space or an MLP.
+"""A layer name that models use for attention, for state spaces and for MLPs.
 
 In layers with this name, the names of the projections show the kind of the layer.
 """
@@ -135,7 +135,7 @@ class DeltasApart:
         return not (uses_onednn(x, own.lora_A, part) or uses_onednn(x, own.lora_B, part))
 
     def spans(self) -> Iterator[OwnSpan]:
-        """Yield the position in the input of each group that has a delta."""
+        """For each group that has a delta, yield the position in the input."""
         end = 0
         for own, tokens in zip(self.groups, self.tokens, strict=True):
             end += tokens
@@ -343,8 +343,9 @@ class _LoraLinearApart(torch.autograd.Function):
     """A LoRA layer and the frozen base in one function, so that each product adds to the previous result in place.
 
     One product over all rows would have another shape in another batch, and BLAS may then sum in another order. So each
-    product takes a part with a fixed number of rows. The gradients of A and B are sums over a group, with one product
-    each. All rows of a group belong to one call, so the gradients do not depend on other groups in the forward.
+    product takes a part with a fixed number of rows. The gradients of A and B are sums over a group, and each gradient
+    is one product. All rows of a group belong to one call, so the gradients do not depend on other groups in the
+    forward.
     """
 
     @staticmethod

@@ -3,8 +3,8 @@
 On CPUs the choice is between MKL and oneDNN. On processors that Intel did not make, MKL uses half the width of AVX-512.
 On an AMD EPYC of family 26 and one thread, MKL reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. A call of oneDNN
 takes about 10 us longer than a call of MKL, which is too much for small products. With AVX2 only, MKL is faster for all
-shapes: on an EPYC of family 25, 88 GFLOP/s against 77. The choice of the library, and so the bits of a product, depend
-only on the machine and the shapes.
+shapes: on an EPYC of family 25, 88 GFLOP/s against 77. The choice of the library depends only on the machine and the
+shapes, and so do the bits of a product.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Measured on one thread: oneDNN takes 0.8 times MKL's time for 16 x 256 x 640, an
 """
 
 THREADS_WITHOUT_TAILS = 2
-"""The largest number of threads with shares of only whole vectors: half of a row also consists of whole vectors."""
+"""The largest number of threads with shares that are always whole vectors, because half of a row is whole vectors."""
 LEAST_PART_FLOATS = 32_768
 """The minimum number of elements that PyTorch gives to a thread: at::internal::GRAIN_SIZE."""
 

@@ -75,7 +75,7 @@ class QuantizedWeight(nn.Module):
 
 
 def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return codes in the weight's shape, and scales `[..., d_out, 1]`: the largest magnitude of each row."""
+    """Return codes in the weight's shape, and scales `[..., d_out, 1]`. A scale is the largest magnitude of a row."""
     scales = weight.float().abs().amax(-1, keepdim=True)
     codes = torch.round(weight.float() * (LARGEST_INT8 / scales.clamp(min=torch.finfo(torch.float32).tiny)))
     return codes.to(torch.int8), scales
@@ -191,7 +191,7 @@ def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
 
 
 def widen(model: Any, dtype: torch.dtype) -> None:
-    """Cast weights that were unpacked to a narrower dtype than the dtype in which the model computes.
+    """Cast unpacked weights to the dtype in which the model computes, if they have a narrower dtype.
 
     transformers before 5.23 unpacks MXFP4 to bfloat16 for any requested dtype. bfloat16 holds each value of MXFP4
     exactly, but the layer would also compute in bfloat16: logits of a float32 model had an error of 5e-3.

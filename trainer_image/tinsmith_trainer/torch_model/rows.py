@@ -4,8 +4,8 @@ In products (products.py) and experts (expert_products.py), rows are independent
 parameters, such as a convolution over time, rows are not independent: models with such layers share no forwards. Three
 kinds of modules are wrapped: routers, which then take tokens in parts of one size; activations; and rotary embeddings.
 With more than two threads PyTorch divides the elements of all rows among the threads. If a thread's share does not end
-on a whole vector, scalar code computes the end of the share. Sigmoid, exp, tanh and cosine of scalar code differ in the
-last bit (measured with 3, 4 and 8 threads).
+on a whole vector, scalar code computes the end of the share. The results of scalar code for sigmoid, exp, tanh and
+cosine differ in the last bit (measured with 3, 4 and 8 threads).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def whole_vector_pieces(elements: int) -> list[int]:
 
 
 def _evenly_cut(elements: int, threads: int) -> int:
-    """Return the largest number of elements that is divided into whole vectors only."""
+    """Return the largest number of elements that PyTorch divides into whole vectors only."""
     for parts in range(min(threads, -(-elements // LEAST_PART_FLOATS)), 1, -1):
         even = elements - elements % (parts * VECTOR_FLOATS)
         if -(-even // LEAST_PART_FLOATS) >= parts:

@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 Stored = Mapping[str, StoredTensor]
 Lost = Mapping[str, tuple[str, str]]
-"""For each tensor that an index lists but a shard lacks, the names of the shard and of the index."""
+"""The names of the shard and of the index, for each tensor that the index lists but the shard lacks."""
 
 EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
 PREDICTION = re.compile(r"(^|\.)mtp(\.|_)")

@@ -2,7 +2,8 @@
 
 The image processor in the model's directory creates the pixels, always in the variant with Pillow and numpy, so that a
 GPU worker and a CPU worker get the same bits. Each image is replaced by placeholder tokens of the model: one token for
-each feature from the vision tower. Tokens that a chat format writes around an image are text, and part of the request.
+each feature from the vision tower. The tokens that a chat format puts before and after an image are text, and belong to
+the request.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CANDIDATES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""The files that transformers looks for, in the same order."""
+"""The weight files that transformers looks for, in the order of the search."""
 INDEX = ".index.json"
 NAMED_WEIGHTS = "transformers_weights"
 """The key of config.json that names a file other than the candidates."""

@@ -1,8 +1,8 @@
 """Co-batching: during the turn of one model, one forward computes microbatches of several models.
 
 One forward of many short rows takes less time than one forward for each model. The engine decides which microbatches
-can share a forward, and how many tokens fit. Each model pays only for the model's own tokens, as in a turn of the
-model. Co-batching changes no bits.
+can share a forward, and how many tokens fit. Each model pays only for the model's own tokens, in a shared forward and
+in a turn of the model. Co-batching changes no bits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TRIED_AGAIN_AFTER_FORWARDS = 64
 
 @dataclass(slots=True)
 class ForwardTimes:
-    """The latest times of forwards of one size, in seconds per token, for a single call and for shared forwards."""
+    """For forwards of one size, the latest times in seconds per token, of single and of shared forwards."""
 
     alone: list[float] = field(default_factory=list)
     shared: list[float] = field(default_factory=list)

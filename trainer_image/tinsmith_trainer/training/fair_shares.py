@@ -4,8 +4,8 @@ The functions are pure.
 
 Shares are counted in tokens. The method is deficit round robin with turns of one microbatch: the next turn goes to the
 waiting tenant with the fewest tokens. So a waiting tenant falls behind another tenant by at most one turn, and a new
-tenant waits only for the current turn. Tokens that a tenant uses while no other tenant waits are not charged later. An
-idle tenant saves up only a small head start.
+tenant waits only for the current turn. If a tenant uses tokens while no other tenant waits, these tokens are not
+charged later. An idle tenant saves up only a small head start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Contender:
 
     @property
     def share(self) -> tuple[str, str]:
-        """The key of the share that pays for the model's turns."""
+        """The key of the fair share that pays for the model's turns."""
         return (self.tenant, "") if self.tenant else ("", self.model_id)
 
 

@@ -146,7 +146,10 @@ class WorkerService:
     # ---- life
 
     async def activate(self, epoch: int, event_cursor: int = 0) -> None:
-        """Activate the worker for this epoch. Raises NotActive after a higher epoch, Draining, and JournalFull."""
+        """Activate the worker for this epoch.
+
+        Raises NotActive if the worker has seen a higher epoch, and also Draining and JournalFull.
+        """
         self._check_stays()
         raised = self.journal.write(lambda db: journal_tables.raise_epoch(db, epoch, event_cursor), uses_reserve=True)
         seen = await asyncio.wrap_future(raised)

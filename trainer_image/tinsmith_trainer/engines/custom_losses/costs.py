@@ -196,4 +196,4 @@ _RULES: Mapping[str, Rule] = {
     "getitem": _item,
     "diag": _diagonal,
 }
-"""The rules, by the last part of a function's name."""
+"""The cost rules, by the last part of a function's name."""

@@ -46,7 +46,7 @@ def _are_numbers(values: tuple[Any, ...]) -> bool:
 def _operator(function: Operation, *args: Any) -> Any:
     """Apply an operator to tensors and numbers.
 
-    Refuse operations whose result has no bound, such as a list times a number, or a number to a large power.
+    Refuse operations with results of unlimited size, such as a list times a number, or a number to a large power.
     """
     if any(isinstance(value, Tensor) for value in args):
         return function(*args)

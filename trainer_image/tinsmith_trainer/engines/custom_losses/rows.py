@@ -66,7 +66,7 @@ def _extremes(program: Program, datums: Sequence[Datum], arrays: Sequence[Mappin
 
 
 def _inputs(program: Program, datum: Datum, arrays: Mapping[str, Numbers]) -> list[Tensor]:
-    """Return the inputs of a run; the logprobs are an empty tensor of the right shape."""
+    """Return the inputs for a run of the loss; the logprobs are an empty tensor of the right shape."""
     _, *read = program.loss.inputs
     tensors = [torch.from_numpy(arrays[declared.name].copy()) for declared in read]
     others = [tensor[0] if declared.rank == 0 else tensor for declared, tensor in zip(read, tensors, strict=True)]
@@ -106,7 +106,7 @@ def _laid_out(index: int, datum: Datum, declared: LossInput) -> Numbers:
 def _check_widths(program: Program, arrays: Sequence[Mapping[str, Numbers]]) -> None:
     """Require an equal number of columns in all inputs.
 
-    If the targets have one column, a batch does not store how many columns another input has.
+    If the targets have one column, a batch does not store the number of columns of other inputs.
     """
     if program.loss.inputs[0].rank == 2:
         return

@@ -13,7 +13,7 @@ FAMILIES = ("attn", "mlp", "unembed")
 WIDEST_BYTES = 4
 CONFIG_BYTES = 2**20
 CONFIG_BYTES_OF_A_TENSOR = 64
-"""The limit on a configuration's size, for each tensor. PEFT's configurations have some kilobytes.
+"""The limit on a configuration's size, in bytes per tensor of the adapter. PEFT's configurations have some kilobytes.
 
 The configuration of a mixture may list the module and the rank of each expert.
 """

@@ -2,9 +2,9 @@
 
 A datum of Tinker has tokens `x[0..T-1]` and targets `t[0..T-1]`; `t[i]` is scored at position i. NeMo RL scores `t[i]`
 in column i + 1 of a batch. So each per-token value is written one column further to the right, and a datum of T tokens
-becomes a row of T + 1 columns. In most training data the targets are the tokens shifted by one. In a *shifted* batch,
-the last target fills the additional column, and no separate targets are sent. In a *general* batch, the additional
-column holds a token that no scored position sees, and the targets are a separate tensor.
+becomes a row of T + 1 columns. In most training data, the targets are the tokens shifted by one position. In a
+*shifted* batch, the last target fills the additional column, and no separate targets are sent. In a *general* batch,
+the additional column holds a token that no scored position sees, and the targets are a separate tensor.
 
 A batch is a dict of torch tensors on the CPU, with rows in dimension 0 and the sequence in dimension 1. NeMo RL's
 workers read the same names, and NeMo RL's `BatchedDataDict` wraps the dict unchanged.
@@ -182,7 +182,7 @@ class RowResults:
 
 
 def total_loss(batch: Mapping[str, Tensor], terms: Terms) -> Tensor:
-    """Return the sum of the losses of a microbatch's rows, where backward starts. Padding rows add 0."""
+    """Return the sum of a microbatch's losses, from which backward starts. Padding rows add 0."""
     rows: Tensor = terms.loss.flatten(1).sum(1)
     return (rows * batch[SAMPLE_MASK].to(rows.device)).sum()
 

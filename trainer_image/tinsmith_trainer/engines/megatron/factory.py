@@ -1,4 +1,4 @@
-"""The start of ranks and of the engine: CPU ranks of this package, or GPU ranks of the calling engine."""
+"""The start of ranks and of the engine: CPU ranks of this package, or GPU ranks of one engine."""
 
 from __future__ import annotations
 

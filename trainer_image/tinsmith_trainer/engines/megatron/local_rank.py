@@ -26,7 +26,7 @@ from tinsmith_trainer.errors import ServerError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""The time that a rank waits for other ranks before the call fails. The death of a rank is noticed immediately."""
+"""The time for which a rank waits for other ranks before a call fails. The death of a rank is noticed immediately."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ ALWAYS = {
     "RAY_gcs_server_port_wait_time_s": "120",
 }
 SYSTEM_CONFIG: Mapping[str, Any] = {"worker_niceness": 0}
-"""Settings with which Ray does not lower the priority of workers, because ranks are the main work of this machine."""
+"""Settings that keep the priority of Ray's workers normal, because ranks are the main work of this machine."""
 RAY_FOLDER = "/tmp/ray"
 """Ray's default folder for logs and sockets. Pods mount a volume at this path."""
 FOLDER_PREFIX = "tinray-"

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 PLACEMENT_SECONDS = 600.0
 """The time within which resources for all ranks must be reserved. The time includes the start of new nodes."""
 PROGRESS_SECONDS = 120.0
-"""If no rank becomes ready for this time, the log lists the missing ranks.
+"""If no rank becomes ready within this time, the log lists the missing ranks.
 
 The load of a model may take any time.
 """
@@ -61,7 +61,7 @@ class RankProcess(ABC):
         """Return when all ranks have joined and the model is built."""
 
     def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
-        """Return the result of the method of `Rank` with this name."""
+        """Call the method of `Rank` with this name, and return the result."""
         return attempt(lambda: getattr(self._rank, method)(*args))
 
     def ts_call_on_shard(self, method: str, shard: Any, args: tuple[Any, ...]) -> Answer:
@@ -231,7 +231,7 @@ def _undo(places: RankPlacement | None, at_close: Callable[[], None]) -> None:
 
 
 GRACE_SECONDS = 10.0
-"""The time for which failures of other ranks are awaited after a rank's failure.
+"""The time to wait for the failures of other ranks after one rank's failure.
 
 A rank without an answer after this time counts as a rank that waits for the failed rank.
 """

@@ -1,8 +1,8 @@
 """The division of a call among data-parallel ranks and microbatches.
 
 Copies of the model compute independently until a call's gradients are summed, so the copies' microbatches may differ. A
-microbatch is as long as the longest datum in it; each pipeline stage sends the shape of a microbatch to the next stage.
-If context ranks pack sequences, all rows of a call have the same length. With packing, padding inside rows is removed
+microbatch is as long as its longest datum; each pipeline stage sends the shape of a microbatch to the next stage. If
+context ranks pack sequences, all rows of a call have the same length. With packing, padding inside rows is removed
 before the computation, and padding rows fill the last microbatches.
 """
 
@@ -51,7 +51,7 @@ def shards_of(
 
 
 def length_multiple(*, tensor: int, context: int) -> int:
-    """Return the divisor of row lengths: the length of each row must be a multiple of it.
+    """Return the number that must divide the length of each row.
 
     Tensor ranks divide a sequence. Each context rank takes two pieces, one from each end of the sequence, so that
     causal attention costs the same on all context ranks.

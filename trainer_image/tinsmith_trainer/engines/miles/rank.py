@@ -95,7 +95,7 @@ def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
 
 @contextmanager
 def sums_in(bridge: type[Any]) -> Iterator[None]:
-    """Let `bridge`, inside the context, build models that sum gradients and support pipeline stages.
+    """Inside the context, let `bridge` build models that sum gradients and support pipeline stages.
 
     `bridge` is Megatron-Bridge's AutoBridge. Megatron's data parallelism reads `calculate_per_token_loss` at
     construction, to choose between sums and means. Pipeline stages need the dtype of messages. Miles has flags for both

@@ -19,7 +19,7 @@ _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KE
 _LAUNCHERS = ("PMIX_", "PMI_", "MPI_", "OMPI_", "SLURM_")
 """The variables of other programs that start processes.
 
-A rank with these variables would behave as if the other program had started it.
+With these variables, a rank would behave as if it had been started by the other program.
 """
 _RAY_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
 """Variables that describe one process, and that are wrong in another process."""

@@ -100,7 +100,8 @@ OTHER_AXES = ("pipeline_parallel", "context_parallel", "tensor_parallel")
 def build_nemo_group(request: RanksRequest) -> RankGroup:
     """Start ranks, one rank on each GPU.
 
-    The start takes minutes: the first start with a model converts the model, unless a Job has converted it before.
+    The start takes minutes, because the first start with a model converts the model, unless a Job has converted it
+    before.
 
     The conversion must be at the same path on every node. Raises ModelDirectoryInvalid, DriverEnvironmentInvalid or
     RankPythonMissing before Ray starts, and ServerError if the conversion, Ray or the workers fail.

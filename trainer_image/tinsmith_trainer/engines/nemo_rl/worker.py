@@ -42,11 +42,11 @@ class TinsmithMegatronWorkerMixin:
         return Answer()
 
     def ts_call(self, method: str, arguments: Sequence[Any]) -> Answer:
-        """Return the result of the method of `Rank` with this name."""
+        """Call the method of `Rank` with this name, and return the result."""
         return attempt(lambda: getattr(self._started, method)(*arguments))
 
     def ts_call_sharded(self, shard: Any, method: str, arguments: Sequence[Any]) -> Answer:
-        """Return the result of the method of `Rank` with this name, called with this rank's shard as first argument."""
+        """Call the method of `Rank` with this name, with this rank's shard as first argument, and return the result."""
         return attempt(lambda: getattr(self._started, method)(shard, *arguments))
 
     @property

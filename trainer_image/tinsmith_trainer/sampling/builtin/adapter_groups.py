@@ -1,6 +1,6 @@
 """The adapters of a decode batch as one stack: two small products per module serve all adapters.
 
-Separate products of eight adapters (sixteen per module) took a third of a step's time with four rows per adapter,
+With eight adapters and four rows per adapter, separate products (sixteen per module) took a third of a step's time,
 mostly for the overhead of calls. An adapter's weights are copied into the stack once, when the adapter's first row
 enters the batch. The stack is not used, and each adapter has separate products, if the weights are too large, if the
 shapes of adapters differ, or if the numbers of rows per adapter are too unequal.

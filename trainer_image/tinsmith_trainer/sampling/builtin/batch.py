@@ -73,7 +73,7 @@ class BatchPlan:
         return self.geometry.device.type != "cpu" if setting is None else setting
 
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
-        """Return the key of the batch for a sample that draws the token at this position of the row next."""
+        """Return the key of the batch for a sample whose next token has this position in the row."""
         extent = SMALLEST_EXTENT
         while extent <= sample_position:
             extent *= 2
@@ -118,8 +118,8 @@ def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun
 def computed_rows(used: int) -> int:
     """Round the number of rows up to one of a few numbers.
 
-    The library for products needs a preparation for each new shape, so the number of shapes is kept small; the number
-    of unused rows is also small.
+    The library for products needs a preparation for each new shape. So the number of shapes is small, but few of the
+    computed rows are unused.
     """
     return 1 << (used - 1).bit_length() if used <= ROWS_STEP else -(-used // ROWS_STEP) * ROWS_STEP
 
@@ -244,7 +244,7 @@ class DecodeBatch:
     def step(self, tenants: Collection[str]) -> StepResult:
         """Draw a token for every sample of these tenants.
 
-        If the next step is launched ahead, read the tokens of the previous step.
+        If steps are launched ahead, launch the next step, and read the tokens of the previous step.
         """
         if not self._fixed:
             self._arrange()

@@ -51,7 +51,7 @@ class Batches:
         return [batch for batch in self._open.values() if batch.rows_by_tenant[tenant]]
 
     def may_start(self, key: BatchKey, tenant: str, promised: int = 0) -> bool:
-        """Return whether a new sample of this key would start now, after `promised` other rows go to the same tenant.
+        """Return whether a new sample of this key would start now, if `promised` rows are reserved for the same tenant.
 
         Raises OutOfMemoryForNow if the new sample, or an earlier sample of the tenant, waits for memory. While a sample
         waits for memory, no new sample of the same tenant starts, because the waiting sample would then never start.

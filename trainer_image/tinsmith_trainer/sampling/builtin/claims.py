@@ -1,8 +1,8 @@
 """The tenants that share a step, and the rows that a tenant gives to another tenant. The functions are pure.
 
-Rows of several tenants in one forward are cheaper than separate forwards. For a tenant with few rows, however, a
-forward with many rows of another tenant is slow. So a tenant's rows are added to a step only if no tenant waits longer
-than with separate turns. While any tenant waits for a row, rows are divided equally among tenants.
+Rows of several tenants in one forward are cheaper than separate forwards. But a forward with many rows of one tenant is
+slow for a tenant with few rows. So a tenant's rows are added to a step only if no tenant waits longer than with
+separate turns. While any tenant waits for a row, rows are divided equally among tenants.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def next_for_a_row(waiting: Iterable[str], rows: Mapping[str, int]) -> list[str]
 def gives_up_a_row(rows: Mapping[str, int], wanting: str, lead: Lead, credit: float) -> str | None:
     """Return the tenant that must give a row of a full batch to a waiting tenant, or None.
 
-    The tenant that gives a row has at least two rows more than the waiting tenant. If the waiting tenant has no row, a
-    tenant with a single row also gives a row, after it has used at least `credit` more than the waiting tenant. So a
-    waiting tenant gets a row after a bounded number of steps, and rows do not change tenants in every step.
+    The tenant that gives a row has at least two rows more than the waiting tenant. A waiting tenant without rows also
+    gets the row of a tenant that has used at least `credit` more. So a waiting tenant gets a row after a bounded number
+    of steps, and rows do not change tenants in every step.
     """
     held = rows.get(wanting, 0)
     others = [tenant for tenant in rows if tenant != wanting and rows[tenant]]

@@ -91,7 +91,7 @@ class ForwardPass:
 
     @torch.inference_mode()
     def seen(self, kv: Tensor, ids: Tensor, inputs: Mapping[str, Tensor], route: Route) -> Seen:
-        """Compute a whole prompt `ids` `[1, length]` with images, from `inputs`, by the model's own forward.
+        """Compute a whole prompt with images by the model's own forward, from `ids` `[1, length]` and `inputs`.
 
         This forward computes no logits, because logits would have one row for each token of the prompt. `project`
         computes the requested logits.
@@ -300,9 +300,9 @@ class SharedAttention:
     On a CPU, attention takes as long as reading keys and values. A group of rows that reads the shared prompt only once
     takes a fraction of this time. The token of a row attends to the whole prompt, and to the positions of this row that
     the mask allows. The attention to the prompt and the attention to the row are computed separately. The two results
-    are then weighted by the sums of the exponentials of their scores. The weighted sum is equal to the attention with
-    one softmax over prompt and row (arXiv 2402.05099). The products of a group have one row per sample, so the bits of
-    a sample depend on the other samples in the group.
+    are then combined; the weight of a result is the sum of the exponentials of its scores. The weighted sum is equal to
+    the attention with one softmax over prompt and row (arXiv 2402.05099). The products of a group have one row per
+    sample, so the bits of a sample depend on the other samples in the group.
     """
 
     def __init__(self, spans: Sequence[PrefixSpan]) -> None:

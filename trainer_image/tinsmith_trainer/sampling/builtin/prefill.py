@@ -131,7 +131,7 @@ class Prefill:
         self._next_block += len(found)
 
     def _score(self, logits: torch.Tensor, start: int, end: int) -> None:
-        """Score the tokens after positions `start` to `end`, but only from the first requested token on."""
+        """Score the tokens after the positions from `start` to `end`, beginning with the first requested token."""
         assert self.run.first_scored is not None
         skipped = max(0, self.run.first_scored - (start + 1))
         if not self.run.scores.take(start + 1 + skipped, logits[skipped : end - start]):

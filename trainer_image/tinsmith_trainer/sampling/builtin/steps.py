@@ -24,8 +24,8 @@ class Feed:
 
     `own_position` is the position within the row.
 
-    `source` is the row in the previous step that draws the token, or None if the host knows the token. `sample` is None
-    if the row is idle, or if the row's next token cannot be computed yet.
+    `source` is the row of the previous step in which the token is drawn, or None if the host knows the token. `sample`
+    is None if the row is idle, or if the row's next token cannot be computed yet.
     """
 
     token: int = 0

@@ -117,7 +117,7 @@ class GenerationRequest:
     `stop_token_ids` and `stop_strings` end the sequence earlier. `top_k` -1 and `top_p` 1 are off; `temperature` 0 is
     greedy. `seed` is a number from 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored. `topk_prompt` is
     the number of most likely tokens for each scored position, and `topk` for each drawn position. `candidates` are at
-    most `MOST_CANDIDATES` tokens whose logprobs at the first drawn position are requested. A request with candidates
+    most `MOST_CANDIDATES` tokens; their logprobs at the first drawn position are requested. A request with candidates
     has no `topk`. `head`: the adapter changes the unembedding. Two requests share cached prefixes only if both have the
     same `cache_salt`; "" is no salt.
     """

@@ -156,9 +156,9 @@ def _topk_prompt(plan: Plan, first: Generation | None, behind: Items[Generation]
 def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tuple[str, ...]:
     """Return the stop strings that the server searches for.
 
-    This process cuts the text in any case; with the strings, the server draws fewer unnecessary tokens. If the prompt
-    ends within a character, the server gets no strings: vLLM would also search the prompt, and could stop at a string
-    in the prompt.
+    This process always cuts the text; with the strings, the server draws fewer unnecessary tokens. If the prompt ends
+    within a character, the server gets no strings: vLLM would also search the prompt, and could stop at a string in the
+    prompt.
     """
     if rule.strings and ends_within_character(job.prompt.tolist(), model.tokenizer):
         return ()

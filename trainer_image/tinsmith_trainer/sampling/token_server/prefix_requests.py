@@ -134,7 +134,7 @@ def _logprobs_of_named(
 
 
 def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the rows, with the tokens for which logprobs are requested.
+    """Return each row with the tokens for which the row requests logprobs.
 
     Each token of a row occurs once; the tokens are divided into groups that a server accepts.
     """

@@ -124,7 +124,8 @@ class TokenServerSampler(Sampler):
     async def _load_after_unloads(self, adapter: ServedAdapter) -> None:
         """Load the adapter as soon as the server has room for it.
 
-        With one adapter too many, the server would evict any adapter, and wait for the samples that use this adapter.
+        If the server had one adapter too many, it would evict an arbitrary adapter, and wait until no sample uses the
+        evicted adapter.
         """
         await asyncio.gather(*self._unloading, return_exceptions=True)
         await self._server.load_adapter(adapter.name, adapter.folder)

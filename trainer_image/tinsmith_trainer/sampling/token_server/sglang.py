@@ -38,7 +38,7 @@ A prompt must be shorter than the context by this number of tokens.
 Prompt and sequence together must be shorter than the context by two tokens.
 """
 BEYOND_VOCABULARY = "NaN happened"
-"""The stop reason of SGLang for a drawn token that does not exist and that SGLang replaced by a stop token."""
+"""SGLang's stop reason after a draw of a token that does not exist; SGLang replaces this token by a stop token."""
 
 
 def sglang_command(settings: ServerSettings) -> ServerCommand:

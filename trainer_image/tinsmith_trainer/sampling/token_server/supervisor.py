@@ -1,4 +1,4 @@
-"""A program that runs a command until the other end of a pipe is closed: `python -m …supervisor FD COMMAND…`.
+"""A program that runs a command as long as another process holds a pipe open: `python -m …supervisor FD COMMAND…`.
 
 When a server is killed, the server's child processes would continue to run. So each server has a separate session,
 whose processes are killed together. All processes of the session end when the process that holds the pipe ends, even if

@@ -171,7 +171,7 @@ def _name(model: nn.Module, path: str, part: str) -> str:
 def _layer_name(model: nn.Module, path: str) -> str:
     """Return a layer's name in the transformers model.
 
-    Layer numbers count from 1 over all pipeline stages, but paths count from 0 in each stage.
+    Layer numbers count from 1 over all pipeline stages, but the numbers in paths count from 0 in each stage.
     """
     number: Any = model.get_submodule(path).layer_number
     return f"model.layers.{number - 1}"
@@ -180,7 +180,7 @@ def _layer_name(model: nn.Module, path: str) -> str:
 def _tensors(name: str, adapter: Any, tensor_ranks: int) -> Iterator[LoraTensor]:
     """Yield A and B, divided in the same way as in `ParallelLinearAdapter.__init__`.
 
-    B is always divided by rows. A is divided by rows of the padded rank, or by columns under a row-parallel layer.
+    B is always divided by rows. A is divided by rows (of the padded rank), or, in a row-parallel layer, by columns.
     """
     A, B = adapter.linear_in.weight, adapter.linear_out.weight
     split = COLUMNS if adapter.input_is_parallel else ROWS

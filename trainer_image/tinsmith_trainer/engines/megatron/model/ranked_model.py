@@ -1,4 +1,4 @@
-"""The properties of a base model that decide whether GPU ranks can hold it, and checks of these properties."""
+"""Checks whether GPU ranks can hold a base model, and the model's properties that decide this."""
 
 from __future__ import annotations
 

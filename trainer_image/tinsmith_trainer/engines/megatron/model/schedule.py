@@ -22,7 +22,7 @@ class MegatronSchedule:
 
     `chunk` is this rank's stage. The schedule calls the output layer of the stage, and the model itself no longer calls
     this layer. Gradients are plain sums over tokens, rows and microbatches. `calculate_per_token_loss` disables
-    averaging. Megatron then requires a token count; with a count of 0, nothing is divided.
+    averaging. Without averaging, Megatron requires a token count; with a count of 0, nothing is divided.
     """
 
     def __init__(self, chunk: nn.Module, **model_arguments: Any) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 class Parked:
     """A rank's share of one adapter, copied from the model and the optimizer to the host.
 
-    `model`: the rank's parameters in the model's dtype. `masters`: the float32 values that the optimizer steps, or None
-    if the parameters themselves are float32. `moments`: exp_avg and exp_avg_sq, None before the first step. Masters and
-    moments belong to the rank's optimizer. With the distributed optimizer, masters and moments are shards.
+    `model`: the rank's parameters in the model's dtype. `masters`: the float32 values that the optimizer changes, or
+    None if the parameters themselves are float32. `moments`: exp_avg and exp_avg_sq, None before the first step.
+    Masters and moments belong to the rank's optimizer. With the distributed optimizer, masters and moments are shards.
     """
 
     model: Tensor

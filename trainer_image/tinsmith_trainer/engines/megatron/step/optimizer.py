@@ -26,7 +26,7 @@ Moments = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """The elements `start` to `end` of a flattened `parameter` that this rank's optimizer steps.
+    """The elements of a flattened `parameter`, from `start` to `end`, that this rank's optimizer changes.
 
     `tensor` holds the elements in float32, and is the key to `inner.state`.
     """

@@ -68,7 +68,7 @@ def _cut(whole: Tensor | None, part: TensorPart, index: int) -> Tensor:
 
 
 def _corner(shape: Shape) -> tuple[slice, ...]:
-    """Return the index of the part with this shape at the beginning of a larger tensor."""
+    """Return the index that selects a part of this shape from the beginning of a larger tensor."""
     return tuple(slice(size) for size in shape)
 
 

@@ -87,7 +87,7 @@ class CacheBatch:
         return result
 
     def _groups(self, samples: list[Sample]) -> Iterator[list[Sample]]:
-        """Yield groups of samples with one length and adapter, and samples that must be computed alone.
+        """Yield groups of samples with the same length and adapter, and single samples that must be computed alone.
 
         A group has only one adapter, because some layers, such as latent attention, compute all tokens of a row again
         in each step.
