@@ -170,7 +170,7 @@ def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
 def count_interruption(db: Database, interruption: Interruption) -> None:
     """Count the end of a process, once for each process.
 
-    If several pieces of work were in flight, the cause of the end is unknown. After an unknown cause, each piece of
+    If several pieces of work were in flight, the cause of the end is unknown. If the cause is unknown, each piece of
     work becomes a suspect with a count of 0.
     """
     suspects = interruption.suspects

@@ -78,7 +78,7 @@ def add_to_experts(model: nn.Module, projections: Mapping[str, ExpertProjection]
 
 
 def trained_by_experts(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of experts by the engines' names."""
+    """Return the parameters of experts, with the names that the engines use."""
     deltas = [module for module in model.modules() if isinstance(module, _Delta)]
     return {
         f"{delta.key}.{part}": parameter
@@ -92,7 +92,7 @@ PREFIX, SUFFIX = "base_model.model.", ".default.weight"
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """PEFT's parameters by the engines' names, and the optimizer of these parameters."""
+    """PEFT's parameters, with the names that the engines use, and the optimizer of these parameters."""
 
     lora: LoraSpec
     model: Any
@@ -197,7 +197,7 @@ def _peft_model(directory: Path, config: Any, placement: tuple[str, torch.dtype]
 
 
 def _trained_parameters(model: Any) -> dict[str, nn.Parameter]:
-    """Return the parameters by the engines' names."""
+    """Return the parameters, with the names that the engines use."""
     peft = {
         name.removeprefix(PREFIX).removesuffix(SUFFIX): parameter
         for name, parameter in model.named_parameters()

@@ -156,7 +156,7 @@ class OwnProduct(Protocol):
 
 
 Route = Mapping[str, StackedDelta | DeltasApart | OwnProduct]
-"""The deltas or product of each module, by name."""
+"""For each module name, the deltas or the product of the module."""
 
 _current = threading.local()
 

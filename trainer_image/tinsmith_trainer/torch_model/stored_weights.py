@@ -125,7 +125,7 @@ def _losses(lost: Lost, missing: Collection[str] = ()) -> str:
 
 
 def _of_experts(stored: Stored, *, alike: bool) -> Differences:
-    """Find gaps in the numbers of experts, and experts with another shape than the other experts.
+    """Find gaps in the numbering of experts, and experts that differ in shape from most experts.
 
     Experts are stacked by number, so a gap would shift every later expert. If `alike`, every projection must have the
     same number of experts. In LongCat, experts without computation lack some projections.

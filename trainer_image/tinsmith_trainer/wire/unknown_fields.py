@@ -23,7 +23,7 @@ MESSAGE_OF_KIND: dict[int, type[Message]] = {
 }
 """The messages that are checked, by kind of operation.
 
-A release is not checked, because a release must always end the model. The SDK's own bodies are not checked either.
+A release is not checked, because a release must always end the model. Bodies in the format of the SDK are not checked.
 """
 
 

@@ -29,7 +29,7 @@ _RAY_KEY = "RAY_AUTH_"
 The token in these variables is valid only in this cluster.
 """
 _OWN_SETTINGS = "TINSMITH_"
-"""The prefix of this process's own settings. Ranks receive settings as arguments."""
+"""The prefix of the variables with this process's own settings. Ranks receive settings as arguments."""
 
 
 class DriverEnvironmentInvalid(TrainerError):

@@ -202,7 +202,7 @@ def _whole_blocks(probabilities: Tensor) -> Tensor:
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """Limit each value to the largest float below a limit."""
+    """Return the values, with each value that reaches its limit reduced to the largest float below the limit."""
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 

@@ -1,8 +1,9 @@
 """The division of an adapter's whole tensors into parts for the ranks, and the inverse.
 
-Parts are padded to the largest rank of any adapter: A `[max_rank, d_in]`, B `[d_out, max_rank]`, and for a mixture's
-experts with a further first dimension, `experts` or 1. Values beyond the adapter's rank, or beyond the end of a
-dimension that tensor ranks divide, are zero. The tensors of modules that the adapter does not train are zero, too.
+Parts are padded to the largest rank of any adapter: A is `[max_rank, d_in]` and B is `[d_out, max_rank]`; for a
+mixture's experts, A and B have a further first dimension, `experts` or 1. Values beyond the adapter's rank, or beyond
+the end of a dimension that tensor ranks divide, are zero. The tensors of modules that the adapter does not train are
+zero, too.
 """
 
 from __future__ import annotations
