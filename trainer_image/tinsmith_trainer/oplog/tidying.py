@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 KEEP_RESULTS_SECONDS = 72 * 3600.0
 KEEP_RESULT_BYTES = 2 * 1024**3
 KEEP_OPERATIONS = 5000
-"""The number of operations that are kept for each model, of all operations that the snapshot covers.
+"""For each model, the number of operations that are kept although the snapshot covers them.
 
 A client program has far fewer operations in flight.
 """

@@ -7,8 +7,8 @@ and all computation keep the full width. Weights are unpacked for each product, 
 and are not kept in between. So the weights take the memory of the codes and of one unpacked layer. A product has the
 same bits as in a model with the unpacked weights, so batching and replay work in the same way with quantized weights.
 
-`4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) in blocks of 64 along a weight's elements, and `8bit` is
-symmetric by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
+`4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) in blocks of 64 along a weight's elements. `8bit` is symmetric
+by rows. The results are the same as from bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
 
 gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both formats are unpacked to the dtype of the
 computation when the files are read. So engine and sampler use ordinary weights. Checkpoints in other quantized formats

@@ -36,7 +36,7 @@ NEED_SNAPSHOTS = (*CREATES, worker_pb2.LOAD_WEIGHTS)
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The decision to run an operation without effect again.
+    """The decision to repeat an operation that had no effect.
 
     `seconds` is the time for which the model is held. If `seconds` is None, the model is held until the worker
     restarts. `reason` is shown to clients, and may be empty.

@@ -278,7 +278,7 @@ class WorkerService:
         return worker_pb2.Pending(reason=f"waiting for operation {queue.order.applied + 1}, which has not arrived yet")
 
     async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
-        """Return events after the cursor, after waiting for at least one event."""
+        """Wait for at least one event after the cursor, and return the events."""
         self._acknowledged_event_id = max(self._acknowledged_event_id, after)
         deadline = self._loop.time() + timeout_seconds
         while True:
