@@ -278,7 +278,7 @@ class WorkerService:
         return worker_pb2.Pending(reason=f"waiting for operation {queue.order.applied + 1}, which has not arrived yet")
 
     async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
-        """Wait for at least one event after the cursor, and return the events."""
+        """Return the events after the cursor, as soon as an event exists or the timeout ends."""
         self._acknowledged_event_id = max(self._acknowledged_event_id, after)
         deadline = self._loop.time() + timeout_seconds
         while True:
