@@ -34,7 +34,7 @@ from tinsmith_trainer.engines.base import (
     Work,
 )
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.settings import default_lora_products, logits_bytes, plan_memory
+from tinsmith_trainer.engines.peft.settings import default_lora_products, default_numerics, logits_bytes, plan_memory
 from tinsmith_trainer.parity.sides import compute
 from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
@@ -263,6 +263,8 @@ def measure(options: argparse.Namespace) -> Report:
     loaded = torch_model(options.model, new_model(options.model, device, dtype))
     plan = plan_memory(loaded, options.token_budget, options.recompute)
     settings = PeftEngineSettings(
+        numerics=default_numerics(device.type, dtype),
+        cobatch_tokens=plan.cobatch_tokens,
         token_budget=plan.token_budget,
         recompute_above_tokens=plan.recompute_above_tokens,
         logits_byte_budget=logits_bytes(device.type),

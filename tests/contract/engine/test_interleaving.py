@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from support.engine.contract import (
     CROSS_ENTROPY,
     advance_all,
@@ -42,27 +44,37 @@ def trained(engine: Engine) -> Engine:
     return engine
 
 
-def what_is_left(engine: Engine, outcomes: Sequence[Outcome]) -> list[str]:
-    """All bits that anybody could see afterwards; the accumulators are empty again."""
-    seen = [*(bits(outcome) for outcome in outcomes), repr([outcome.metrics for outcome in outcomes])]
-    seen += [*(state_bits(engine.state(adapter)) for adapter in "ab")]
+def what_is_left(engine: Engine, outcomes: Sequence[Outcome]) -> dict[str, NDArray[np.float32]]:
+    """Return all values that a client can see afterwards, and empty the accumulators."""
+    seen = {}
+    for number, outcome in enumerate(outcomes):
+        for datum, output in enumerate(outcome.outputs):
+            seen |= {f"call {number}, datum {datum}, {name}": values for name, values in output.items()}
+        seen |= {f"call {number}, {name}": np.float32(value) for name, value in outcome.metrics.items()}
     for adapter in "ab":
+        seen |= {f"{adapter}/{name}": values for name, values in engine.state(adapter).tensors.items()}
         engine.clear_gradients(adapter)
     return seen
 
 
-def one_after_the_other(engine: Engine) -> list[str]:
+def one_after_the_other(engine: Engine) -> dict[str, NDArray[np.float32]]:
     return what_is_left(engine, [compute_together(engine, [work])[0] for work in WORKS])
 
 
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_no_order_of_microbatches_changes_a_bit(trained: Engine, data: st.DataObject) -> None:
+def test_no_order_of_microbatches_changes_a_bit_of_exact_numerics_or_more_than_rounding_of_fast_ones(
+    trained: Engine, cobatch_rounding: float, data: st.DataObject
+) -> None:
     alone = one_after_the_other(trained)
     calls = [trained.start(work) for work in WORKS]
     while pending := [call for call in calls if call.next_tokens]:
         trained.advance(trained.cobatch(data.draw(st.permutations(pending))[: data.draw(st.integers(1, 4))]))
-    assert what_is_left(trained, [trained.finish(call) for call in calls]) == alone
+    found = what_is_left(trained, [trained.finish(call) for call in calls])
+    assert found.keys() == alone.keys()
+    for name, values in found.items():
+        atol = cobatch_rounding * max(1.0, float(np.abs(alone[name]).max()))
+        np.testing.assert_allclose(values, alone[name], rtol=0, atol=atol, err_msg=name)
 
 
 @pytest.mark.core("Engine.capabilities")

@@ -1,7 +1,6 @@
 """The PEFT engine and the built-in sampler as they compute on a GPU, on a CPU.
 
-The engine takes rows instead of packed datums, whole products, one grouped product for all experts, fused norms, and no
-other calls in a forward. The
+The engine has `numerics: fast`, one grouped product for all experts and all adapters, and fused norms. The
 sampler has stacked adapters and reads a step behind the next one. What this cannot show is the device's own: copies,
 streams, kernels, and the rounding of its sums.
 """
@@ -10,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from unittest import mock
 
 from tinsmith_trainer.engines.base import Call
-from tinsmith_trainer.engines.peft import PeftEngineSettings, shared_forward
+from tinsmith_trainer.engines.peft import PeftEngineSettings
 from tinsmith_trainer.engines.peft.engine import PeftEngine
 from tinsmith_trainer.engines.peft.settings import default_lora_products, logits_bytes
 from tinsmith_trainer.options import WorkerOptions
@@ -30,13 +30,12 @@ class LikeGpuEngine(PeftEngine):
     """A PEFT engine that takes a GPU's path on a CPU."""
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
-        super().__init__(torch_model, settings)
+        super().__init__(torch_model, replace(settings, numerics="fast"))
         fuse_norms(torch_model.model)
-        self._is_invariant = self._packs = False
 
     @override
     def advance(self, calls: Sequence[Call]) -> None:
-        with mock.patch.object(shared_forward, "_product_tokens", new=_all_tokens), grouped_experts():
+        with grouped_experts():
             super().advance(calls)
 
 
@@ -67,9 +66,6 @@ def sampling_like_gpu() -> Iterator[None]:
 def grouped_experts() -> AbstractContextManager[object]:
     """Have one grouped product serve all experts, for as long as a block lasts, where PyTorch has such a product."""
     return mock.patch.object(expert_products, "takes_all_at_once", new=_where_there_is_one)
-
-
-def _all_tokens(*_: object) -> None: ...
 
 
 def _where_there_is_one(*_: object) -> bool:

@@ -26,8 +26,8 @@ def test_a_step_launches_no_more_kernels_and_moves_no_more_float32_than_it_did(
 ) -> None:
     """The limits fall with each improvement of the engine. None may rise."""
     step, optimizer = estimates["8 x 512"], estimates["AdamW and norm of one adapter"]
-    assert step["launches"] <= 6148
-    assert step["float32_bytes"] <= 40.1e9
+    assert step["launches"] <= 5598
+    assert step["float32_bytes"] <= 39e9
     assert optimizer["launches"] <= 14
     assert step["forwards"] == 1
 

@@ -16,6 +16,11 @@ from numpy.typing import NDArray
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Image
 
 ExportLayout = Literal["peft", "merged"]
+Numerics = Literal["exact", "fast"]
+"""Whether results are promised bit for bit.
+
+`exact`: equal calls have equal bits, so a replay gives the same weights. `fast`: a replay is the same function with
+sums in another order."""
 LoraProducts = Literal["float32", "tf32", "bfloat16"]
 LossKernel = Literal["auto", "torch", "liger"]
 Recompute = Literal["auto", "none", "layers"]
@@ -158,6 +163,7 @@ class EngineCapabilities:
     max_rank: int
     adapter_slots: int
     batch_invariant: bool
+    numerics: Numerics = "exact"
     divides_calls: bool = True
     train_attn: bool = True
     train_mlp: bool = True

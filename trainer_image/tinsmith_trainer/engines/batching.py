@@ -155,19 +155,21 @@ def plan_microbatches(
     *,
     max_length: int,
     token_budget: int,
-    packs: bool = False,
+    packs_below: int = 0,
+    by_products: bool = True,
     angles_change_after: int | None = None,
 ) -> list[Microbatch]:
     """Split one operation's datums into microbatches, in a fixed order.
 
     Kinds are ordered by their first datum, and so are the microbatches of a kind. A microbatch has as many datums as
-    the budget allows, but at least one. With `packs`, short datums are packed, the shortest first, so that datums of
-    equal length attend together.
+    the budget allows, but at least one. Datums shorter than `packs_below` are packed, the shortest first, so that
+    datums of equal length attend together. `by_products`: packed datums whose products have different sizes are in
+    different microbatches, as `numerics: exact` requires.
     """
     kinds: dict[_Kind, list[int]] = {}
     for index, datum in enumerate(datums):
         length = padded_length(datum.length, max_length, angles_change_after)
-        kinds.setdefault(_kind(index, datum, length, packs=packs), []).append(index)
+        kinds.setdefault(_kind(index, datum, length, packs_below, by_products=by_products), []).append(index)
     return [
         _microbatch(kind, group, datums)
         for kind, indices in kinds.items()
@@ -175,14 +177,15 @@ def plan_microbatches(
     ]
 
 
-def _kind(index: int, datum: Datum, length: int, *, packs: bool) -> _Kind:
+def _kind(index: int, datum: Datum, length: int, packs_below: int, *, by_products: bool) -> _Kind:
     """Return a datum's kind. `length` is its padded length."""
     shape = datum.loss_inputs[TARGETS].shape
     targets = shape[1] if len(shape) == 2 else None
     if datum.images:  # a vision tower's features allow neither padding nor other datums
         return _Kind(datum.length, datum.length, targets, alone=index)
-    if packs and datum.length < PACKED_BELOW_TOKENS:
-        return _Kind(PRODUCT_TOKENS[datum.length >= PRODUCT_TOKENS[1]], None, targets)
+    if datum.length < packs_below:
+        is_long = by_products and datum.length >= PRODUCT_TOKENS[1]
+        return _Kind(PRODUCT_TOKENS[is_long], None, targets)
     return _Kind(length * max(1, PRODUCT_TOKENS[0] // length), length, targets)
 
 

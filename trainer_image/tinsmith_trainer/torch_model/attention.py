@@ -151,7 +151,7 @@ class _BlockedAttention(torch.autograd.Function):
     @staticmethod
     @override
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, batches: Sequence[_Batch], scale: float) -> Tensor:
-        attended = _to_write(batches, (*query.shape[:2], value.shape[2]))
+        attended = _to_write(batches, query.new_empty((*query.shape[:2], value.shape[2])))
         weights = []
         for batch in batches:
             queries = _by_shared_keys(batch.of(query), key.shape[1])
@@ -170,7 +170,7 @@ class _BlockedAttention(torch.autograd.Function):
     @override
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *weights = ctx.saved_tensors
-        grads = [_to_write(ctx.batches, states.shape) for states in (query, key, value)]
+        grads = [_to_write(ctx.batches, states.new_empty(states.shape)) for states in (query, key, value)]
         first = 0
         for batch in ctx.batches:
             places = [batch.place_of(whole) for whole in grads]
@@ -182,9 +182,8 @@ class _BlockedAttention(torch.autograd.Function):
         return *grads, None, None
 
 
-def _to_write(batches: Sequence[_Batch], shape: Sequence[int]) -> Tensor:
+def _to_write(batches: Sequence[_Batch], states: Tensor) -> Tensor:
     """Return memory for all tokens, with zeros after the last sequence."""
-    states = torch.empty(shape)
     states[batches[-1].rows.stop :] = 0
     return states
 

@@ -165,15 +165,15 @@ class _GroupedProduct(torch.autograd.Function):
     @override
     def forward(ctx: Any, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, counts)
-        return _product(x, weight, counts)
+        return grouped_by_rows(x, weight, counts)
 
     @staticmethod
     @override
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, counts = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_x = _product(grad, weight.mT, counts) if ctx.needs_input_grad[0] else None
-        grad_weight = _weight_gradient(grad, x, weight, counts) if ctx.needs_input_grad[1] else None
+        grad_x = grouped_by_rows(grad, weight.mT, counts) if ctx.needs_input_grad[0] else None
+        grad_weight = grouped_by_tokens(grad, x, weight, counts) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None
 
 
@@ -182,12 +182,12 @@ class _FrozenGroupedProduct(torch.autograd.Function):
     @override
     def forward(ctx: Any, x: Tensor, weight: FrozenWeight, counts: Tensor) -> Tensor:
         ctx.weight, ctx.counts = weight, counts
-        return _product(x, weight.dense(), counts)
+        return grouped_by_rows(x, weight.dense(), counts)
 
     @staticmethod
     @override
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _product(grad.contiguous(), ctx.weight.dense().mT, ctx.counts), None, None
+        return grouped_by_rows(grad.contiguous(), ctx.weight.dense().mT, ctx.counts), None, None
 
 
 # Missing before PyTorch 2.10.
@@ -199,7 +199,10 @@ def takes_all_at_once(x: Tensor) -> bool:
     return HAS_GROUPED_PRODUCTS and x.device.type != "cpu"
 
 
-def _product(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+def grouped_by_rows(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Multiply each group's rows of x `[rows, d_in]` by its weight of `[groups, d_out, d_in]`. Records no gradient."""
+    if len(weight) == 1:
+        return linear_product(x, weight[0])
     if takes_all_at_once(x):
         whole = functional.grouped_mm(_aligned(x, -1), _aligned(weight, -1, -2).mT, offs=_ends(counts))
         return whole[:, : weight.shape[1]]
@@ -212,8 +215,8 @@ def _product(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     return torch.cat(products) if products else x.new_empty((0, weight.shape[1]))
 
 
-def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Return `[experts, d_out, d_in]`, with zeros for experts without rows."""
+def grouped_by_tokens(grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Return the gradient of the weights, `[groups, d_out, d_in]`, with zeros for groups without rows."""
     if takes_all_at_once(x):
         whole = functional.grouped_mm(_aligned(grad, -1).mT, _aligned(x, -1), offs=_ends(counts))
         return whole[:, : grad.shape[1], : x.shape[1]]

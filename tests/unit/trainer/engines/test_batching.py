@@ -28,7 +28,9 @@ datums = st.builds(
 
 
 def plan(operation: list[Datum], *, packs: bool = False) -> list[Microbatch]:
-    return plan_microbatches(operation, max_length=MAX_LENGTH, token_budget=BUDGET, packs=packs)
+    return plan_microbatches(
+        operation, max_length=MAX_LENGTH, token_budget=BUDGET, packs_below=packs * PACKED_BELOW_TOKENS
+    )
 
 
 @settings(deadline=None)

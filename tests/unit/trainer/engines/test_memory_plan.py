@@ -59,13 +59,19 @@ def test_the_default_of_a_gpu_fits_its_memory(memory_gb: int, tokens: int) -> No
 )
 def test_layers_without_space_on_a_gpu_are_recomputed(memory_gb: int, kept_tokens: int) -> None:
     assert planned(memory_gb).recompute_above_tokens == kept_tokens
-    assert planned(memory_gb, configured_budget=16_384) == MemoryPlan(16_384, kept_tokens)
+    assert planned(memory_gb, configured_budget=16_384) == MemoryPlan(16_384, kept_tokens, 16_384)
 
 
 def test_the_configured_token_budget_applies_and_the_default_of_a_cpu_is_1024() -> None:
-    assert plan_memory(tiny_model(), 77, "auto") == MemoryPlan(77, 2048)
-    assert plan_memory(tiny_model(), 5000, "auto") == MemoryPlan(5000, 5000)
-    assert plan_memory(tiny_model(), None, "layers") == MemoryPlan(1024, 0)
+    assert plan_memory(tiny_model(), 77, "auto") == MemoryPlan(77, 2048, 1024)
+    assert plan_memory(tiny_model(), 5000, "auto") == MemoryPlan(5000, 5000, 1024)
+    assert plan_memory(tiny_model(), None, "layers") == MemoryPlan(1024, 0, 1024)
+
+
+def test_calls_of_several_adapters_fill_the_memory_that_a_power_of_two_leaves() -> None:
+    assert planned(85).token_budget == 4096
+    assert planned(85).cobatch_tokens == planned(85).recompute_above_tokens == 4135
+    assert planned(85, recompute="layers").cobatch_tokens == planned(85, recompute="layers").token_budget
 
 
 def test_the_estimate_of_activations_covers_the_tensors_that_a_forward_keeps() -> None:

@@ -46,7 +46,7 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.torch_model.device import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import module_family
-from tinsmith_trainer.torch_model.packing import changing_angles, packs
+from tinsmith_trainer.torch_model.packing import changing_angles, packs, packs_within_rounding
 from tinsmith_trainer.torch_model.rows import keeps_rows_apart
 
 log = structlog.get_logger(__name__)
@@ -55,10 +55,12 @@ log = structlog.get_logger(__name__)
 class PeftEngine(Engine):
     """Adapters over one TorchModel.
 
+    With `numerics: exact` the engine is `batch_invariant` on the CPU in float32, for models whose rows are independent
+    (docs/design.md). Calls of other models share no forwards, because a call that is replayed alone would then have
+    other bits. With `numerics: fast` all calls may share forwards.
+
     Raises ModelDirectoryInvalid for an architecture that it cannot train, and ServerError for products or kernels that
-    its weights or device do not support. The engine is `batch_invariant` on the CPU in float32, for models whose rows
-    are independent (docs/design.md). Other models share no forwards, because a shared forward would have other bits
-    when one of its calls is replayed alone.
+    its weights or device do not support.
     """
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
@@ -68,16 +70,26 @@ class PeftEngine(Engine):
         kernel = choose_loss_kernel(settings.loss_kernel, torch_model.device, torch_model.model.dtype)
         self._settings = replace(settings, loss_kernel=kernel)
         model = torch_model.model
-        is_exact = torch_model.device.type == "cpu" and model.dtype == torch.float32
-        self._is_invariant = is_exact and keeps_rows_apart(torch_model.decoder)
-        recomputes = settings.recompute_above_tokens < PACKED_BELOW_TOKENS  # only rows are recomputed
-        self._packs = (
-            self._is_invariant and not recomputes and packs(torch_model.decoder, model.config, PACKED_BELOW_TOKENS)
-        )
+        can_be_exact = torch_model.device.type == "cpu" and model.dtype == torch.float32
+        self._is_fast = settings.numerics == "fast"
+        self._is_invariant = not self._is_fast and can_be_exact and keeps_rows_apart(torch_model.decoder)
+        self._packs_below = self._longest_packed(settings)
         angles = changing_angles(model.config)
         self._angles_change_after = angles.behind if angles is not None else None
         self._families = {module_family(name) for name in torch_model.layers}
         self._adapters: dict[str, Adapter] = {}
+
+    def _longest_packed(self, settings: PeftEngineSettings) -> int:
+        """Return the length below which datums are packed, or 0 if this model's datums stay in rows."""
+        model, decoder = self._torch_model, self._torch_model.decoder
+        if self._is_fast:
+            on_cpu = model.device.type == "cpu"
+            longest = PACKED_BELOW_TOKENS if on_cpu else model.info.max_sequence_length + 1
+            return longest if packs_within_rounding(decoder, model.model.config, longest) else 0
+        recomputes = settings.recompute_above_tokens < PACKED_BELOW_TOKENS  # only rows are recomputed
+        if not self._is_invariant or recomputes or not packs(decoder, model.model.config, PACKED_BELOW_TOKENS):
+            return 0
+        return PACKED_BELOW_TOKENS
 
     @override
     def base_model(self) -> BaseModelInfo:
@@ -91,6 +103,7 @@ class PeftEngine(Engine):
             max_rank=self._settings.max_rank,
             adapter_slots=self._settings.adapter_slots,
             batch_invariant=self._is_invariant,
+            numerics=self._settings.numerics,
             images=self._torch_model.vision is not None,
             train_attn="attn" in self._families,
             train_mlp="mlp" in self._families and not self._torch_model.frozen_experts,
@@ -131,21 +144,26 @@ class PeftEngine(Engine):
             work.datums,
             max_length=info.max_sequence_length,
             token_budget=settings.token_budget,
-            packs=self._packs,
+            packs_below=self._packs_below,
+            by_products=not self._is_fast,
             angles_change_after=self._angles_change_after,
         )
         return PeftCall(work, adapter, loss, plan)
 
+    @property
+    def _shares_forwards(self) -> bool:
+        return self._is_invariant or self._is_fast
+
     @override
     def cobatch_room(self, call: Call) -> int:
         own = cast("PeftCall", call)
-        if own.is_alone or not self._is_invariant:
+        if own.is_alone or not self._shares_forwards:
             return 0
         return max(0, self._settings.cobatch_tokens - own.next_tokens)
 
     @override
     def cobatch(self, calls: Sequence[Call]) -> Sequence[Call]:
-        most_tokens = self._settings.cobatch_tokens if self._is_invariant else 0
+        most_tokens = self._settings.cobatch_tokens if self._shares_forwards else 0
         return select_cobatch(cast("Sequence[PeftCall]", calls), most_tokens)
 
     @override

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 import torch
 
-from tinsmith_trainer.engines.base import LoraProducts, LossKernel, Recompute
+from tinsmith_trainer.engines.base import LoraProducts, LossKernel, Numerics, Recompute
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET, counted_gpu_memory
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -26,6 +26,8 @@ LOGITS_BYTES_ON_A_CPU = 256 * 2**20
 class PeftEngineSettings:
     """Limits in adapters, ranks, tokens and bytes.
 
+    - `numerics`: `exact` computes every call so that its bits depend on nothing else. `fast` lets calls share forwards
+      and products on any device.
     - `token_budget`: tokens of a microbatch; longer datums run alone.
     - `cobatch_tokens`: microbatches of several adapters share a forward of at most this many tokens. Measured on a CPU:
       eight of 16 tokens take half of their time together, eight of 64 tokens 0.8, and with 1024 each nothing is gained.
@@ -37,10 +39,11 @@ class PeftEngineSettings:
     - `loss_kernel`: computes logprobs from logits on a GPU: `torch` or `liger`; `auto` uses Liger's if it is installed
       and passes a trial.
 
-    `token_budget`, `logits_byte_budget`, `recompute_above_tokens`, `lora_products` and `loss_kernel` determine how sums
-    are rounded: changing one between a crash and its replay changes bits.
+    All but the numbers of slots and the highest rank determine how sums are rounded: changing one between a crash and
+    its replay changes bits.
     """
 
+    numerics: Numerics = "exact"
     adapter_slots: int = 64
     max_rank: int = 128
     token_budget: int = DEFAULT_TOKEN_BUDGET
@@ -65,10 +68,16 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The tokens of a microbatch, and of the longest forward without recomputation."""
+    """The tokens of a microbatch, of the longest forward without recomputation, and of a forward of several calls."""
 
     token_budget: int
     recompute_above_tokens: int
+    cobatch_tokens: int
+
+
+def default_numerics(device_type: str, dtype: torch.dtype) -> Numerics:
+    """Return exact where engines are bit-exact without a price: on the CPU in float32."""
+    return "exact" if device_type == "cpu" and dtype == torch.float32 else "fast"
 
 
 def default_lora_products(device_type: str, dtype: torch.dtype) -> LoraProducts:
@@ -91,7 +100,7 @@ def plan_memory(torch_model: TorchModel, configured_budget: int | None, recomput
         )
     else:
         budget = configured_budget or DEFAULT_TOKEN_BUDGET
-        plan = MemoryPlan(budget, _threshold(recompute, max(KEPT_ON_A_CPU, budget)))
+        plan = MemoryPlan(budget, _threshold(recompute, max(KEPT_ON_A_CPU, budget)), DEFAULT_TOKEN_BUDGET)
     log.info(
         "planned the memory",
         token_budget=plan.token_budget,
@@ -116,7 +125,9 @@ def plan_for_room(
     )
     fitting = max(DEFAULT_TOKEN_BUDGET, room_bytes // bytes_per_token)
     budget = configured_budget or min(LARGEST_TOKEN_BUDGET, 1 << (fitting.bit_length() - 1))
-    return MemoryPlan(budget, _threshold(recompute, kept))
+    # Calls of several adapters fill what one call's power of two leaves, unless the layers are recomputed.
+    shared = budget if recompute == "layers" else max(budget, min(LARGEST_TOKEN_BUDGET, kept))
+    return MemoryPlan(budget, _threshold(recompute, kept), shared)
 
 
 def _threshold(recompute: Recompute, kept_tokens: int) -> int:

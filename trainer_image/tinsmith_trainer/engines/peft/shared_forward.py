@@ -13,34 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tinsmith_trainer.engines.batching import MicrobatchArrays, MicrobatchShape
-from tinsmith_trainer.engines.losses import VALID, PreparedLoss
-from tinsmith_trainer.engines.peft.adapter import Adapter
+from tinsmith_trainer.engines.losses import VALID
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
+from tinsmith_trainer.engines.peft.shares import Share, plan_layout, plan_route, product_tokens
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.loading import TorchModel, explain_non_finite
-from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, DeltasApart, OwnDelta, Route, routed
+from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, OwnDelta, Route, routed
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states
 
 PROBE_TOKENS = 8
 PROBE_TOLERANCE = 1e-2
 PROBE_LOGITS = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """An adapter's part of a forward. Its flat gradient adds up in `scratch`; None computes the forward only.
-
-    A share with `image_inputs`, which the model's forward takes in addition to tokens, runs alone.
-    """
-
-    adapter: Adapter
-    shape: MicrobatchShape
-    arrays: MicrobatchArrays
-    loss: PreparedLoss
-    scratch: Tensor | None
-    image_inputs: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +39,19 @@ class ShareResult:
 def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftEngineSettings) -> list[ShareResult]:
     """Compute shares in one forward, all packed or all of one padded length, and add gradients to their scratch.
 
-    They may have any number of datums, and adapters of any rank and modules. Their products take equally many tokens.
-    All shares train or none does. Holds the device lock throughout.
+    They may have any number of datums, and adapters of any rank and modules. With `numerics: exact` their products take
+    equally many tokens. All shares train or none does. Holds the device lock throughout.
     """
     trains = shares[0].scratch is not None
     with torch_model.device_lock.held(), torch.set_grad_enabled(trains):
         torch_model.memory.begin(settings.logits_byte_budget)
-        leaves = [_in_product_dtype(_leaves(share), settings) for share in shares]
-        layout = _layout(shares)
-        route = _route(torch_model, shares, layout, leaves)
+        layout = plan_layout(shares, settings)
+        route, heads = plan_route(torch_model, shares, layout, settings)
         with routed(route):
             hidden = _hidden_states(torch_model, shares, layout, route, settings)
             computed = [
-                _share_loss(torch_model, share, rows, _own(share, UNEMBED_NAME, own), settings)
-                for share, rows, own in zip(shares, hidden, leaves, strict=True)
+                _share_loss(torch_model, share, rows, head, settings)
+                for share, rows, head in zip(shares, hidden, heads, strict=True)
             ]
             if trains:
                 torch.autograd.backward([loss.sum() for _, loss, _ in computed])
@@ -132,15 +115,21 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def recomputed(layers: Sequence[nn.Module], route: Route) -> Iterator[None]:
-    """Let layers keep only their input, and run again in backward under the same route.
+def recomputed(layers: Sequence[nn.Module], route: Route, layout: Packing | None = None) -> Iterator[None]:
+    """Let layers keep only their input, and run again in backward under the same route and attention.
 
-    For sequences whose activations would not fit. The route is passed to the recomputation because on an accelerator
-    backward runs in another thread.
+    For sequences whose activations would not fit. Route and attention are passed to the recomputation because on an
+    accelerator backward runs in another thread.
     """
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with routed(route), nullcontext() if layout is None else layout.attended():
+            yield
+
     for layer in layers:
         layer.forward = functools.partial(
-            checkpoint, layer.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), routed(route))
+            checkpoint, layer.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), again())
         )
     try:
         yield
@@ -149,70 +138,19 @@ def recomputed(layers: Sequence[nn.Module], route: Route) -> Iterator[None]:
             del layer.forward
 
 
-def _leaves(share: Share) -> dict[str, Tensor]:
-    """Return the adapter's tensors as leaves whose `.grad` is a view of the scratch, so that backward adds in place."""
-    if share.scratch is None:
-        return share.adapter.views
-    leaves = {name: view.detach().requires_grad_() for name, view in share.adapter.views.items()}
-    for name, gradient in share.adapter.layout.views(share.scratch).items():
-        leaves[name].grad = gradient
-    return leaves
-
-
-def _in_product_dtype(leaves: Mapping[str, Tensor], settings: PeftEngineSettings) -> Mapping[str, Tensor]:
-    """Cast the leaves to the products' dtype. Gradients pass through the cast, and add up in float32."""
-    if settings.lora_products != "bfloat16":
-        return leaves
-    return {name: leaf.to(torch.bfloat16) for name, leaf in leaves.items()}
-
-
-def _layout(shares: Sequence[Share]) -> Packing | None:
-    """Return the packing, or None for rows of one length."""
-    return Packing([length for share in shares for length in share.shape.lengths]) if shares[0].shape.packed else None
-
-
-def _route(
-    torch_model: TorchModel, shares: Sequence[Share], layout: Packing | None, leaves: Sequence[Mapping[str, Tensor]]
-) -> Route:
-    """Route all layers that LoRA may cover, so that a share has separate products even in untrained layers."""
-    filling = (layout.filling,) if layout is not None and layout.filling else ()
-    tokens = (*(share.shape.tokens for share in shares), *filling)
-    part = _product_tokens(torch_model, shares[0])
-    padding_deltas = (None,) * len(filling)
-    return {
-        module: DeltasApart(
-            (*(_own(share, module, own) for share, own in zip(shares, leaves, strict=True)), *padding_deltas),
-            tokens,
-            part,
-        )
-        for module in (*torch_model.layers, *torch_model.frozen_layers)
-        if module != UNEMBED_NAME
-    }
-
-
-def _product_tokens(torch_model: TorchModel, share: Share) -> int | None:
-    """Return the product size that makes bits independent of other shares on the CPU; None for a GPU."""
-    return share.shape.product_tokens if torch_model.device.type == "cpu" else None
-
-
-def _own(share: Share, module: str, leaves: Mapping[str, Tensor]) -> OwnDelta | None:
-    lora_A = leaves.get(f"{module}.lora_A")
-    return None if lora_A is None else OwnDelta(lora_A, leaves[f"{module}.lora_B"], share.adapter.scaling)
-
-
 def _hidden_states(
     torch_model: TorchModel, shares: Sequence[Share], layout: Packing | None, route: Route, settings: PeftEngineSettings
 ) -> Sequence[Tensor]:
     """Return the last hidden states of each share, `[tokens, d]`."""
     decoder = torch_model.decoder
     sizes = [share.shape.tokens for share in shares]
-    if layout is not None:
-        tokens = np.concatenate([share.arrays.tokens[share.arrays.valid] for share in shares])
-        hidden = packed_hidden_states(decoder, torch.from_numpy(tokens), layout)
-        return torch.split(hidden, [*sizes, layout.filling])[: len(shares)]
-    rows = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
-    recompute = torch.is_grad_enabled() and rows.numel() > settings.recompute_above_tokens
-    with recomputed(decoder.layers, route) if recompute else nullcontext():
+    recompute = torch.is_grad_enabled() and sum(sizes) > settings.recompute_above_tokens
+    with recomputed(decoder.layers, route, layout) if recompute else nullcontext():
+        if layout is not None:
+            packed = np.concatenate([share.arrays.tokens[share.arrays.valid] for share in shares])
+            hidden = packed_hidden_states(decoder, torch.from_numpy(packed).to(torch_model.device), layout)
+            return torch.split(hidden, [*sizes, layout.filling])[: len(shares)]
+        rows = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
         if (inputs := shares[0].image_inputs) is not None:  # the whole model computes embeddings, positions and mask
             hidden = torch_model.model.base_model(input_ids=rows, use_cache=False, **inputs).last_hidden_state
         else:
@@ -228,14 +166,15 @@ def _share_loss(
     targets = torch.from_numpy(share.arrays.targets).to(device)
     inputs = {name: torch.from_numpy(values).to(device) for name, values in share.arrays.loss_inputs.items()}
     inputs[VALID] = torch.from_numpy(share.arrays.valid).to(device)
-    places = inputs[VALID].flatten().nonzero().squeeze(1) if share.shape.packed else None
+    # Computed on the host, because a GPU would stop for the number of places.
+    places = torch.from_numpy(np.flatnonzero(share.arrays.valid)).to(device) if share.shape.packed else None
     flat_targets = targets.view(targets.shape[0] * targets.shape[1], -1)
     computed = target_logprobs(
         hidden,
         flat_targets if places is None else flat_targets[places],
         torch_model.unembed,
         delta,
-        product_tokens=_product_tokens(torch_model, share),
+        product_tokens=product_tokens(torch_model, share, settings),
         byte_budget=settings.logits_byte_budget,
         kernel=settings.loss_kernel,
         transform=torch_model.logit_transform,
