@@ -30,6 +30,7 @@ OF_LOCAL_WORKERS = (
     "engine",
     "engine_flags",
     "quantization",
+    "numerics",
     "adapter_slots",
     "model_places",
     "max_rank",
@@ -191,6 +192,11 @@ class Settings(BaseSettings):
     )
     quantization: Literal["8bit", "4bit"] | None = Field(
         None, description="Quantization of the frozen base weights; default: none."
+    )
+    numerics: Literal["exact", "fast"] | None = Field(
+        None,
+        description="Whether a replay after a crash gives the same bits (`exact`) or differs by rounding (`fast`); "
+        "default: `exact` on a CPU in float32, else `fast`.",
     )
     sampler: Literal["builtin", "vllm", "sglang"] = Field(
         "builtin",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,10 +62,21 @@ def _value(value: object) -> str:
 
 
 def run_rows() -> Iterator[tuple[str, ...]]:
-    for entry in entries():
-        file, _, test = entry["name"].partition("::")
-        promise = entry.get("promise", test.removeprefix("test_").replace("_", " "))
-        yield f"[{promise}](../../{file})", entry["needs"], _run(entry.get("run"))
+    """Yield a row for each test that ran, and one row for the tests of a file that did not."""
+    for (file, needs, run), group in itertools.groupby(entries(), _row_key):
+        yield f"[{'; '.join(_promises(file, list(group)))}](../../{file})", needs, run
+
+
+def _row_key(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    file = entry["name"].partition("::")[0]
+    return file, entry["needs"], _run(entry.get("run"))
+
+
+def _promises(file: str, group: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    if "run" not in group[0] and len(group) > 1:
+        return [f"{len(group)} tests of {Path(file).stem.removeprefix('test_').replace('_', ' ')}"]
+    named = (entry["name"].partition("::")[2].removeprefix("test_").replace("_", " ") for entry in group)
+    return [entry.get("promise", name) for entry, name in zip(group, named, strict=True)]
 
 
 def benchmark_rows() -> Iterator[tuple[str, ...]]:

@@ -642,6 +642,7 @@ class EngineCapabilities(_message.Message):
     MAX_RANK_FIELD_NUMBER: _builtins.int
     ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     TRAIN_UNEMBED_FIELD_NUMBER: _builtins.int
     TRAIN_MLP_FIELD_NUMBER: _builtins.int
     TRAIN_ATTN_FIELD_NUMBER: _builtins.int
@@ -651,6 +652,8 @@ class EngineCapabilities(_message.Message):
     max_rank: _builtins.int
     adapter_slots: _builtins.int
     batch_invariant: _builtins.bool
+    numerics: _builtins.str
+    """exact: a replay gives the same bits; fast: it rounds differently; empty: a sampler"""
     train_unembed: _builtins.bool
     train_mlp: _builtins.bool
     train_attn: _builtins.bool
@@ -668,6 +671,7 @@ class EngineCapabilities(_message.Message):
         max_rank: _builtins.int = ...,
         adapter_slots: _builtins.int = ...,
         batch_invariant: _builtins.bool = ...,
+        numerics: _builtins.str = ...,
         train_unembed: _builtins.bool = ...,
         train_mlp: _builtins.bool = ...,
         train_attn: _builtins.bool = ...,
@@ -676,7 +680,7 @@ class EngineCapabilities(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "batch_invariant", b"batch_invariant", "engine", b"engine", "images", b"images", "losses", b"losses", "max_rank", b"max_rank", "sampling", b"sampling", "train_attn", b"train_attn", "train_mlp", b"train_mlp", "train_unembed", b"train_unembed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "batch_invariant", b"batch_invariant", "engine", b"engine", "images", b"images", "losses", b"losses", "max_rank", b"max_rank", "numerics", b"numerics", "sampling", b"sampling", "train_attn", b"train_attn", "train_mlp", b"train_mlp", "train_unembed", b"train_unembed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -793,6 +797,7 @@ class WorkerMetrics(_message.Message):
     JOURNAL_BYTES_FIELD_NUMBER: _builtins.int
     JOURNAL_SYNC_HISTOGRAM_FIELD_NUMBER: _builtins.int
     OPERATIONS_GIVEN_UP_FIELD_NUMBER: _builtins.int
+    OPERATIONS_REPLAYED_FIELD_NUMBER: _builtins.int
     ADAPTERS_EVICTED_FIELD_NUMBER: _builtins.int
     EVICTION_SECONDS_FIELD_NUMBER: _builtins.int
     ADAPTERS_RESTORED_FIELD_NUMBER: _builtins.int
@@ -817,6 +822,8 @@ class WorkerMetrics(_message.Message):
     journal_bytes: _builtins.int
     operations_given_up: _builtins.int
     """failed because they ended too many processes"""
+    operations_replayed: _builtins.int
+    """after this start, for their effect alone"""
     adapters_evicted: _builtins.int
     """from memory, to free slots"""
     eviction_seconds: _builtins.float
@@ -855,6 +862,7 @@ class WorkerMetrics(_message.Message):
         journal_bytes: _builtins.int = ...,
         journal_sync_histogram: _abc.Iterable[Global___HistogramBucket] | None = ...,
         operations_given_up: _builtins.int = ...,
+        operations_replayed: _builtins.int = ...,
         adapters_evicted: _builtins.int = ...,
         eviction_seconds: _builtins.float = ...,
         adapters_restored: _builtins.int = ...,
@@ -864,7 +872,7 @@ class WorkerMetrics(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_evicted", b"adapters_evicted", "adapters_restored", b"adapters_restored", "adapters_taken", b"adapters_taken", "eviction_seconds", b"eviction_seconds", "journal_bytes", b"journal_bytes", "journal_operations", b"journal_operations", "journal_sync_histogram", b"journal_sync_histogram", "journal_sync_seconds", b"journal_sync_seconds", "journal_syncs", b"journal_syncs", "logprob_gap", b"logprob_gap", "operations_done", b"operations_done", "operations_failed", b"operations_failed", "operations_given_up", b"operations_given_up", "prefilled_tokens", b"prefilled_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "restore_seconds", b"restore_seconds", "sample_seconds", b"sample_seconds", "sampled_tokens", b"sampled_tokens", "samples_active", b"samples_active", "samples_waiting", b"samples_waiting", "streams_failed", b"streams_failed", "train_seconds", b"train_seconds", "trained_tokens", b"trained_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_evicted", b"adapters_evicted", "adapters_restored", b"adapters_restored", "adapters_taken", b"adapters_taken", "eviction_seconds", b"eviction_seconds", "journal_bytes", b"journal_bytes", "journal_operations", b"journal_operations", "journal_sync_histogram", b"journal_sync_histogram", "journal_sync_seconds", b"journal_sync_seconds", "journal_syncs", b"journal_syncs", "logprob_gap", b"logprob_gap", "operations_done", b"operations_done", "operations_failed", b"operations_failed", "operations_given_up", b"operations_given_up", "operations_replayed", b"operations_replayed", "prefilled_tokens", b"prefilled_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "restore_seconds", b"restore_seconds", "sample_seconds", b"sample_seconds", "sampled_tokens", b"sampled_tokens", "samples_active", b"samples_active", "samples_waiting", b"samples_waiting", "streams_failed", b"streams_failed", "train_seconds", b"train_seconds", "trained_tokens", b"trained_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

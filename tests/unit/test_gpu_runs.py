@@ -40,6 +40,13 @@ def test_a_run_names_a_commit_and_a_day() -> None:
             assert re.fullmatch(r"\d{4}-\d\d-\d\d", entry["run"]["date"]), entry["name"]
 
 
+def test_tests_of_a_file_that_never_ran_share_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "runs.toml"
+    file.write_text("".join(f'[[test]]\nname = "x/test_a_b.py::test_{name}"\nneeds = "y"\n' for name in "cd"))
+    monkeypatch.setattr(gpu_reference, "RUNS", file)
+    assert list(gpu_reference.run_rows()) == [("[2 tests of a b](../../x/test_a_b.py)", "y", "not yet run")]
+
+
 def test_a_test_that_never_ran_is_listed_as_not_yet_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "runs.toml"
     run = 'run = {device = "H100", commit = "0123abc", date = "2026-11-30"}'

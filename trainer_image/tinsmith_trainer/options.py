@@ -16,9 +16,10 @@ from typing import NoReturn, Protocol, get_args
 
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import Engine, LoraProducts, LossKernel, Recompute
+from tinsmith_trainer.engines.base import Engine, LoraProducts, LossKernel, Numerics, Recompute
 from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
 from tinsmith_trainer.engines.megatron.flags import (
+    NEMO_RL,
     RankFlags,
     RankRecompute,
     add_rank_flags,
@@ -87,6 +88,7 @@ class WorkerOptions(RankFlags):
     device: str
     dtype: str
     quantization: Quantization | None
+    numerics: Numerics | None
     deterministic_sampling: bool
     token_budget: int | None
     lora_products: LoraProducts | None
@@ -260,6 +262,12 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Quantization),
         help="bits of the frozen base weights; by default those of --dtype",
     )
+    parser.add_argument(
+        "--numerics",
+        choices=get_args(Numerics),
+        help="exact: a replay after a crash gives the same bits; fast: a replay may round differently, and calls of "
+        "several models share forwards on a GPU; by default exact on a CPU in float32, else fast",
+    )
     parser.add_argument("--deterministic-sampling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument(
         "--token-budget", type=int, help="tokens of a microbatch; by default 1024, on a GPU by its memory"
@@ -342,6 +350,12 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
     for name in OF_PEFT:
         if getattr(options, name) is not None and options.engine != "peft":
             parser.error(f"--{name.replace('_', '-')} is for --engine peft")
+    if options.numerics is not None and options.role == "sampler":
+        parser.error("--numerics is for training, and a sampler does none")
+    if options.numerics == "exact" and options.engine == NEMO_RL and options.gpus_per_node:
+        parser.error(
+            "--numerics exact: kernels of NeMo RL on GPUs are not deterministic; omit it, or use miles or peft"
+        )
     if options.recompute is not None and options.engine not in RECOMPUTE:
         parser.error(f"--recompute is for --engine {' and '.join(RECOMPUTE)}")
     if options.recompute not in (None, *RECOMPUTE.get(options.engine, ())):

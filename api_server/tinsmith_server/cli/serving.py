@@ -60,6 +60,9 @@ def serve(
     quantization: Annotated[
         str | None, typer.Option(help="Bits of the frozen weights of base models: 8bit or 4bit.")
     ] = None,
+    numerics: Annotated[
+        str | None, typer.Option(help="Replays after a crash: exact (the same bits) or fast (within rounding).")
+    ] = None,
     sampler: Annotated[
         str | None, typer.Option(help="Sampler: builtin, or vllm or sglang in a separate process.")
     ] = None,
@@ -87,6 +90,7 @@ def serve(
         "models": tuple(model) if model else None,
         "devices": devices,
         "quantization": quantization,
+        "numerics": numerics,
         "sampler": sampler,
         "sampler_environment": sampler_environment,
         "database_url": database_url,

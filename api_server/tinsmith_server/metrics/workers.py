@@ -153,6 +153,10 @@ _COUNTERS: dict[str, tuple[str, Callable[[worker_pb2.WorkerMetrics], float]]] = 
         "Seconds spent loading evicted adapters.",
         lambda metrics: metrics.restore_seconds,
     ),
+    "tinsmith_operations_replayed": (
+        "Operations that a worker computed again after its start, because no snapshot held their effect.",
+        lambda metrics: metrics.operations_replayed,
+    ),
     "tinsmith_operations_given_up": (
         "Operations that failed because they crashed the worker too often.",
         lambda metrics: metrics.operations_given_up,

@@ -200,9 +200,10 @@ class SupportedModel(Response):
     trainable: bool = True
     sampleable: bool = True
     images: bool | None = None
-    # The SDK does not have this field, and ignores it.
+    # The SDK does not have these fields, and ignores them.
     quantization: str | None = None
     stored_as: str | None = None
+    numerics: str | None = None
 
 
 class CapabilitiesResponse(Response):

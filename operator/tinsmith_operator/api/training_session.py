@@ -46,6 +46,11 @@ class Engine(StrEnum):
         return self is not Engine.PEFT
 
 
+class Numerics(StrEnum):
+    EXACT = "exact"
+    FAST = "fast"
+
+
 class Quantization(StrEnum):
     EIGHT_BITS = "8bit"
     FOUR_BITS = "4bit"
@@ -107,6 +112,7 @@ class TrainingSessionSpec(ServingSpec):
     parallelism: Parallelism | None = None
     model_cache: ModelCache | None = None
     quantization: Quantization | None = None
+    numerics: Numerics | None = None
     adapters: Adapters = Adapters()
     sampling: Sampling = Sampling.COLOCATED
     storage: Storage = Storage()

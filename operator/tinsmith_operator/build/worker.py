@@ -182,6 +182,7 @@ def worker_arguments(session: TrainingSession, installation: Installation, plan:
         "checkpoint-root": installation.checkpoint_root,
         "engine": spec.engine.value,
         "quantization": spec.quantization.value if spec.quantization is not None else None,
+        "numerics": spec.numerics.value if spec.numerics is not None else None,
         **parallelism_options(spec),
         "adapter-slots": spec.adapters.slots,
         "model-places": spec.adapters.model_places,

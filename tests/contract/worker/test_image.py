@@ -9,7 +9,8 @@ import pytest
 from support.worker.in_process import Worker
 from support.worker.process import create, save, train
 from tinsmith_trainer.errors import ImageChanged
-from tinsmith_trainer.worker.startup import pin_image
+from tinsmith_trainer.worker.numerics import FAST, MODE, check_numerics
+from tinsmith_trainer.worker.startup import pin_image, with_journal
 from tinsmith_trainer.worker.volume import Volume
 
 OLD, NEW = "tinsmith/trainer@sha256:old", "tinsmith/trainer@sha256:new"
@@ -38,6 +39,20 @@ async def test_results_that_were_given_out_bind_the_journal_to_their_image(tmp_p
         pin_image(volume, NEW)
     assert refusal.value.image == OLD
 
+    pin_image(volume, OLD)
+
+
+@pytest.mark.parametrize("mode_of", ["the crashed process", "this process"])
+async def test_fast_numerics_replay_on_any_image(tmp_path: Path, mode_of: str) -> None:
+    worker = await started(tmp_path, OLD)
+    await worker.submit(create(), train(1))
+    await worker.finished(1)
+    volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
+    await worker.service.drain()
+    if mode_of == "the crashed process":
+        with_journal(volume, lambda journal: check_numerics(journal, {MODE: FAST}, volume))
+    pin_image(volume, NEW, is_fast=mode_of == "this process")
+    with_journal(volume, lambda journal: check_numerics(journal, {MODE: "fast"}, volume))
     pin_image(volume, OLD)
 
 

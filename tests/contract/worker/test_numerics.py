@@ -14,7 +14,15 @@ from support.worker.process import create, step, train
 from tinsmith_trainer.errors import NumericsChanged
 from tinsmith_trainer.options import WorkerOptions, parse_options
 from tinsmith_trainer.worker import numerics
-from tinsmith_trainer.worker.numerics import FLAGS, THREADS, THREADS_VARIABLE, check_numerics, keep_threads
+from tinsmith_trainer.worker.numerics import (
+    FAST,
+    FLAGS,
+    MODE,
+    THREADS,
+    THREADS_VARIABLE,
+    check_numerics,
+    keep_threads,
+)
 from tinsmith_trainer.worker.startup import with_journal
 from tinsmith_trainer.worker.termination_log import termination_record
 from tinsmith_trainer.worker.volume import Volume
@@ -62,6 +70,22 @@ async def test_operations_are_not_replayed_under_other_numerics(tmp_path: Path, 
         with pytest.raises(NumericsChanged, match=sentence):
             check(volume, BEFORE | {name: "another"})
     check(volume, BEFORE)
+
+
+async def test_fast_numerics_replay_operations_that_ran_under_any_others(tmp_path: Path) -> None:
+    volume = await crashed(tmp_path)
+    check(volume, dict.fromkeys(BEFORE, "another") | {MODE: FAST})
+    with pytest.raises(NumericsChanged, match=f"{MODE} was fast and is exact"):
+        check(volume, dict.fromkeys(BEFORE, "another") | {MODE: "exact"})
+
+
+async def test_fast_numerics_keep_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(numerics.sys.modules, "torch", None)
+    monkeypatch.setenv(THREADS_VARIABLE, "7")
+    volume = await crashed(tmp_path)
+    check(volume, BEFORE | {MODE: FAST})
+    with_journal(volume, keep_threads)
+    assert os.environ[THREADS_VARIABLE] == "7"
 
 
 async def test_a_refusal_names_the_variable_that_accepts_these_numerics_and_no_others(
@@ -124,7 +148,7 @@ def options(*flags: str) -> WorkerOptions:
     ids=" ".join,
 )
 def test_each_flag_that_decides_bits_is_among_the_numerics(flags: tuple[str, ...]) -> None:
-    assert numerics.numerics_of(options(*flags)) != numerics.numerics_of(options())
+    assert numerics.numerics_of(options(*flags), "exact") != numerics.numerics_of(options(), "exact")
 
 
 def test_every_flag_is_known_to_decide_bits_or_not_to() -> None:
@@ -132,7 +156,7 @@ def test_every_flag_is_known_to_decide_bits_or_not_to() -> None:
     every: set[str] = set()
     for kind in WorkerOptions.__mro__:
         every |= set(vars(kind).get("__annotations__", {}))
-    assert every == {*FLAGS, *DECIDE_NO_BITS}
+    assert every == {"numerics", *FLAGS, *DECIDE_NO_BITS}
     assert not {*FLAGS} & DECIDE_NO_BITS
 
 
@@ -149,7 +173,7 @@ def test_a_gpu_counts_as_the_same_for_any_memory_use_of_its_driver(
     for mib in reported_mib:
         properties = SimpleNamespace(name=name, total_memory=mib * 2**20)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=properties: gpu)
-        found.add(numerics.numerics_of(options("--device", "cuda"))["device"])
+        found.add(numerics.numerics_of(options("--device", "cuda"), "exact")["device"])
     assert len(found) == 1
 
 

@@ -66,6 +66,7 @@ class Counters:
     operations_done: int = 0
     operations_failed: int = 0
     operations_given_up: int = 0
+    operations_replayed: int = 0
     trained_tokens: int = 0
     train_seconds: float = 0.0
 
@@ -172,6 +173,7 @@ class OperationRunner:
         if isinstance(outcome, Yielded):
             return outcome
         self._tools.attempts.succeeded(entry.work)
+        self.counters.operations_replayed += 1
         return Done(None)
 
     def _run(self, queue: ModelQueue, entry: Entry) -> Outcome:

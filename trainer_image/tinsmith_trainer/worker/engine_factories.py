@@ -11,7 +11,13 @@ from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.megatron.flags import MILES, NEMO_RL, MegatronSettings, rank_placement, rank_recompute
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.settings import default_lora_products, logits_bytes, plan_memory
+from tinsmith_trainer.engines.peft.determinism import check_repeats, use_deterministic_algorithms
+from tinsmith_trainer.engines.peft.settings import (
+    default_lora_products,
+    default_numerics,
+    logits_bytes,
+    plan_memory,
+)
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
@@ -33,6 +39,11 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 
     Raises ModelNotFound, ModelDirectoryInvalid, ServerError.
     """
+    device, dtype = choose_device(options.device, options.dtype)
+    numerics = options.numerics or default_numerics(device, dtype)
+    is_trial_needed = numerics == "exact" and device != "cpu"
+    if is_trial_needed:
+        use_deterministic_algorithms()
     model = load_base_model(options)
     recompute = options.recompute or "auto"
     assert recompute != "mlp", "the flags are checked"
@@ -40,16 +51,20 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     engine = build_peft_engine(
         model,
         PeftEngineSettings(
+            numerics=numerics,
+            cobatch_tokens=plan.cobatch_tokens,
             adapter_slots=options.adapter_slots,
             max_rank=options.max_rank,
             token_budget=plan.token_budget,
             recompute_above_tokens=plan.recompute_above_tokens,
-            logits_byte_budget=logits_bytes(model.device.type),
-            lora_products=options.lora_products or default_lora_products(model.device.type, model.model.dtype),
+            logits_byte_budget=logits_bytes(device),
+            lora_products=options.lora_products or default_lora_products(device, dtype),
             loss_kernel=options.loss_kernel or "auto",
             map_stable_reinforce=options.map_stable_reinforce,
         ),
     )
+    if is_trial_needed:
+        check_repeats(engine)
     return engine, _sampler(model, options, alone=False) if options.sampling else None
 
 
@@ -65,11 +80,13 @@ def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     directory = model_directory(options.model, options.model_revision)
     info = describe_model(options.model, directory, checked_config(directory))
     placement = rank_placement(options.engine, options)
+    on_gpus = placement.gpus_per_node > 0
     settings = MegatronSettings(
+        numerics=options.numerics or ("fast" if on_gpus else "exact"),
         adapter_slots=options.adapter_slots,
         max_rank=options.max_rank,
         token_budget=options.token_budget or DEFAULT_TOKEN_BUDGET,
-        recompute=rank_recompute(options.recompute, on_gpus=placement.gpus_per_node > 0),
+        recompute=rank_recompute(options.recompute, on_gpus=on_gpus),
         map_stable_reinforce=options.map_stable_reinforce,
     )
     request = RanksRequest(directory, _limited(info, options), placement, settings)

@@ -13,12 +13,14 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import orjson
 import structlog
 
+from tinsmith_trainer.engines.base import Numerics as NumericsMode
 from tinsmith_trainer.engines.batching import counted_gpu_memory
 from tinsmith_trainer.engines.megatron.flags import RankFlags
 from tinsmith_trainer.errors import NumericsChanged
@@ -32,6 +34,8 @@ log = structlog.get_logger(__name__)
 META_KEY = "numerics"
 Numerics = Mapping[str, str]
 
+MODE = "--numerics"
+FAST = "fast"
 FLAGS = (
     *("engine", "dtype", "quantization", "token_budget", "lora_products", "loss_kernel", "recompute"),
     *("map_stable_reinforce", *(name for name in RankFlags.__annotations__ if name != "ray_address")),
@@ -45,18 +49,20 @@ ACCEPT_VARIABLE = "TINSMITH_ACCEPT_NUMERICS"
 
 A value does not accept differences that appear later.
 """
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 PACKAGES = {"Tinsmith": "tinsmith", "transformers": "transformers", "numpy": "numpy"}
 
 
-def numerics_of(options: WorkerOptions) -> dict[str, str]:
+def numerics_of(options: WorkerOptions, mode: NumericsMode) -> dict[str, str]:
     """Return the properties of this process that determine bits. Call this after the engine is loaded.
 
-    Imported libraries and the device are among the properties.
+    Imported libraries and the device are among the properties. `mode` is the engine's; without a flag it follows from
+    the device.
     """
     flags = {f"--{name.replace('_', '-')}": _in_words(getattr(options, name)) for name in FLAGS}
     torch = sys.modules.get("torch")  # an engine that computes without torch loads in a tenth of a second
     place = {"device": options.device} if torch is None else _of_torch(torch, options)
-    return {**flags, **_versions(), "processor": platform.machine(), **place}
+    return {MODE: mode, **flags, **_versions(), "processor": platform.machine(), **place}
 
 
 def _in_words(value: Any) -> str:
@@ -75,11 +81,18 @@ def _versions() -> dict[str, str]:
 
 def _of_torch(torch: ModuleType, options: WorkerOptions) -> dict[str, str]:
     on_gpu = options.device != "cpu" and torch.cuda.is_available()
+    driver = {"driver": _driver()} if on_gpu else {}
     return {
         "PyTorch": str(torch.__version__),
+        **driver,
         "device": _gpu(torch) if on_gpu else f"CPU with {torch.backends.cpu.get_cpu_capability()}",
         THREADS: str(torch.get_num_threads()),
     }
+
+
+def _driver() -> str:
+    """Return the version of NVIDIA's kernel module, which compiles and chooses kernels."""
+    return DRIVER_FILE.read_text().partition("\n")[0] if DRIVER_FILE.exists() else "unknown"
 
 
 def _gpu(torch: ModuleType) -> str:
@@ -91,15 +104,18 @@ def _gpu(torch: ModuleType) -> str:
 def check_numerics(journal: Journal, now: Numerics, volume: Volume) -> None:
     """Record the numerics of this process.
 
-    Raises NumericsChanged if operations with published results would run again with other numerics, unless
-    ACCEPT_VARIABLE names them. It then records nothing.
+    Raises NumericsChanged if operations with published results would run again with other numerics, unless the mode is
+    fast or ACCEPT_VARIABLE names them. It then records nothing.
     """
-    before, to_replay = journal.read(_remembered).result()
+    before, to_replay = journal.read(remembered).result()
+    is_exact = now.get(MODE) != FAST
     differing = {name: before[name] for name in before if before[name] != now.get(name, NOT_SET)}
-    if differing and to_replay and os.environ.get(ACCEPT_VARIABLE) != name_of(now):
+    if differing and to_replay and is_exact and os.environ.get(ACCEPT_VARIABLE) != name_of(now):
         raise NumericsChanged(_refusal(volume, differing, now, to_replay))
     if differing and to_replay:
-        log.warning("operations are replayed to other bits, as accepted", differing=sorted(differing), count=to_replay)
+        log.warning("operations are replayed to other bits", differing=sorted(differing))
+    if to_replay:
+        log.info("operations will be replayed", count=to_replay, numerics=now.get(MODE))
     if before != now:
         content = orjson.dumps(dict(now)).decode()
         journal.write(lambda db: journal_tables.set_meta(db, META_KEY, content), uses_reserve=True).result()
@@ -117,8 +133,8 @@ def keep_threads(journal: Journal) -> None:
 
     The default depends on processors and limits, which may change between starts.
     """
-    before, to_replay = journal.read(_remembered).result()
-    threads = before.get(THREADS)
+    before, to_replay = journal.read(remembered).result()
+    threads = None if before.get(MODE) == FAST else before.get(THREADS)
     if threads is None or not to_replay or os.environ.get(THREADS_VARIABLE) == threads:
         return
     log.warning("threads are as before, since operations are replayed", threads=threads, replayed=to_replay)
@@ -127,7 +143,7 @@ def keep_threads(journal: Journal) -> None:
         torch.set_num_threads(int(threads))
 
 
-def _remembered(db: journal_tables.Database) -> tuple[dict[str, str], int]:
+def remembered(db: journal_tables.Database) -> tuple[dict[str, str], int]:
     """Return the numerics with which operations ran, and the number of operations to replay."""
     return orjson.loads(journal_tables.get_meta(db, META_KEY) or "{}"), journal_tables.count_to_replay(db)
 

@@ -45,7 +45,7 @@ from tinsmith_trainer.training.executor import AREAS
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.grpc_server import SamplerServicer, SamplingServicer, WorkerServicer, serve
 from tinsmith_trainer.worker.metrics import WorkerName
-from tinsmith_trainer.worker.numerics import check_numerics, keep_threads, numerics_of
+from tinsmith_trainer.worker.numerics import FAST, MODE, check_numerics, keep_threads, numerics_of, remembered
 from tinsmith_trainer.worker.peers import worker_name
 from tinsmith_trainer.worker.service import WorkerParts, WorkerService
 from tinsmith_trainer.worker.tls import TlsDirectory
@@ -134,10 +134,11 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     volume = Volume(volume_path, reserved_bytes=options.reserved_bytes)
     await asyncio.to_thread(volume.take)
     if options.image is not None:
-        await asyncio.to_thread(pin_image, volume, options.image)
+        await asyncio.to_thread(pin_image, volume, options.image, is_fast=options.numerics == FAST)
     await asyncio.to_thread(with_journal, volume, keep_threads)
     engine, sampler = await asyncio.to_thread(load_engine, options)
-    await asyncio.to_thread(with_journal, volume, lambda journal: check_numerics(journal, numerics_of(options), volume))
+    numerics = numerics_of(options, engine.capabilities().numerics)
+    await asyncio.to_thread(with_journal, volume, lambda journal: check_numerics(journal, numerics, volume))
     # This process owns the volume, so the previous owner of the socket has ended.
     save_socket = SaveSocket(options.saves_socket) if options.saves_socket is not None else None
     root = CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes)
@@ -199,24 +200,23 @@ def _capabilities(options: WorkerOptions, *, images: bool) -> EngineCapabilities
     )
 
 
-def pin_image(volume: Volume, image: str) -> None:
+def pin_image(volume: Volume, image: str, *, is_fast: bool = False) -> None:
     """Record the image that runs operations from this start on.
 
     Raises ImageChanged if operations of another image must be replayed, because their bits may differ. It then records
     nothing. A journal is bound to an image only by operations with published results that must be replayed. Operations
     that never ran may run with any image. After an orderly stop, a snapshot contains the effect of all operations that
-    ran.
+    ran. With `numerics: fast`, in the previous or in this process, any image may replay any operation.
     """
-    with_journal(volume, lambda journal: _pin_image(journal, volume, image))
+    with_journal(volume, lambda journal: _pin_image(journal, volume, image, is_fast=is_fast))
 
 
-def _pin_image(journal: Journal, volume: Volume, image: str) -> None:
-    before, to_replay = journal.read(
-        lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))
-    ).result()
+def _pin_image(journal: Journal, volume: Volume, image: str, *, is_fast: bool) -> None:
+    before = journal.read(lambda db: journal_tables.get_meta(db, META_KEY)).result()
+    numerics, to_replay = journal.read(remembered).result()
     if before == image:
         return
-    if before is not None and to_replay:
+    if before is not None and to_replay and not (is_fast or numerics.get(MODE) == FAST):
         raise ImageChanged(_image_refusal(volume, before, image, to_replay), before)
     journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image), uses_reserve=True).result()
     log.info("image remembered", image=image, before=before)

@@ -53,6 +53,7 @@ class WorkerCommand:
             *self._device,
             *places,
             *(() if settings.quantization is None else ("--quantization", settings.quantization)),
+            *(() if settings.numerics is None else ("--numerics", settings.numerics)),
             "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
             "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",
             *(() if settings.sampler == BUILTIN else ("--no-sampling", *_saves_socket(self._worker_id, socket))),

@@ -78,6 +78,13 @@ class Inspection:
         """Return the quantization format of the weights in memory, or None if the weights are dense."""
         return _joined(reply.base_model.quantization for reply in self._replies(base_model))
 
+    def numerics(self, base_model: str) -> str | None:
+        """Return `exact` if a replay of training gives the same bits, `fast` if it rounds differently, or None.
+
+        None means that no worker has described itself.
+        """
+        return _joined(reply.capabilities.numerics for reply in self._replies(base_model))
+
     def stored_as(self, base_model: str) -> str | None:
         """Return the quantization format of the files if the worker has made the weights dense.
 
@@ -126,6 +133,7 @@ class Capabilities:
                 images=self._inspection.takes_images(served.name),
                 quantization=self._inspection.quantization(served.name),
                 stored_as=self._inspection.stored_as(served.name),
+                numerics=self._inspection.numerics(served.name),
             )
             for served in self._fleet.models
         ]

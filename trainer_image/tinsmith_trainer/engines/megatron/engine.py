@@ -104,6 +104,7 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
             max_rank=self._settings.max_rank,
             adapter_slots=self._settings.adapter_slots,
             batch_invariant=False,
+            numerics=self._settings.numerics,
             divides_calls=False,
         )
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from tinsmith_trainer.engines.base import Numerics
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 
@@ -29,11 +30,13 @@ RankRecompute = Literal["none", "mlp", "layers"]
 class MegatronSettings:
     """The limits of the engine on adapters, LoRA ranks and tokens.
 
+    `numerics: exact` lets Miles' kernels on GPUs compute deterministically. On CPUs they always do.
     Every adapter takes as much memory as an adapter with LoRA rank `max_rank` on all modules. `token_budget` is the
     number of tokens of a microbatch on one data-parallel copy of the model; a longer datum runs alone. `token_budget`
     determines how sums are rounded, so a replay with another value gives other bits. `recompute` changes no bits.
     """
 
+    numerics: Numerics = "exact"
     adapter_slots: int = 64
     max_rank: int = 128
     token_budget: int = DEFAULT_TOKEN_BUDGET

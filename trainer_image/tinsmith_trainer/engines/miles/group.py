@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
+from tinsmith_trainer.engines.base import Numerics
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.model.ranked_model import check_no_code, ranked_model
 from tinsmith_trainer.engines.megatron.ray_cluster import GPU_VARIABLES, RayCluster
@@ -25,7 +26,9 @@ MILES_VARIABLES: Mapping[str, str] = {
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     # Megatron requires it for tensor ranks, except on the newest GPUs: communication is queued in program order.
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    # A replay must compute the same sums as before the crash.
+}
+DETERMINISTIC_VARIABLES: Mapping[str, str] = {
+    # With `numerics: exact` a replay must compute the same sums as before the crash.
     "NCCL_ALGO": "Ring",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -67,15 +70,15 @@ def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
 
 
 def _start(arguments: list[str], request: RanksRequest, places: RankPlacement) -> None:
-    parallelism, environment = request.placement.parallelism, rank_environment(os.environ)
+    parallelism, environment = request.placement.parallelism, rank_environment(os.environ, request.settings.numerics)
     for rank in range(parallelism.world_size):
         places.start(MilesRank, arguments, parallelism, rank, environment=environment)
     places.meet()
 
 
-def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(environment: Mapping[str, str], numerics: Numerics) -> dict[str, str]:
     """Return the variables that a rank gets in addition to the node's variables: no secrets, and no choice of GPUs."""
     forwarded = {
         name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in GPU_VARIABLES
     }
-    return {**forwarded, **MILES_VARIABLES}
+    return {**forwarded, **MILES_VARIABLES, **(DETERMINISTIC_VARIABLES if numerics == "exact" else {})}

@@ -12,7 +12,12 @@ from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankPlacement
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.miles.group import MILES_VARIABLES, rank_environment, start_miles_ranks
+from tinsmith_trainer.engines.miles.group import (
+    DETERMINISTIC_VARIABLES,
+    MILES_VARIABLES,
+    rank_environment,
+    start_miles_ranks,
+)
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 WHAT_A_DRIVER_IMPORTS = """
@@ -26,22 +31,22 @@ for name in ("megatron", "miles"):
 
 
 def test_a_rank_gets_the_library_variables_of_the_node_and_no_secrets() -> None:
-    given = rank_environment(
-        {
-            "NCCL_SOCKET_IFNAME": "eth0",
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-            "NCCL_ALGO": "Tree",
-            "CUDA_VISIBLE_DEVICES": "1",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "HF_TOKEN": "secret",
-            "TINSMITH_API_KEY": "secret",
-            "PATH": "/usr/bin",
-        }
-    )
-    told = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "PYTORCH_CUDA_ALLOC_CONF"}
-    assert given.keys() == told | MILES_VARIABLES.keys()
-    assert given["NCCL_ALGO"] == "Ring"
+    node = {
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "NCCL_ALGO": "Tree",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "HF_TOKEN": "secret",
+        "TINSMITH_API_KEY": "secret",
+        "PATH": "/usr/bin",
+    }
+    exact, fast = rank_environment(node, "exact"), rank_environment(node, "fast")
+    passed_on = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_ALGO"}
+    assert fast.keys() == passed_on | MILES_VARIABLES.keys()
+    assert exact == fast | DETERMINISTIC_VARIABLES
+    assert (fast["NCCL_ALGO"], exact["NCCL_ALGO"]) == ("Tree", "Ring")
 
 
 @pytest.mark.timeout(120)
