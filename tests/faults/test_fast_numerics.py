@@ -1,4 +1,4 @@
-"""With `numerics: fast` the worker dies at every place that matters: what was answered stays, and replays only round.
+"""A worker with `numerics: fast` dies at every place that matters: answers stay, and replays differ only by rounding.
 
 An engine that rounds differently in every process takes the place of a GPU. The comparison of weights would notice a
 step that is lost or doubled, and a test shows that it does.

@@ -58,7 +58,7 @@ class GroupRun(Resource):
 
 
 class PoolRequests(Resource):
-    """For each annotation, the time in the latest request that has been carried out, as the user wrote it."""
+    """The time in the latest request that has been carried out, for each annotation, as the user wrote it."""
 
     restart: str | None = None
 

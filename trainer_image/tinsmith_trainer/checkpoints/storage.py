@@ -206,7 +206,7 @@ class CheckpointStorage:
         return dict(zip(file_names, contents, strict=True))
 
     def directories(self, prefix: str, holding: str) -> list[str]:
-        """With one request, return the directories with this prefix that contain this file."""
+        """Return the directories with this prefix that contain this file, by one request."""
         parent, start = posixpath.split(f"{self._path}/{prefix}")
         try:
             if self._fs.async_impl:

@@ -284,7 +284,7 @@ def surplus_models(models: Sequence[StoredModel], most: int) -> set[str]:
 
 
 def excess_bytes(bytes_of_owners: Mapping[str, int], budget_bytes: int) -> dict[str, int]:
-    """For each owner, return the bytes above the largest level per owner at which the results of all owners fit.
+    """Return, for each owner, the bytes above the largest level per owner at which the results of all owners fit.
 
     Owners with fewer bytes than the level are left out.
     """

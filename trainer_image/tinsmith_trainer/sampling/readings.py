@@ -145,7 +145,7 @@ class PromptEcho:
         return worker_pb2.TextPiece(content="".join(texts), tokens=tokens)
 
     def end(self, piece: worker_pb2.TextPiece) -> None:
-        """If no text is drawn, add the incomplete character that `piece` leaves out."""
+        """Add the incomplete character that `piece` leaves out, if no text is drawn."""
         context, rest = last_characters(self._prompt, self._language.tokenizer)
         left = text_of(self._language.tokenizer, context + rest)[len(text_of(self._language.tokenizer, context)) :]
         piece.content += left

@@ -135,7 +135,7 @@ class DeltasApart:
         return not (uses_onednn(x, own.lora_A, part) or uses_onednn(x, own.lora_B, part))
 
     def spans(self) -> Iterator[OwnSpan]:
-        """For each group that has a delta, yield the position in the input."""
+        """Yield the position in the input of each group that has a delta."""
         end = 0
         for own, tokens in zip(self.groups, self.tokens, strict=True):
             end += tokens

@@ -63,7 +63,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def shard_of_each(index: Path) -> Mapping[str, str]:
-    """For each tensor that an index lists, return the file name of the shard. Raises ModelDirectoryInvalid."""
+    """Return the file name of the shard for each tensor that an index lists. Raises ModelDirectoryInvalid."""
     try:
         found: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError) as error:

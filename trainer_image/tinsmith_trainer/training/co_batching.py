@@ -39,7 +39,7 @@ TRIED_AGAIN_AFTER_FORWARDS = 64
 
 @dataclass(slots=True)
 class ForwardTimes:
-    """For forwards of one size, the latest times in seconds per token, of single and of shared forwards."""
+    """The latest times of forwards of one size, in seconds per token, of single and of shared forwards."""
 
     alone: list[float] = field(default_factory=list)
     shared: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""For each kind of operation, the effect on the engine and the result.
+"""The effect on the engine and the result, for each kind of operation.
 
 An executor does not write to the journal. The operation runner makes results durable.
 """

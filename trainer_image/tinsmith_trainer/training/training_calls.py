@@ -160,7 +160,7 @@ class TrainingCalls:
 
 
 def _check_result_size(call: ForwardBackward) -> None:
-    """Before the computation, refuse a call if the journal could not hold the result."""
+    """Refuse a call before its computation if the journal could not hold the result."""
     targets = [datum.loss_inputs["target_tokens"] for datum in call.datums if "target_tokens" in datum.loss_inputs]
     size = sum(LOGPROB_BYTES * each.size for each in targets)
     if size > MAX_RESULT_BYTES:

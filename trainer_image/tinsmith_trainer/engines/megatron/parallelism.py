@@ -79,7 +79,7 @@ class Parallelism:
         return self._in_stage(rank) < self.expert
 
     def reporting_ranks(self) -> list[int]:
-        """For each data index, return the number of the rank that reports results.
+        """Return the number of the rank that reports results, for each data index.
 
         The reporting rank is in the last pipeline stage.
         """

@@ -30,7 +30,7 @@ PrefixKey = tuple[int, bytes]
 def prefix_keys(
     adapter_serial: int, tenant: str, tokens: NDArray[np.int32], block_tokens: int
 ) -> Iterator[tuple[PrefixKey, int]]:
-    """For each block, yield the end of the block, and the key of the prefix up to this end.
+    """Yield the end of each block, and the key of the prefix up to this end.
 
     The last block may be short.
     """

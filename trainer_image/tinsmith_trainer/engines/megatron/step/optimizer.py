@@ -183,7 +183,7 @@ def _sharded_masters(optimizer: Any) -> Iterator[Master]:
 
 
 def _data_groups(optimizers: Sequence[Any]) -> list[tuple[Any, list[Tensor]]]:
-    """For each distributed optimizer, return the ranks that hold the shards of a parameter."""
+    """Return the ranks that hold the shards of a parameter, for each distributed optimizer."""
     from megatron.core.optimizer import DistributedOptimizer
 
     return [

@@ -1,4 +1,4 @@
-"""For each model, the choice of the memory for sequences, of the forward and of the batches.
+"""The choice of the memory for sequences, of the forward and of the batches, for each model.
 
 If all layers keep keys and values in one shape, the sampler stores keys and values in its own tensors, in rows of any
 length. For all other models, the sampler uses the model's own cache. When the model is loaded, a trial decides which
