@@ -80,6 +80,26 @@ def test_one_message_prints_the_answer_alone_with_the_options_that_were_given(ru
     ]
 
 
+def test_a_pipe_is_one_message(run: Run) -> None:
+    received: list[Any] = []
+    with stub_server({CHAT: GREETING}, received=received) as url:
+        assert run("greeter", "--base-url", url, typed=io.StringIO("two\nlines\n")) == (0, "Good day\n", "")
+    assert received[0]["messages"] == [{"role": "user", "content": "two\nlines\n"}]
+
+
+@pytest.mark.parametrize(("words", "piped"), [(["--message", " "], ""), ([], "\n")], ids=["option", "pipe"])
+def test_an_empty_message_is_a_misuse(run: Run, words: list[str], piped: str) -> None:
+    status, out, err = run("greeter", *words, typed=io.StringIO(piped))
+    assert (status, out) == (2, "")
+    assert "the message is empty" in err
+
+
+def test_a_truncated_answer_is_reported_on_standard_error(run: Run) -> None:
+    with stub_server({CHAT: streamed(chunk("Good", "length"))}) as url:
+        answer = run("greeter", "--message", "Hello", "--base-url", url)
+    assert answer == (0, "Good\n", "(the answer reached its token limit)\n")
+
+
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
@@ -134,6 +154,15 @@ def test_a_conversation_sends_its_earlier_messages_and_ends_with_the_input(run: 
     assert path in err
     said = [[(one["role"], one["content"]) for one in body["messages"]] for body in received]
     assert said == [[("user", "Hello")], [("user", "Hello"), ("assistant", "Good day"), ("user", "Again")]]
+
+
+def test_an_unknown_model_or_server_is_reported_before_anything_is_typed(run: Run) -> None:
+    with stub_server({"/oai/api/v1/models/greeter": refused(404, "there is no model")}) as url:
+        unknown = run("greeter", "--base-url", url, typed=Terminal("Hello\n"))
+    away = run("greeter", "--base-url", url, typed=Terminal("Hello\n"))
+    for (status, out, err), message in ((unknown, "there is no model"), (away, "nothing answers at")):
+        assert (status, out) == (1, "")
+        assert message in err
 
 
 def test_an_error_costs_one_turn_of_a_conversation(run: Run) -> None:

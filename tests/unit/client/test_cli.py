@@ -66,6 +66,11 @@ def test_a_summary_read_from_the_source_is_the_commands_own(name: str) -> None:
     assert summary_of(command) == own.partition("\n")[0]
 
 
+@pytest.mark.parametrize("module", ["no_such_package.module", "json.no_such_module", "math"])
+def test_a_command_without_readable_source_has_no_summary(module: str) -> None:
+    assert summary_of(EntryPoint("paint", f"{module}:paint", GROUP)) == ""
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["version"], ["version", "--json"]], ids=" ".join)
 def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     program = [sys.executable, "-c", PRINT_HEAVY_IMPORTS, *arguments]

@@ -56,6 +56,23 @@ def test_a_healthy_installation_passes_every_check(well_server: str) -> None:
     assert {result.status for result in results.values()} == {Status.OK}
 
 
+@pytest.mark.usefixtures("tokenizer_here")
+def test_an_unset_address_fails_because_programs_would_use_the_vendors_service(well_server: str) -> None:
+    results = examine(well_server, environment_url=None)
+    assert failures(results) == ["address"]
+    assert f"export TINKER_BASE_URL={well_server}" in (results["address"].cure or "")
+    assert results["server"].status is Status.OK
+
+
+def test_an_unreachable_default_address_is_skipped_and_no_second_failure() -> None:
+    with stub_server() as url:
+        pass
+    results = examine(url, environment_url=None)
+    assert failures(results) == ["address"]
+    assert (results["server"].status, results["key"].status) == (Status.SKIPPED, Status.SKIPPED)
+    assert f"no server answers at the default, {url}" in results["server"].detail
+
+
 @pytest.mark.parametrize(
     ("written", "cure"),
     [
@@ -73,6 +90,13 @@ def test_a_mistake_in_the_address_is_corrected(written: str, cure: str) -> None:
     assert failures(results) == ["address"]
     assert cure in (results["address"].cure or "")
     assert results["server"].status is Status.SKIPPED
+
+
+def test_an_https_address_of_a_server_that_speaks_http_is_corrected(well_server: str) -> None:
+    results = examine(well_server.replace("http:", "https:"))
+    assert failures(results) == ["server"]
+    assert "speaks http, not https" in results["server"].detail
+    assert results["server"].cure == f"export TINKER_BASE_URL={well_server}"
 
 
 def test_an_untrusted_certificate_is_distinguished_from_an_unreachable_server(tmp_path: Path) -> None:
@@ -151,6 +175,12 @@ def test_a_tokenizer_that_programs_would_not_find_has_a_cure(well_server: str) -
     assert "`tinsmith tokenizer org/tiny`" in (results["tokenizer of org/tiny"].cure or "")
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_a_directory_without_a_tokenizer_is_named_because_programs_would_prefer_it(well_server: str) -> None:
+    Path("org/tiny").mkdir(parents=True)
+    assert f"{Path('org/tiny').resolve()} has no tokenizer.json" in examine(well_server)["tokenizer of org/tiny"].detail
+
+
 @pytest.mark.usefixtures("tokenizer_here")
 @pytest.mark.parametrize(
     ("installed", "status"), [("0.37.1", Status.FAILED), ("0.38.0", Status.OK), ("1.2.0", Status.OK)]
@@ -160,6 +190,25 @@ def test_an_sdk_older_than_the_server_speaks_is_named(
 ) -> None:
     monkeypatch.setattr("tinsmith.doctor.version", lambda _package: installed)
     assert examine(well_server)["SDK"].status is status
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+@pytest.mark.parametrize(
+    ("call", "answer", "failed", "cure"),
+    [
+        ("get_server_capabilities", (500, "oh"), ["tokenizers"], "see the server's log"),
+        ("get_server_capabilities", (200, {"supported_models": []}), ["models"], "apply a TrainingSession"),
+        ("waiting_models", (500, "oh"), ["waiting models"], "see the server's log"),
+    ],
+    ids=["no list of models", "no model", "no list of waiting models"],
+)
+def test_a_server_without_models_or_without_a_list_of_them_has_a_cure(
+    call: str, answer: Answer, failed: list[str], cure: str
+) -> None:
+    with stub_server({**WELL, f"/api/v1/{call}": answer}) as url:
+        results = examine(url)
+    assert failures(results) == failed
+    assert cure in (results[failed[0]].cure or "")
 
 
 def model(**fields: object) -> Answer:

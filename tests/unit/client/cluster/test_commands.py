@@ -70,6 +70,20 @@ def test_the_cli_has_the_same_commands(cluster: SmallCluster, capsys: pytest.Cap
     assert all("--namespace=n" in words for words in cluster.calls("get"))
 
 
+def test_status_prints_plain_text_that_is_not_wrapped_and_explains_an_empty_namespace(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "status") == 0
+    empty = capsys.readouterr()
+    assert (empty.out, "use -A for all namespaces" in empty.err) == ("", True)
+    cluster.holds(trainingsessions=[families.session(conditions=families.unready("Suspended", "word " * 60))])
+    assert run(monkeypatch, "status") == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == "session/qwen, not ready: Suspended"
+    assert "word " * 60 in shown.out
+    assert ("\x1b" in shown.out, shown.err) == (False, "")
+
+
 @pytest.mark.parametrize(
     ("words", "exit_status", "sentence"),
     [

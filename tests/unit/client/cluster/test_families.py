@@ -89,6 +89,13 @@ def test_unreadable_objects_are_named_and_the_others_are_shown() -> None:
     assert unread == ["events not shown: You may not."]
 
 
+def test_a_cluster_without_pools_shows_its_sessions_and_one_without_both_kinds_is_an_error() -> None:
+    no_pools = Canned({Kind.SESSION.resource: [SESSION], Kind.POOL.resource: KindUnknown("no pools")})
+    assert [family.name for family in read_families(no_pools).families] == ["qwen"]
+    with pytest.raises(KindUnknown, match="no sessions"):
+        read_families(Canned({kind.resource: KindUnknown(f"no {kind.word}s") for kind in Kind}))
+
+
 def group(name: str = "qwen") -> Manifest:
     """Return a session of two nodes."""
     session = families.session(name)

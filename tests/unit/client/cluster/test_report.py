@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.kubernetes import families
-from tinsmith.cluster.bundle import INDEX, REMOVED, Bundle
+from tinsmith.cluster.bundle import INDEX, REMOVED, Bundle, NotWritten
 from tinsmith.cluster.families import INSTALLATION_SELECTOR, Kind, Target
-from tinsmith.cluster.kubectl import Forbidden, Kubectl
+from tinsmith.cluster.kubectl import ClusterUnreachable, Forbidden, Kubectl, KubectlFailed, NotFound, PluginError
 from tinsmith.cluster.manifests import Manifest
 from tinsmith.cluster.report import collect
 from typing_extensions import override
@@ -115,6 +115,40 @@ def test_unreadable_objects_are_in_the_index_and_the_others_are_in_the_report() 
     assert "research/session-qwen/pod-qwen-0.json" in files
 
 
+def failing(kubectl: Kubectl, error: PluginError) -> Kubectl:
+    """Return a kubectl whose `version` raises this error."""
+    text = kubectl.text
+
+    def answer(*words: str) -> str:
+        if words[0] == "version":
+            raise error
+        return text(*words)
+
+    kubectl.text = answer  # type: ignore[method-assign]
+    return kubectl
+
+
+def test_a_cluster_that_shows_neither_sessions_nor_versions_still_gives_a_report() -> None:
+    files = report_of(failing(Installation(forbidden=(Kind.SESSION.resource,)), KubectlFailed("kubectl failed.")))
+    left_out = files[INDEX].partition("## Left out")[2]
+    assert "sessions and pools: Your rights do not allow it" in left_out
+    assert "the cluster's version: kubectl failed." in left_out
+    assert "research/installation/tinsmith-operator-x.worker.log" in files
+
+
+def test_a_report_on_one_name_has_no_other_family() -> None:
+    files = report_of(Installation(), Target("draws", Kind.POOL))
+    assert not [path for path in files if "session-qwen" in path]
+    assert "research/pool-draws/samplerpool-draws.json" in files
+
+
+def test_an_unknown_name_or_an_unreachable_cluster_gives_no_report() -> None:
+    with pytest.raises(NotFound):
+        report_of(Installation(), Target("missing"))
+    with pytest.raises(ClusterUnreachable):
+        report_of(failing(Installation(), ClusterUnreachable("No cluster answers.")))
+
+
 def test_the_newest_lines_of_a_long_log_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinsmith.cluster.report.LOG_CHARACTERS", 1200)
     cluster = Installation()
@@ -137,6 +171,12 @@ def test_the_archive_is_its_owners_alone_and_unpacks_into_a_folder(tmp_path: Pat
         assert archive.getnames() == [f"help/{INDEX}", "help/a/b.json"]
         found: Any = archive.extractfile("help/a/b.json")
         assert json.load(found) == {"x": 1}
+
+
+def test_an_archive_that_cannot_be_written_is_one_message_with_the_option(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "help.tar.gz"
+    with pytest.raises(NotWritten, match=f"cannot be written to {file}: .*choose another --output"):
+        Bundle(families.NOW).write(file)
 
 
 PASSWORDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=4, max_size=30).map("q7".__add__)

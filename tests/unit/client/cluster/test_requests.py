@@ -9,7 +9,7 @@ import pytest
 from support.kubernetes import families
 from tinsmith.cluster import requests
 from tinsmith.cluster.families import Family, Kind
-from tinsmith.cluster.kubectl import Misused, RequestFailed
+from tinsmith.cluster.kubectl import ClusterUnreachable, Misused, NotFound, RequestFailed
 from tinsmith.cluster.requests import Request, wait_for
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common.conditions import standard_conditions
@@ -158,3 +158,22 @@ def test_waiting_ends_with_the_reason_and_the_next_command() -> None:
     with pytest.raises(RequestFailed, match=r"within 10s\. Last seen: LoadingModel: .*why session/qwen`"):
         steps.wait(requests.resume(session(SUSPENDED)), timeout_seconds=10)
     assert 10 <= steps.seconds < 14
+
+
+def test_waiting_reports_each_reason_once_and_outlasts_an_unreachable_cluster() -> None:
+    away = ClusterUnreachable("No cluster answers.")
+    stopping = session(families.unready("Suspending", "It stops.", moving=True))
+    steps = Steps(session(families.ready()), away, away, stopping, stopping, session(SUSPENDED))
+    assert "is suspended" in steps.wait(requests.suspend(session(families.ready())))
+    assert steps.messages == [
+        "WorkerReady: The worker serves Qwen/Qwen3-8B.",
+        "No cluster answers.",
+        "Suspending: It stops.",
+    ]
+
+
+def test_waiting_ends_at_once_when_the_resource_is_deleted() -> None:
+    steps = Steps(session(families.ready()), NotFound("There is no TrainingSession qwen here."))
+    with pytest.raises(NotFound):
+        steps.wait(requests.suspend(session(families.ready())))
+    assert steps.seconds < 5

@@ -41,6 +41,16 @@ def test_a_healthy_session_shows_its_objects() -> None:
     )
 
 
+def test_a_session_of_several_nodes_counts_the_head_and_its_workers() -> None:
+    session = families.session(conditions=families.unready("WaitingForMembers", moving=True))
+    spec = {"workerGroupSpecs": [{"replicas": 2}]}
+    pods = [families.pod("qwen-head-x", of=session), families.pod("qwen-members-a", of=session, is_ready=False)]
+    cluster = families.child("RayCluster", "qwen", of=session, spec=spec)
+    assert "raycluster/qwen, 1 of 3 ready" in drawn(session, children=[*pods, cluster])
+    suspended = families.child("RayCluster", "qwen", of=session, spec={**spec, "suspend": True})
+    assert "raycluster/qwen, 0 of 0 ready" in drawn(session, children=[suspended])
+
+
 def test_a_session_that_needs_attention_says_what_to_do() -> None:
     cure = "The image nowhere:1 cannot be pulled: not found; correct spec.pod.image."
     session = families.session(conditions=families.unready("ImagePullFailed", cure, stalled=True))
@@ -53,6 +63,33 @@ def test_a_session_that_needs_attention_says_what_to_do() -> None:
         "├─ Qwen/Qwen3-8B on peft\n"
         "└─ pod/qwen-0 on node-1, ImagePullBackOff, 0 restarts, made 2h ago\n"
     )
+
+
+def test_a_pool_shows_its_namespace_and_its_replicas() -> None:
+    pool = families.pool(conditions=families.ready("2 replicas serve."), replicas=2, readyReplicas=2)
+    pods = [families.pod(f"draws-sampler-{end}", of=pool) for end in "ba"]
+    assert drawn(pool, children=[*pods, families.workload(pool, desired=2, are_ready=2)], with_namespaces=True) == (
+        "pool/draws in research, ready\n"
+        "├─ Ready WorkerReady, SlotsAvailable SlotsFree; not Reconciling, Stalled, Degraded\n"
+        "├─ Qwen/Qwen3-8B on builtin, 2 of 2 replicas ready\n"
+        "├─ deployment/draws-sampler, 2 of 2 ready\n"
+        "├─ pod/draws-sampler-a on node-1, Running, ready, 0 restarts, made 2h ago\n"
+        "└─ pod/draws-sampler-b on node-1, Running, ready, 0 restarts, made 2h ago\n"
+    )
+
+
+def test_a_session_in_transition_shows_each_change_that_is_incomplete() -> None:
+    hint = "0.2.0 is the new default image; restart the session to use it."
+    upgrade = families.condition("UpgradeAvailable", "True", "NewDefaultImage", hint)
+    session = families.session(conditions=[*families.ready(), upgrade])
+    session["metadata"]["generation"] = 2
+    pod = families.pod("qwen-0", of=session)
+    pod["metadata"]["deletionTimestamp"] = families.time_ago(seconds=1)
+    lines = drawn(session, children=[pod, families.claim(session, size="10Gi", desired="20Gi")]).splitlines()
+    assert "├─ the spec has changed; the operator has not processed it yet" in lines
+    assert f"├─ {hint}" in lines
+    assert "├─ pod/qwen-0 on node-1, stopping, 0 restarts, made 2h ago" in lines
+    assert "└─ persistentvolumeclaim/qwen-journal, Bound, 10Gi, growing to 20Gi" in lines
 
 
 def test_the_most_urgent_come_first() -> None:
