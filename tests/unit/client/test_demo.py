@@ -36,6 +36,17 @@ def test_a_server_is_stopped_when_the_program_ends(tmp_path: Path, monkeypatch: 
         os.kill(pid, 0)
 
 
+def test_the_program_is_found_in_the_checkout() -> None:
+    assert demo.find_program().name == "first_steps.py"
+    assert demo.find_program().is_file()
+
+
+def test_a_server_that_ends_with_an_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_with(monkeypatch, f"{READY}sys.exit(3)")
+    with pytest.raises(ServerFailed, match="status 3"), running_server([], "tml-key", tmp_path):
+        pass
+
+
 def test_a_server_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_with(monkeypatch, "import sys; sys.exit('the port is taken')")
     with pytest.raises(ServerFailed, match="the port is taken"), running_server([], "tml-key", tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.client.stub_server import GOOD_KEY, stub_server
 from tinsmith.cli import main
@@ -26,3 +28,9 @@ def test_an_address_that_cannot_be_one_is_corrected(capsys: pytest.CaptureFixtur
         main(["models", "--base-url", "127.0.0.1:8000"])
     assert end.value.code == 1
     assert "put http:// in front: http://127.0.0.1:8000" in capsys.readouterr().err
+
+
+def test_models_prints_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_server() as url, pytest.raises(SystemExit):
+        main(["models", "--base-url", url, "--json"])
+    assert json.loads(capsys.readouterr().out) == [{"name": "org/tiny", "max_context_length": 4096}]

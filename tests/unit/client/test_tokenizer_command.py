@@ -106,6 +106,19 @@ def test_files_go_where_the_sdk_looks(server: Server, model: str, capsys: pytest
     assert "up to date" in capsys.readouterr().out
 
 
+def test_files_of_the_user_are_replaced_only_on_request(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers = [(200, zipped(TINY))]
+    Path("tiny").mkdir()
+    Path("tiny/tokenizer.json").write_bytes(b"mine")
+    Path("tiny/weights").write_bytes(b"mine, too")
+    assert status_of(["tokenizer", "tiny"]) == 1
+    assert "tokenizer.json in tiny differs from the server's; use --replace" in capsys.readouterr().err
+    assert not Path("tiny/tokenizer_config.json").exists()
+    assert status_of(["tokenizer", "tiny", "--replace"]) == 0
+    assert sorted(os.listdir("tiny")) == ["tokenizer.json", "tokenizer_config.json", "weights"]
+    assert Path("tiny/tokenizer.json").read_bytes() == b"{}"
+
+
 HOSTILE_NAMES = ["/etc/tiny", "..", "../tiny", "a/../../b", "", "./..", ".ssh", "~/tiny", "a\\b", "a\nb", "a/ b"]
 
 

@@ -101,6 +101,10 @@ def test_a_server_that_has_names_says_what_is_wrong(status: int, sentence: str) 
     assert str(error) == sentence
 
 
+def test_a_refusal_that_is_not_about_names_is_left_to_the_sdk() -> None:
+    assert explained(500, {"detail": "the store is read-only"}) is None
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -117,3 +121,8 @@ def test_a_folder_without_a_sampler_is_reported(tmp_path: Path, content: str | N
     with pytest.raises(PromotionRefused, match=re.escape(message)) as refused:
         sampler_of_run(tmp_path)
     assert str(tmp_path) in str(refused.value)
+
+
+def test_the_sampler_of_a_finished_run_is_in_its_summary(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"sampler": "tinker://run/sampler_weights/last"}')
+    assert sampler_of_run(tmp_path) == "tinker://run/sampler_weights/last"

@@ -84,6 +84,12 @@ def test_verify_fails_for_a_damaged_file(run: Run, root: Path) -> None:
     assert [(one["step"], one["whole"]) for one in verified] == [(10, True), (20, False), (30, True)]
 
 
+def test_a_mistyped_folder_is_not_reported_as_a_complete_run(run: Run, tmp_path: Path) -> None:
+    message = f"tinsmith checkpoints: there are no checkpoints in {tmp_path / 'typo'}\n"
+    assert run("verify", tmp_path / "typo") == (1, "", message)
+    assert run("list", tmp_path / "typo") == (0, "", message)
+
+
 def test_verify_names_truncated_files(run: Run, root: Path) -> None:
     (root / ".writing-step-000040").mkdir()
     assert ".writing-step-000040 is incomplete" in run("verify", root)[2]
@@ -98,6 +104,17 @@ def test_prune_removes_checkpoints_that_no_rule_keeps(run: Run, root: Path, serv
     assert "its state stays on the server: tinker://" in said
     assert sorted(path.name for path in root.iterdir()) == ["step-000020", "step-000030"]
     assert len(server.states) == 3
+
+
+def test_prune_deletes_states_on_the_server_only_on_request(run: Run, root: Path, server: FakeServer) -> None:
+    assert run("prune", root, "--keep-last", 1, "--delete-states")[0] == 0
+    assert list(server.states.values()) == [bytes([10, 20, 30])]
+
+
+def test_contradictory_rules_of_prune_are_a_misuse(run: Run, root: Path) -> None:
+    status, _, said = run("prune", root, "--keep-last", 1, "--keep-best", 1)
+    assert status == 2
+    assert "keep_best" in said
 
 
 def test_export_makes_an_adapter_of_the_newest_or_any(run: Run, root: Path, tmp_path: Path) -> None:

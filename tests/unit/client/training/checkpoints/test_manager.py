@@ -92,6 +92,13 @@ def test_a_directory_has_everything_that_a_resume_needs(
     assert resumed.training_client.weights == bytes([7])  # type: ignore[attr-defined]
 
 
+def test_a_checkpoint_may_omit_the_adapter_and_the_tokenizer(manage: Manage, server: FakeServer, model: Any) -> None:
+    with manage(adapter=False, tokenizer=False) as manager:
+        train(manager, model, range(1, 2))
+    assert manager.store.metadata(1).files.keys() == {"config.yaml", "trainer_state.pt"}
+    assert server.exports == {}
+
+
 def test_a_save_does_not_hold_the_loop_up(
     manage: Manage, server: FakeServer, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +141,21 @@ def test_the_error_of_a_save_is_raised_at_the_next_step_and_leaves_no_state(
         server.failure = None
         manager.maybe_save(model, 4, loop_state={})
     assert manager.store.steps() == [4]
+
+
+def test_a_failed_last_save_is_raised_at_the_end_of_the_loop(manage: Manage, server: FakeServer, model: Any) -> None:
+    server.failure = ConnectionError("no route to host")
+    with pytest.raises(SaveFailed, match="saving step 1: no route to host"), manage() as manager:
+        manager.save(model, 1, loop_state={})
+
+
+def test_a_failed_save_does_not_hide_the_error_that_ended_the_loop(
+    manage: Manage, server: FakeServer, model: Any
+) -> None:
+    server.failure = ConnectionError("no route to host")
+    with pytest.raises(ZeroDivisionError) as error:
+        save_and_fail(manage(), model)
+    assert error.value.__notes__ == ["saving step 1: no route to host"]
 
 
 def test_an_interrupt_waits_for_no_save_and_an_unfinished_save_is_no_checkpoint(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tinker
 from tinsmith.training.checkpoints.server_states import ServerStates
-from tinsmith.training.errors import DownloadDamaged, NotOffered
+from tinsmith.training.errors import DownloadDamaged, NotOffered, StateGone
 
 KEY = "tml-test"
 STATE = "tinker://run:train:0/weights/step-000001"
@@ -209,3 +209,21 @@ def test_an_export_is_deleted_when_it_was_fetched(server: Server, states: Server
     assert states.fetch_adapter(EXPORT, tmp_path / "adapter") == {"r": 8}
     assert (tmp_path / "adapter").read_bytes() == b"weights"
     assert server.deleted == [f"{BELOW}/external_weights/step-000001"]
+
+
+def test_an_export_in_another_layout_is_one_message_and_is_deleted(
+    server: Server, states: ServerStates, tmp_path: Path
+) -> None:
+    server.bodies[LINKS] = json.dumps({"urls": {"w.bin": server.url}, "expires": "2030-01-01T00:00:00Z"}).encode()
+    with pytest.raises(NotOffered, match=r"has no file adapter_config\.json; save with adapter=False"):
+        states.fetch_adapter(EXPORT, tmp_path / "adapter")
+    assert server.deleted == [f"{BELOW}/external_weights/step-000001"]
+
+
+def test_a_missing_state_is_named_and_deleting_it_is_no_error(server: Server, states: ServerStates) -> None:
+    with pytest.raises(StateGone, match=f"the server has no {STATE}: it was deleted or has expired"):
+        states.require(STATE)
+    states.delete(STATE)
+    assert server.deleted == [f"{BELOW}/weights/step-000001"]
+    server.bodies["/api/v1/weights_info"] = json.dumps({"base_model": "org/tiny", "is_lora": True}).encode()
+    states.require(STATE)

@@ -186,3 +186,24 @@ def test_a_kill_between_any_two_operations_on_an_object_store_leaves_whole_check
     CutOffBucket.empty()
     assert operations > 8
     assert seen == {(1, 2), (1, 2, 3), (2, 3)}
+
+
+def test_a_missing_step_and_a_missing_file_are_named(store: CheckpointStore) -> None:
+    with pytest.raises(NoCheckpoint, match="no checkpoint of step 7 in"):
+        store.verify(7)
+    write(store, 1)
+    with pytest.raises(NoCheckpoint, match=r"step-000001 has no optimizer\.pt"):
+        store.open(1, "optimizer.pt")
+
+
+def test_a_directory_with_another_steps_checkpoint_is_damaged(store: CheckpointStore, url: str) -> None:
+    write(store, 1)
+    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem.copy(f"{root}/step-000001", f"{root}/step-000002", recursive=True)
+    with pytest.raises(CheckpointDamaged, match="step-000002 contains the checkpoint of step 1"):
+        store.verify(2)
+
+
+def test_a_negative_step_is_refused(store: CheckpointStore) -> None:
+    with pytest.raises(ValueError, match="counted from 0"):
+        store.require_free(-1)

@@ -132,3 +132,8 @@ async def test_a_prompt_of_the_other_kind_is_refused_with_a_sentence(
     [builder] = from_functions([1], lambda _: prompt, later, group_size=2, renderer=renderer)
     with pytest.raises(TypeError, match=complaint):
         await play(builder, [1], [1])
+
+
+def test_a_group_of_one_is_refused_because_its_answers_are_compared() -> None:
+    with pytest.raises(ValueError, match="must be 2 or more"):
+        from_functions([1], prompt_of, later, group_size=1)

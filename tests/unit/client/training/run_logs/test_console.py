@@ -44,3 +44,21 @@ def test_on_a_terminal_there_is_a_bar_that_ends_with_the_run(written: io.StringI
     shown = written.getvalue()
     assert re.search(r"step 2/2 .*━.*loss 1\.5", shown)
     assert shown.endswith("\x1b[?25h"), "the cursor is back"
+
+
+def test_evaluations_have_a_line_of_their_own(written: io.StringIO) -> None:
+    logger = in_file(written, None)
+    logger.log_metrics({"loss": 1.5, "test/nll": 2.25, "eval/[a]": 1}, 3)
+    logger.log_metrics({"eval/b": 0.5})
+    assert written.getvalue().splitlines() == ["step 3  loss 1.5", "step 3  test/nll 2.25  eval/[a] 1", "eval/b 0.5"]
+
+
+def test_a_loop_without_known_metrics_shows_its_first_numbers(written: io.StringIO) -> None:
+    in_file(written, None).log_metrics({"a": 1.0, "text": "none", "b": 2.0, "c": 12345.6, "d": 4.0}, 1)
+    assert written.getvalue() == "step 1  a 1  b 2  c 12346\n"
+
+
+def test_a_rate_that_the_loop_logs_replaces_the_computed_one(written: io.StringIO) -> None:
+    logger = in_file(written, None)
+    logger.log_metrics({"num_tokens": 10, "time/tokens_per_second": 5.5}, 1)
+    assert written.getvalue() == "step 1  tokens/s 5.5\n"
