@@ -38,3 +38,17 @@ async def test_a_waiting_producer_gets_an_error_when_training_has_ended() -> Non
     await buffer.close()
     with pytest.raises(BufferClosed):
         await waiting
+
+
+def test_a_buffer_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="it must be 1 or more"):
+        RolloutBuffer(0)
+
+
+async def test_waiting_groups_are_taken_before_the_error_of_their_producer_is_raised() -> None:
+    buffer = RolloutBuffer(3)
+    await buffer.put(group(0))
+    await buffer.close(RuntimeError("the environment is gone"))
+    assert (await anext(buffer)).policy_step == 0
+    with pytest.raises(RuntimeError, match="the environment is gone"):
+        await anext(buffer)

@@ -11,6 +11,7 @@ import pytest
 import tinker
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.progress import Progress
 from tinker import types
 from tinsmith.training.errors import MinibatchFailed
 from tinsmith.training.streams import MinibatchPlan, RolloutBuffer, RolloutGroup, StepReport, stream_minibatch_train
@@ -141,3 +142,17 @@ async def test_every_datum_trains_once_and_in_order(
     assert sent == list(range(sum(sizes)))
     assert [datum.model_input.to_ints()[0] for report in reports for datum in report.data] == sent
     assert client.calls.count(ADAM.learning_rate) == len(reports)
+
+
+async def test_the_progress_bar_shows_the_groups_of_the_step_and_dropped_groups() -> None:
+    with Progress(disable=True) as progress:
+        groups = [group(1), group(2), group(3, policy_step=1)]
+        await trained(RecordingClient(), groups, MinibatchPlan(2, 1, 1), progress=progress)
+        [task] = progress.tasks
+    assert (task.completed, task.total) == (1, 2)
+    assert task.description == "step 1, up to 0 behind, 0 dropped"
+
+
+async def test_a_group_of_weights_from_a_later_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="policy_step 1, but only 0 steps were made"):
+        await trained(RecordingClient(), [group(1, policy_step=1)], MinibatchPlan(1, 1))

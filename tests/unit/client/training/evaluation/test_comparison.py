@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import matplotlib.image
 import pytest
 from tinsmith.training.errors import EvaluationError
 from tinsmith.training.evaluation.comparison import compare, csv_of_comparison, read_runs
 from tinsmith.training.evaluation.results import Results, Row, read_rows
-from tinsmith.training.evaluation.summary import base_model_at_start, shown, summaries_of
+from tinsmith.training.evaluation.summary import base_model_at_start, draw_curves, shown, summaries_of
 
 BASE = "Some/Model"
 
@@ -84,3 +85,20 @@ def test_a_base_model_is_where_training_began_if_nothing_else_can_be(
     rows = [*read_rows(evaluation(tmp_path / "a", by_step)), *others]
     start = base_model_at_start(summaries_of(rows))
     assert (start.label if start else None) == (BASE if at_start else None)
+
+
+def test_a_picture_has_a_panel_for_each_metric_and_a_colour_for_each_run(tmp_path: Path) -> None:
+    """The summaries have every form: a base model, steps, no step, and no interval."""
+    rows = list(read_rows(evaluation(tmp_path / "a", {None: [0, 1, 0], 5: [0, 1, 1], 10: [1, 1, 1]})))
+    rows.append(Row("tinker://a/sampler_weights/5", "step 5", 5, "other", None, {"nll": 0.5, "bpb": 0.2}))
+    rows.append(Row("tinker://a/sampler_weights/best", "best", None, "sums", "0", {"score": 0.5}))
+    rows.append(Row("tinker://a/sampler_weights/best", "best", None, "sums", "1", {"score": 0.7}))
+    summaries = summaries_of(rows)
+    draw_curves({"": summaries}, tmp_path / "one.png")
+    draw_curves({"a": summaries, "b": summaries[:3]}, tmp_path / "two.png")
+    one, two = (matplotlib.image.imread(tmp_path / name) for name in ("one.png", "two.png"))
+    assert one.shape[:2] == two.shape[:2] == (816, 1200)
+    orange = [((picture[..., 0] > 0.9) & (picture[..., 2] < 0.2)).any() for picture in (one, two)]
+    assert orange == [False, True]
+    with pytest.raises(ValueError, match="no results"):
+        draw_curves({"": []}, tmp_path / "none.png")

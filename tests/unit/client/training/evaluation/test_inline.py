@@ -13,9 +13,10 @@ import pytest
 import tinker
 from support.client.scripted_sampling import ScriptedSampling
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
+from tinsmith.training.errors import EvaluationError
 from tinsmith.training.evaluation import inline
 from tinsmith.training.evaluation.examples import Answer, Example, ExampleResult
-from tinsmith.training.evaluation.inline import InlineEvaluator
+from tinsmith.training.evaluation.inline import Evaluated, InlineEvaluator
 from tinsmith.training.evaluation.results import read_rows
 from tinsmith.training.evaluation.tasks import Task
 
@@ -182,3 +183,34 @@ def test_an_answer_that_cannot_be_written_loses_only_its_row_and_is_reported(
     assert evaluated.failures["answers"].startswith("example 0 of ones was not written: Out of range float")
     assert evaluated.metrics == {"eval/ones/score": 1.0}
     assert [row.example for row in read_rows(tmp_path)] == ["1"]
+
+
+def test_metrics_are_logged_for_their_own_step_on_the_callers_thread() -> None:
+    """A logger of the cookbook need not support a second thread."""
+    logged: list[tuple[dict[str, float], int | None]] = []
+    threads, results = set(), list[Evaluated]()
+
+    class Log:
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            logged.append((metrics, step))
+            threads.add(threading.current_thread())
+
+    evaluator = InlineEvaluator([task()], every=1, at_once=3, logger=cast(Any, Log()), on_result=results.append)
+    with evaluator:
+        for step in (1, 2):
+            evaluator.maybe_evaluate(Run().client, step)
+    assert sorted(logged, key=lambda one: one[1] or 0) == [({"eval/ones/score": 1.0}, step) for step in (1, 2)]
+    assert threads == {threading.current_thread()}
+    assert results == evaluator.finished
+
+
+def test_a_failed_save_of_the_weights_is_reported_as_the_failure_of_the_tasks() -> None:
+    with InlineEvaluator([task()], every=1) as evaluator:
+        evaluator.maybe_evaluate(Run(RuntimeError("no disk")).client, 1)
+    assert evaluator.finished[0].failures == {"ones": "the weights could not be saved: no disk"}
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"every": 1, "at_once": 0}, {"every": 1, "waiting": -1}])
+def test_numbers_below_their_minimum_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(EvaluationError, match="the minimum is 1, 1 and 0"):
+        InlineEvaluator([task()], **wrong)

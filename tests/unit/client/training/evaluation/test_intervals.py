@@ -6,6 +6,7 @@ import random
 
 import pytest
 from tinsmith.training.evaluation.intervals import (
+    EXACT_DEGREES,
     Estimate,
     estimate,
     paired_difference,
@@ -51,3 +52,17 @@ def test_wilsons_interval_holds_the_truth_as_often_as_it_says(share: float) -> N
 
 def holds(found: Estimate, truth: float) -> bool:
     return found.low <= truth <= found.high
+
+
+def test_t_has_no_step_at_the_start_of_its_expansion() -> None:
+    below, above = t_quantile(EXACT_DEGREES), t_quantile(EXACT_DEGREES + 1)
+    assert 0 < below - above < 1e-5
+    assert t_quantile(10**9) == pytest.approx(1.959964, abs=1e-6)
+
+
+def test_only_common_examples_are_pairs_and_an_empty_comparison_is_refused() -> None:
+    assert paired_difference({"a": 1.0, "b": 0.0}, {"b": 1.0, "c": 0.0}).examples == 1
+    with pytest.raises(ValueError, match="no example in common"):
+        paired_difference({"a": 1.0}, {"b": 1.0})
+    with pytest.raises(ValueError, match="at least one value"):
+        estimate([])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tinsmith.training.errors import TaskFileError
 from tinsmith.training.evaluation.loading import TaskOptions, find_tasks, load_task
-from tinsmith.training.evaluation.tasks import Task
+from tinsmith.training.evaluation.tasks import ChoiceTask, Task
 
 pytestmark = pytest.mark.pytorch
 
@@ -103,3 +103,8 @@ def test_tasks_are_found_by_the_names_of_things_in_modules(tmp_path: Path, monke
             find_tasks(wrong)
     with pytest.raises(TaskFileError, match="has type int; it must be a task"):
         find_tasks("tasks_of_a_test:number")
+
+
+def test_examples_with_choices_are_a_choice_task_unless_a_grader_is_named(tmp_path: Path) -> None:
+    assert isinstance(load_task(file_of(tmp_path, CHOOSING)), ChoiceTask)
+    assert isinstance(load_task(file_of(tmp_path, CHOOSING), TaskOptions(grader="exact")), Task)

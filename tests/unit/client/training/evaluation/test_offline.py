@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 import tinker
 from support.client.checkpoints.fake_server import FakeModel, FakeServer
+from support.client.checkpoints.writing import state_path, write
 from support.client.scripted_sampling import ScriptedSampling, ScriptedService
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinsmith.training.checkpoints.metadata import directory_name
 from tinsmith.training.checkpoints.server_states import start_save
+from tinsmith.training.checkpoints.store import CheckpointStore
+from tinsmith.training.errors import EvaluationError
+from tinsmith.training.evaluation import sources
 from tinsmith.training.evaluation.examples import Answer, Example
 from tinsmith.training.evaluation.offline import OfflineEvaluator
-from tinsmith.training.evaluation.sources import at_path
+from tinsmith.training.evaluation.sources import at_path, in_root, of_base_model
 from tinsmith.training.evaluation.tasks import Task
 
 pytestmark = pytest.mark.pytorch
@@ -124,3 +128,56 @@ def test_the_step_of_a_state_that_a_checkpoint_manager_saved_is_the_managers() -
     server = FakeServer()
     saved = start_save(FakeModel(server), directory_name(12), adapter=False, ttl_seconds=None)  # type: ignore[arg-type]
     assert at_path(saved.state.result().path).step == 12
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("run/1", "Invalid"),
+        ("tinker://run/external_weights/1", "is an export, which cannot be sampled from; upload its files"),
+    ],
+)
+def test_a_path_without_weights_is_refused(path: str, message: str) -> None:
+    with pytest.raises(EvaluationError, match=message):
+        at_path(path)
+
+
+def test_a_base_model_is_evaluated_without_a_step(tmp_path: Path) -> None:
+    service = ScriptedService({"Some/Model": ScriptedSampling()})
+    sweep = OfflineEvaluator([task()], tmp_path, connect=service.connect).run([of_base_model("Some/Model")])
+    assert [(one.label, one.step, one.estimate.mean) for one in sweep.summaries] == [("Some/Model", None, 7.0)]
+
+
+class StatesService(ScriptedService):
+    """A server of training states. Clients of a state save a sampler without a name."""
+
+    async def create_training_client_from_state(self, path: str, user_metadata: object) -> Any:
+        assert user_metadata == {"tinsmith-purpose": "evaluation"}
+        sampler = self.samplers[path]
+
+        class Client:
+            async def save_weights_and_get_sampling_client(self) -> ScriptedSampling:
+                return sampler
+
+        return Client()
+
+
+def test_the_checkpoints_of_a_run_are_evaluated_from_their_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(str(tmp_path / "checkpoints"))
+    with pytest.raises(EvaluationError, match="there are no checkpoints in"):
+        in_root(store.url)
+    for step in (10, 2, 7):
+        write(store, step)
+    service = StatesService({state_path(step): ScriptedSampling(lambda *_, n=step: [n]) for step in (2, 7, 10)})
+    states = FakeServer()
+    states.states = {state_path(2): b"", state_path(10): b""}
+    monkeypatch.setattr(sources, "ServerStates", states)
+    sweep = OfflineEvaluator([task()], tmp_path / "out", connect=service.connect).run(in_root(store.url))
+    assert [(one.label, one.step, one.estimate.mean) for one in sweep.summaries] == [
+        ("step 2", 2, 2.0),
+        ("step 10", 10, 10.0),
+    ]
+    assert list(sweep.gone) == [state_path(7)]
+    assert service.sessions == service.closed == 3

@@ -189,3 +189,18 @@ def test_a_fingerprint_is_of_all_that_scores_depend_on() -> None:
 def test_tasks_that_cannot_be_meant_are_refused(make: Any, sentence: str) -> None:
     with pytest.raises(EvaluationError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (None, r"tokenizer of scripted.*tokenizer=False"),
+        (False, "a text prompt needs a tokenizer, but this task has tokenizer=False"),
+    ],
+)
+async def test_a_text_prompt_without_a_tokenizer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Any, message: str
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    with pytest.raises(EvaluationError, match=message):
+        await Task("words", [Example("a")], length, tokenizer=tokenizer)(ScriptedSampling().client)

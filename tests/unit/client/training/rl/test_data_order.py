@@ -91,3 +91,9 @@ def test_a_shuffled_run_resumes_with_the_unfinished_groups_of_the_previous_epoch
             order.finished(place)
     again = DataOrder(LETTERS, order.state(), shuffle_seed=1)
     assert taken(again, 4) == [expected[5], expected[9], *expected[10:]]
+
+
+@pytest.mark.parametrize(("data", "batches"), [(Batches("", ""), 2), ([], 0)])
+def test_data_without_a_group_is_refused(data: RLDataset | list[EnvGroupBuilder], batches: int) -> None:
+    with pytest.raises(ValueError, match=f"no group in the {batches} batches"):
+        next(DataOrder(data))

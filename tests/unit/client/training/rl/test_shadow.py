@@ -67,3 +67,16 @@ async def test_a_shadow_cancelled_between_two_steps_continues() -> None:
     assert shadow.offer(1, [DATUM])
     await shadow.finish(within_seconds=60)
     assert ([step.step for step in shadow.steps], shadow.failure) == ([0, 1], None)
+
+
+async def test_batches_that_do_not_finish_in_time_are_cancelled_and_missed() -> None:
+    shadow = shadow_of(Held(), 2)
+    shadow.offer(0, [DATUM])
+    await shadow.finish(within_seconds=0)
+    assert (shadow.steps, shadow.missed_steps) == ([], 1)
+
+
+async def test_a_shadow_without_batches_finishes_at_once_and_needs_a_queue() -> None:
+    await shadow_of(Held(), 1).finish(within_seconds=60)
+    with pytest.raises(ValueError, match="it must be 1 or more"):
+        shadow_of(Held(), 0)

@@ -135,3 +135,9 @@ def test_a_run_begins_with_four_lines(done: int, counted: dict[str, int], data: 
         f"steps    {steps}",
         "output   sft-run, all settings in sft-run/config.yaml",
     ]
+
+
+def test_a_run_in_an_environment_counts_groups() -> None:
+    config = RlConfig(model="demo/tiny", environment="guessing:environment")
+    lines = heading(config, RunStart(30, 0, {"groups": 64, "held_out": 16}))
+    assert lines[1] == "data     guessing:environment: 64 groups, 16 held out"

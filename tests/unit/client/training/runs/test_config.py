@@ -62,3 +62,9 @@ def test_a_resumed_run_requires_its_first_settings(file: Path) -> None:
     require_same(load_config(SftConfig, file, {"eval_every": "5", "logs": "tensorboard"}), to_yaml(began), file)
     with pytest.raises(BadConfig, match=r"rank was 32 and is 8: use the same value, or choose another out"):
         require_same(load_config(SftConfig, file, {"rank": "8"}), to_yaml(began), file)
+
+
+def test_the_folder_of_another_kind_of_run_is_refused(file: Path) -> None:
+    dpo = to_yaml(load_config(DpoConfig, file, {}))
+    with pytest.raises(BadConfig, match="is from another kind of run than sft: choose another out"):
+        require_same(load_config(SftConfig, file, {}), dpo, file)

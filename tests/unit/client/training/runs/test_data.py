@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from tinsmith.training.runs.data import Schedule, ShuffledBatches, held_out_split, learning_rate_at
 
@@ -49,3 +51,11 @@ def test_a_part_is_held_out_at_most_so_many_and_something_is_left(
     assert len(held) == held_out
     assert sorted(train + held) == list(range(count))
     assert (train, held) == held_out_split(count, fraction, most, seed=3)
+
+
+def test_a_batch_larger_than_the_data_repeats_examples_and_the_last_batch_ends_the_run() -> None:
+    batches = ShuffledBatches(count=3, batch_size=5, epochs=2, seed=0)
+    assert Counter(batches[0] + batches[1]) == {0: 2, 1: 2, 2: 2}
+    assert [batches.epoch_after(number) for number in (0, 1)] == [5 / 3, 2.0]
+    with pytest.raises(IndexError):
+        batches[2]

@@ -13,6 +13,7 @@ from tinsmith.training.runs.json_lines import (
     BadExample,
     Completion,
     Conversation,
+    Preference,
     Text,
     digest_of_files,
     parse_answered,
@@ -105,3 +106,28 @@ def test_the_digest_covers_the_content_of_files(tmp_path: Path) -> None:
     }
     assert len(digests) == 3
     assert digest_of_files([tmp_path / "a"]) == digest_of_files([tmp_path / "a"])
+
+
+def test_a_preference_has_two_answers_as_strings_or_messages() -> None:
+    preference = parse_dpo({"prompt": "a", "chosen": "b", "rejected": "c"})
+    assert preference == Preference(Completion("a", "b"), Completion("a", "c"))
+    other = {"role": "assistant", "content": "What?"}
+    preference = parse_dpo({"prompt": [USER], "chosen": "Good day", "rejected": [other]})
+    assert preference == Preference(Conversation([USER, ANSWER]), Conversation([USER, other]))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"a\.jsonl cannot be read: No such file"),
+        ("\n", r"a\.jsonl has no examples"),
+        ("1\n" * 25, r"a\.jsonl:10: not a JSON object\nand 15 more lines$"),
+    ],
+    ids=["missing", "empty", "many bad lines"],
+)
+def test_a_file_without_usable_examples_is_reported(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "a.jsonl"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(BadData, match=message):
+        read_examples(file, parse_sft)

@@ -141,3 +141,13 @@ def test_answers_that_are_too_long_are_dropped_but_a_comparison_is_dropped_whole
     assert left == render_length(4)[0]
     with pytest.raises(BadData, match="no example"):
         prepare(truncated, of_lengths(4), render, are_compared=True)
+
+
+def test_an_example_that_is_too_long_is_refused_on_request() -> None:
+    with pytest.raises(BadData, match=r"a.jsonl:5: 5 tokens, more than max_length \(4\)"):
+        prepare(config(max_length=4, too_long="refuse"), of_lengths(3, 5), render_length)
+
+
+def test_a_renderer_that_the_tokenizer_does_not_fit_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(BadConfig, match="renderer qwen99 does not fit the tokenizer of demo/tiny: "):
+        choose_rendering("qwen99", tokenizer, "demo/tiny")
