@@ -201,3 +201,8 @@ def test_a_timeout_shorter_than_a_held_poll_is_refused() -> None:
 )
 def test_a_server_that_keeps_everything_elsewhere_needs_no_directory(values: dict[str, str], kept_here: bool) -> None:
     assert load_settings(values).keeps_data_here is kept_here
+
+
+@pytest.mark.parametrize("devices", [0, [0], ["0"]])
+def test_a_file_may_name_devices_by_number(tmp_path: Path, devices: object) -> None:
+    assert load_settings({}, write(tmp_path / "c.yaml", {"devices": devices})).devices == ("0",)

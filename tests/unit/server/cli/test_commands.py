@@ -163,3 +163,10 @@ def test_serve_warns_of_a_variable_that_sets_nothing(monkeypatch: pytest.MonkeyP
     result = run("serve", "--print-config")
     assert result.exit_code == 0
     assert result.stderr == "tinsmith serve: not a setting: TINSMITH_PROT (did you mean TINSMITH_PORT?)\n"
+
+
+def test_revoking_a_key_can_be_read_by_a_program_and_an_unknown_key_fails() -> None:
+    run("keys", "create")
+    assert json.loads(run("keys", "revoke", "1", "--json").stdout) == {"key_id": 1, "revoked": True}
+    unknown = run("keys", "revoke", "77")
+    assert (unknown.exit_code, unknown.stderr) == (1, "tinsmith keys: there is no key 77\n")

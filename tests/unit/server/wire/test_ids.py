@@ -13,6 +13,7 @@ from tinsmith_server.wire.ids import (
     check_name,
     parse_request_id,
     parse_sampling_session_id,
+    parse_tinker_path,
     sampler_token,
     sampling_session_id_of,
 )
@@ -87,3 +88,17 @@ def test_a_sampling_session_says_whether_it_is_inflight(inflight: bool) -> None:
 def test_a_name_is_one_path_segment(name: str) -> None:
     with pytest.raises(ValueError, match="checkpoint name"):
         check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("tinker://run/optimizer/a", "unknown kind of checkpoint; the kinds are weights, sampler_weights"),
+        ("tinker://run/weights", "is not a checkpoint path"),
+        ("tinker://run//a", "is not a checkpoint path"),
+        ("s3://run/weights/a", "is not a checkpoint path"),
+    ],
+)
+def test_a_path_of_no_checkpoint_is_refused_with_what_is_wrong(path: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        parse_tinker_path(path)

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
-from tinsmith_server.fleet.kubernetes.api import SESSIONS, ApiUnavailable, KubernetesApi, parse_json
+from tinsmith_server.fleet.kubernetes.api import (
+    SESSIONS,
+    AlreadyThere,
+    ApiRefused,
+    ApiUnavailable,
+    HistoryGone,
+    KubernetesApi,
+    error_of,
+    parse_json,
+)
 
 
 async def test_a_request_after_the_end_opens_no_connection() -> None:
@@ -27,3 +37,26 @@ def test_values_next_to_a_value_beyond_the_depth_of_a_parser_are_read_exactly(ne
     assert read["deep"]
     with pytest.raises(ValueError, match="unexpected character"):
         parse_json(b"<html>")
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "expected", "message"),
+    [
+        (410, {"message": "too old resource version"}, HistoryGone, "too old resource version"),
+        (409, {"reason": "AlreadyExists", "message": "tiny-1 exists"}, AlreadyThere, "tiny-1 exists"),
+        (401, {"message": "Unauthorized"}, ApiUnavailable, "answered GET /x with 401: Unauthorized"),
+        (409, {"reason": "Conflict", "message": "modified"}, ApiUnavailable, "answered GET /x with 409: modified"),
+        (503, b"<html>no backend</html>", ApiUnavailable, "answered GET /x with 503: <html>no backend</html>"),
+        (502, b"[]", ApiUnavailable, r"answered GET /x with 502: \[\]"),
+        (403, {"reason": "Forbidden", "message": "exceeded quota"}, ApiRefused, "exceeded quota"),
+        (404, {}, ApiRefused, "answered GET /x with 404"),
+    ],
+)
+def test_an_answer_is_an_outage_or_a_refusal_by_its_status(
+    status: int, content: bytes | dict[str, str], expected: type[Exception], message: str
+) -> None:
+    """A call that met an outage is repeated, and a refused call is not."""
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    error = error_of(status, body, "GET /x")
+    assert type(error) is expected
+    assert re.search(message, str(error))

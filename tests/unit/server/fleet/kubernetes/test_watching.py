@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
 from support.server.operator_stand_in import spec_of
-from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi
+from tinsmith_server.fleet.kubernetes import watching
+from tinsmith_server.fleet.kubernetes.api import SESSIONS, ApiUnavailable, HistoryGone, KubernetesApi
 from tinsmith_server.fleet.kubernetes.training_session import parse_session
 from tinsmith_server.fleet.kubernetes.watching import Watch
 
@@ -73,3 +76,39 @@ async def test_every_change_is_reported_and_an_unreadable_object_counts_as_delet
     assert len(changes) == 2
     watch._apply("BOOKMARK", {"metadata": {"resourceVersion": "3"}})
     assert len(changes) == 2
+
+
+class Watches(Lists):
+    """An API that ends watches in a given way. It records the version from which each watch began."""
+
+    def __init__(self, *ends: Exception | None) -> None:
+        super().__init__()
+        self.ends, self.began_at = list(ends), []
+        self.are_over = asyncio.Event()
+
+    async def watch(self, _resource: object, _namespace: object, version: str) -> Any:
+        self.began_at.append(version)
+        if not self.ends:
+            self.are_over.set()
+            await asyncio.Event().wait()
+        yield "BOOKMARK", {"metadata": {"resourceVersion": str(int(version) + 10)}}
+        if (end := self.ends.pop(0)) is not None:
+            raise end
+
+
+@pytest.mark.parametrize(
+    ("end", "next_version"),
+    [(None, "14"), (HistoryGone("too old"), "5"), (ApiUnavailable("down"), "5"), (KeyError("metadata"), "5")],
+    ids=["in-time", "history", "outage", "bug"],
+)
+async def test_a_watch_that_ends_by_itself_continues_and_any_other_starts_with_a_list(
+    end: Exception | None, next_version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a list shows the deletions that a broken watch missed."""
+    monkeypatch.setattr(watching, "FIRST_BACKOFF_SECONDS", 0.0)
+    api = Watches(end)
+    watch = Watch(api, SESSIONS, "team", parse_session, lambda: None)
+    await watch.refresh()
+    await asyncio.wait_for(api.are_over.wait(), 5)
+    await watch.close()
+    assert api.began_at == ["4", next_version]

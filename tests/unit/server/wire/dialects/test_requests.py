@@ -253,3 +253,10 @@ def test_fields_that_change_no_sample_may_be_named(make: Callable[..., object]) 
     for name, values in NEUTRAL.items():
         for value in values:
             make(**{name: value})
+
+
+def test_a_request_that_forbids_tools_counts_and_renders_none() -> None:
+    tool = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
+    request = messages(tools=[tool], tool_choice={"type": "none"})
+    assert request.functions() == []
+    assert json.loads(request.text_request().tools or "[]") == []
