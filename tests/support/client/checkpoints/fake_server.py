@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
+import numpy as np
+from safetensors.numpy import save_file
 from tinsmith.training.errors import StateGone
 
 
@@ -42,6 +44,9 @@ class FakeServer:
             raise self.failure
         target.write_bytes(self.exports.pop(export_path))
         return {"r": 8}
+
+    def fetch_optimizer(self, state_path: str, target: Path) -> None:
+        save_file({"moments": np.frombuffer(self.states[state_path], np.uint8)}, target)
 
     def create_training_client_from_state_with_optimizer(
         self, path: str, user_metadata: object = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from support.client.checkpoints.fake_server import FakeModel, FakeServer
 from tinsmith.training import CheckpointManager, Retention
@@ -97,6 +98,15 @@ def test_a_checkpoint_may_omit_the_adapter_and_the_tokenizer(manage: Manage, ser
         train(manager, model, range(1, 2))
     assert manager.store.metadata(1).files.keys() == {"config.yaml", "trainer_state.pt"}
     assert server.exports == {}
+
+
+def test_a_checkpoint_has_the_optimizer_as_a_pytorch_file_on_request(manage: Manage, model: Any) -> None:
+    with manage(optimizer=True) as manager:
+        train(manager, model, range(1, 3))
+    assert manager.store.verify(2).files.keys() >= {"adapter.safetensors", "optimizer.pt"}
+    with manager.store.open(2, "optimizer.pt") as stream:
+        assert torch.load(stream)["moments"].tolist() == [1, 2]
+    assert not manager.store.leftovers()
 
 
 def test_a_save_does_not_hold_the_loop_up(
