@@ -66,8 +66,12 @@ def test_a_summary_read_from_the_source_is_the_commands_own(name: str) -> None:
     assert summary_of(command) == own.partition("\n")[0]
 
 
-@pytest.mark.parametrize("module", ["no_such_package.module", "json.no_such_module", "math"])
-def test_a_command_without_readable_source_has_no_summary(module: str) -> None:
+@pytest.mark.parametrize("module", ["no_such_package.module", "json.no_such_module", "folder_of_brushes"])
+def test_a_command_without_readable_source_has_no_summary(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder_of_brushes").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
     assert summary_of(EntryPoint("paint", f"{module}:paint", GROUP)) == ""
 
 

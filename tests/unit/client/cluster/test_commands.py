@@ -21,7 +21,9 @@ for word in "$@"; do
 done
 set -- $words
 case $1 in
-    get) cat "$here/${2%%[,.]*}" 2>/dev/null || echo '{"items": []}' ;;
+    get)
+        [ ! -e "$here/forbidden-${2%%[,.]*}" ] || { cat "$here/forbidden-${2%%[,.]*}" >&2; exit 1; }
+        cat "$here/${2%%[,.]*}" 2>/dev/null || echo '{"items": []}' ;;
     logs) echo 'a line of the worker' ;;
     *) echo '{}' ;;
 esac
@@ -40,6 +42,9 @@ class SmallCluster:
         """Return the stored objects by the plural of their kind."""
         for plural, items in objects.items():
             (self._folder / plural).write_text(json.dumps({"items": items}))
+
+    def forbids(self, plural: str) -> None:
+        (self._folder / f"forbidden-{plural}").write_text(f"Error from server (Forbidden): no {plural} for ada\n")
 
     def calls(self, verb: str) -> list[list[str]]:
         lines = (self._folder / "asked").read_text().splitlines()
@@ -82,6 +87,19 @@ def test_status_prints_plain_text_that_is_not_wrapped_and_explains_an_empty_name
     assert shown.out.splitlines()[0] == "session/qwen, not ready: Suspended"
     assert "word " * 60 in shown.out
     assert ("\x1b" in shown.out, shown.err) == (False, "")
+
+
+def test_status_shows_a_session_to_a_user_who_may_not_read_its_pods(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = families.session(conditions=families.ready())
+    cluster.holds(trainingsessions=[session], statefulsets=[families.workload(session)])
+    cluster.forbids("pods")
+    assert run(monkeypatch, "status") == 0
+    shown = capsys.readouterr()
+    assert "statefulset/qwen, 1 of 1 ready" in shown.out
+    assert shown.err.startswith("pods not shown: ")
+    assert "no pods for ada" in shown.err
 
 
 @pytest.mark.parametrize(
