@@ -91,6 +91,7 @@ def test_a_picture_has_a_panel_for_each_metric_and_a_colour_for_each_run(tmp_pat
     """The summaries have every form: a base model, steps, no step, and no interval."""
     rows = list(read_rows(evaluation(tmp_path / "a", {None: [0, 1, 0], 5: [0, 1, 1], 10: [1, 1, 1]})))
     rows.append(Row("tinker://a/sampler_weights/5", "step 5", 5, "other", None, {"nll": 0.5, "bpb": 0.2}))
+    rows.append(Row("tinker://a/sampler_weights/best", "best", None, "other", None, {"nll": 0.4}))
     rows.append(Row("tinker://a/sampler_weights/best", "best", None, "sums", "0", {"score": 0.5}))
     rows.append(Row("tinker://a/sampler_weights/best", "best", None, "sums", "1", {"score": 0.7}))
     summaries = summaries_of(rows)

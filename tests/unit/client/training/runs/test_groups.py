@@ -107,6 +107,7 @@ def test_prompts_are_split_or_held_out_in_a_file_of_their_own(tmp_path: Path) ->
     assert {one.location for one in prompts.train}.isdisjoint(one.location for one in prompts.held_out)
     apart = read_prompts(config(environment="jsonl", data=file, eval_data=file, eval_groups=4))
     assert (len(apart.train), len(apart.held_out)) == (10, 4)
+    assert read_prompts(config(environment="guessing:environment")) == Prompts()
 
 
 async def test_an_environment_of_prompts_rewards_the_expected_answer(tmp_path: Path) -> None:
