@@ -65,7 +65,7 @@ async def test_a_store_that_does_not_answer_in_time_counts_as_unreachable(monkey
     assert await readiness_of(rows, Workers()).problem() == "the store has not answered for 0 s"
 
 
-async def test_a_replica_whose_store_is_down_is_not_ready() -> None:
+async def test_a_replica_is_not_ready_while_its_store_is_down() -> None:
     rows = Rows()
     rows.down = True
     assert await readiness_of(rows, Workers()).problem() == "the database does not answer"
