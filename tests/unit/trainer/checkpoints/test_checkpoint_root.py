@@ -207,3 +207,17 @@ def test_a_tenant_has_no_assets_when_its_name_is_no_folder_name(tmp_path: Path, 
 def test_a_location_that_is_not_a_path_below_the_assets_is_refused(root: CheckpointRoot, location: str) -> None:
     with pytest.raises(UserError, match="is not a path below this tenant's assets"):
         root.read_asset("alice", location)
+
+
+def test_a_manifest_that_is_not_json_is_a_damaged_checkpoint(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    assert root.digest_of(written.directory) == written.manifest_digest
+    replace_file(tmp_path / written.directory / "manifest.json", b"{")
+    with pytest.raises(CheckpointInvalid, match="has a manifest that is not valid JSON"):
+        root.digest_of(written.directory)
+
+
+def test_a_root_of_an_unknown_protocol_cannot_be_opened() -> None:
+    with pytest.raises(ServerError, match="The checkpoint root nowhere://bucket cannot be opened"):
+        CheckpointRoot("nowhere://bucket")

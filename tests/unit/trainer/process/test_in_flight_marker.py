@@ -12,6 +12,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tinsmith_trainer.errors import VolumeUnsuitable
 from tinsmith_trainer.process import exit as process_exit
 from tinsmith_trainer.process import in_flight_marker
 from tinsmith_trainer.process.exit import end_process, end_without_blame, register_marker
@@ -227,3 +228,8 @@ def test_a_closed_marker_ignores_later_calls(tmp_path: Path) -> None:
     marker.close()
     marker.set(WORK)
     assert left_in(tmp_path / "running") is None
+
+
+def test_a_marker_that_cannot_be_opened_makes_the_volume_unsuitable(tmp_path: Path) -> None:
+    with pytest.raises(VolumeUnsuitable, match="cannot be opened: No such file or directory"):
+        InFlightMarker(tmp_path / "absent" / "running")

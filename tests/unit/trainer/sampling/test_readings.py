@@ -187,3 +187,8 @@ def test_a_cut_text_ends_before_the_first_stop(text: str, stops: list[str], data
         assert cut.found in stops
         assert text.startswith(shown + cut.found)
         assert not any(stop in shown for stop in stops)
+
+
+def test_an_echo_with_logprobs_needs_the_logprobs_of_the_prompt(language: ModelLanguage) -> None:
+    with pytest.raises(ValueError, match="an echo with logprobs needs prompt_logprobs"):
+        begun(language, worker_pb2.Reading(echo=True, logprobs=True))

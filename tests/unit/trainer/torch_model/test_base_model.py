@@ -72,3 +72,9 @@ def test_each_way_to_fail_has_its_sentence_and_its_cure(
     hub(error)
     with pytest.raises(ModelNotFound, match=message):
         model_directory("some/model", "v2")
+
+
+def test_a_directory_has_no_revision(tmp_path: Path) -> None:
+    assert model_directory(str(tmp_path)) == tmp_path
+    with pytest.raises(ModelNotFound, match="only hub repositories have revisions: omit the revision v2"):
+        model_directory(str(tmp_path), "v2")

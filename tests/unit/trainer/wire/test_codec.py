@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tinsmith_trainer.wire.codec import (
     encode_forward_backward,
     open_body,
 )
+from tinsmith_trainer.wire.tensors import decode_tensor, encode_dense
 
 
 def read(body: bytes, *, zstd: bool) -> ForwardBackward:
@@ -171,3 +173,21 @@ def test_an_image_that_is_to_have_other_dimensions_is_refused() -> None:
     message.model_input.append(image_chunk(override_dimensions=wire_pb2.ImageDimensions(width=8, height=8)))
     with pytest.raises(UserError, match="datum 0, image 0 has override_dimensions"):
         read(forward_backward([message]), zstd=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": 99}, "has dtype 99; float32 and int64 are understood"),
+        ({"shape": [1] * 9}, "has 9 dimensions; 8 are the most"),
+        ({"shape": [-1, -3]}, r"has shape \[-1, -3\]; sizes must not be negative"),
+    ],
+    ids=["type", "dimensions", "negative"],
+)
+def test_a_tensor_of_an_impossible_type_or_shape_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    tensor = encode_dense(np.zeros(3, np.float32))
+    tensor.MergeFrom(wire_pb2.Tensor(dtype=fields.get("dtype", tensor.dtype)))
+    if "shape" in fields:
+        tensor.shape[:] = fields["shape"]
+    with pytest.raises(UserError, match=f"^weights {message}"):
+        decode_tensor("weights", tensor)

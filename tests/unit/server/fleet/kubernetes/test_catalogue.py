@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.server.operator_stand_in import spec_of
 from tinsmith_server.errors import StartupError
+from tinsmith_server.fleet.kubernetes.api import KubernetesApi
 from tinsmith_server.fleet.kubernetes.catalogue import CatalogueEntry, read_catalogue
+from tinsmith_server.fleet.kubernetes.fleet import SessionProvisioner
 from tinsmith_server.fleet.kubernetes.training_session import TrainingSession, parse_session
 
 
@@ -84,3 +87,31 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_the_next_name_follows_from_the_existing_names(present: dict[str, TrainingSession], name: str | None) -> None:
     assert CatalogueEntry.model_validate(entry()).next_name(present) == name
+
+
+async def provided(existing: dict[str, TrainingSession], catalogue: Sequence[CatalogueEntry], **need: Any) -> str:
+    provisioner = SessionProvisioner(KubernetesApi(), catalogue, "team", lambda _made: None)
+    asked = {"base_model": spec_of()["model"]["name"], "rank": 8, "sampling": False, **need}
+    return await provisioner.provide({(one.namespace, one.name): one for one in existing.values()}, **asked)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (True, "no SamplerPool and no TrainingSession samples from org/absent at LoRA rank 8; ask an administrator"),
+        (False, "no TrainingSession trains org/absent at LoRA rank 8; ask an administrator"),
+    ],
+)
+async def test_a_model_that_no_resource_serves_is_named_with_its_rank_and_use(sampling: bool, message: str) -> None:
+    assert (await provided({}, (), base_model="org/absent", sampling=sampling)).startswith(message)
+
+
+async def test_a_stalled_session_is_explained_and_no_second_one_is_created(tmp_path: Path) -> None:
+    """A second session of the same spec would stall in the same way."""
+    states = [("Ready", "False", "There is no such model."), ("Stalled", "True", "")]
+    status = {"conditions": [{"type": type, "status": state, "message": text} for type, state, text in states]}
+    metadata = {"name": "tiny-1", "namespace": "team", "labels": {"tinsmith.dev/catalogue-entry": "tiny"}}
+    stalled = parse_session({"metadata": metadata, "spec": spec_of(), "status": status})
+    catalogue = read_catalogue(written(tmp_path, [entry()]))
+    text = await provided({"tiny-1": stalled}, catalogue)
+    assert text == "TrainingSession team/tiny-1 is not ready: There is no such model"

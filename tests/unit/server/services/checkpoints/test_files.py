@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.files import CheckpointFiles, UploadedFile
 
 
 @pytest.fixture
@@ -27,3 +30,39 @@ def test_nothing_outside_the_root_is_touched(root: Path, path: str) -> None:
             use(path)
     with pytest.raises(FileNotFoundError):
         files.read("runs", "../../outside")
+
+
+class Bucket:
+    """A file system of objects. An object exists after its file is closed, unless the file was discarded."""
+
+    async_impl = True
+
+    def __init__(self) -> None:
+        self.objects: list[str] = []
+        self.discarded = False
+
+    def open(self, path: str, _mode: str, **_options: object) -> Bucket:
+        self.path, self.closed = path, False
+        return self
+
+    def write(self, _part: bytes) -> None:
+        pass
+
+    def discard(self) -> None:
+        self.discarded = True
+
+    def close(self) -> None:
+        if not self.closed:
+            self.objects.append(self.path)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_an_upload_to_a_bucket_that_is_given_up_leaves_no_object(given_up: bool) -> None:
+    """The garbage collector closes a file, and a file that is closed becomes an object."""
+    bucket = Bucket()
+    file = UploadedFile(cast(Any, SimpleNamespace(reaching=contextlib.nullcontext)), bucket, "uploads/a")
+    file.write(b"part")
+    file.give_up() if given_up else file.finish()
+    bucket.close()
+    assert bucket.discarded is given_up
+    assert set(bucket.objects) == (set() if given_up else {"uploads/a"})

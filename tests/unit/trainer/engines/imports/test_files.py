@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save
 from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, LoraSpec
-from tinsmith_trainer.engines.imports.files import read_adapter
+from tinsmith_trainer.engines.imports.files import check_copy, read_adapter, stored_embeddings
 from tinsmith_trainer.errors import CheckpointInvalid
+from tinsmith_trainer.torch_model.weight_files import StoredTensor
+from transformers import LlamaConfig
 
 RANK, D_IN, D_OUT = 2, 4, 6
 Q, V, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "model.layers.0.mlp.down_proj"
@@ -180,3 +183,28 @@ def test_a_file_that_is_larger_than_any_adapter_of_the_base_model_is_refused_by_
     header = json.dumps({key: {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
     sentence = refused(len(header).to_bytes(8, "little") + header + bytes(size))
     assert "bytes; the limit for rank 2 on this base model is" in sentence
+
+
+@pytest.fixture
+def embeddings(tmp_path: Path) -> dict[str, StoredTensor]:
+    """Return the input embedding of a base model with tied embeddings."""
+    values = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    (tmp_path / "model.safetensors").write_bytes(save({"model.embed_tokens.weight": values}))
+    (tmp_path / "config.json").write_text("{}")
+    return stored_embeddings(tmp_path, LlamaConfig())
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "lm_head", "lm_head.base_layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_embedding_in_an_adapter_is_accepted_only_as_a_copy_of_the_base_models(
+    embeddings: dict[str, StoredTensor], name: str, dtype: torch.dtype
+) -> None:
+    key = f"base_model.model.{name}.weight"
+    values = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
+    check_copy(key, values, embeddings)
+    with pytest.raises(CheckpointInvalid, match=r"has shape \[6, 3\], and the base model's has \[5, 3\]"):
+        check_copy(key, torch.zeros(6, 3, dtype=dtype), embeddings)
+    with pytest.raises(CheckpointInvalid, match="differs from the base model's: the embedding was fully trained"):
+        check_copy(key, values + 1, embeddings)
+    with pytest.raises(CheckpointInvalid, match="differs from the base model's"):
+        check_copy(key, values, {})

@@ -23,7 +23,7 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import Answer, RanksFailed, RanksLost
 from tinsmith_trainer.engines.nemo_rl.environment import DriverEnvironmentInvalid
 from tinsmith_trainer.engines.nemo_rl.group import STOCK_WORKER, WORKER, NemoGroup, build_nemo_group
-from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError, UserError
+from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError, TrainerError, UserError
 
 SILENCE = object()
 """What a rank does that waits in a collective for one that is gone."""
@@ -292,3 +292,27 @@ def test_the_driver_needs_no_megatron() -> None:
         check=False,
     )
     assert imported.returncode == 0, imported.stderr
+
+
+@pytest.mark.usefixtures("fake_nemo_rl", "image")
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("no GPU is free"), "NeMo RL's workers did not start: RuntimeError: no GPU is free"),
+        (UserError("tensor=2 does not divide"), "tensor=2 does not divide"),
+    ],
+    ids=["foreign", "own"],
+)
+def test_ray_ends_with_workers_that_did_not_start(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    folders = []
+
+    def fail(*_arguments: Any, **_named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", lambda **arguments: folders.append(Path(arguments["_temp_dir"])))
+    monkeypatch.setattr(Policy, "__init__", fail)
+    with pytest.raises(TrainerError, match=message):
+        build()
+    assert [folder.exists() for folder in folders] == [False]

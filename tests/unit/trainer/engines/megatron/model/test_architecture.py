@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tinsmith_trainer.engines.megatron.model.architecture import (
     Mixture,
+    check_cpu_dimensions,
     check_divisible,
     read_architecture,
     read_mixture,
@@ -14,6 +15,7 @@ from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from transformers import (
     DeepseekV3Config,
+    GPT2Config,
     GraniteConfig,
     LlamaConfig,
     MixtralConfig,
@@ -113,3 +115,11 @@ def test_mixtures_of_other_families_are_refused_also_where_dense_models_of_all_a
 def test_experts_that_ranks_cannot_share_are_refused(config: Any, parallelism: Parallelism, sentence: str) -> None:
     with pytest.raises(ModelDirectoryInvalid, match=sentence):
         check_divisible(DIRECTORY, read_architecture(DIRECTORY, config), parallelism)
+
+
+def test_models_and_dimensions_that_need_a_gpu_are_refused_on_the_cpu() -> None:
+    with pytest.raises(ModelDirectoryInvalid, match=r"support models of the families .*; models/small is of 'gpt2'"):
+        read_architecture(DIRECTORY, GPT2Config())
+    check_cpu_dimensions(Parallelism(4, tensor=2))
+    with pytest.raises(ValueError, match="do not support context parallelism, which was set to 2"):
+        check_cpu_dimensions(Parallelism(4, context=2))

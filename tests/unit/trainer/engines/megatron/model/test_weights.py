@@ -64,3 +64,14 @@ def test_a_part_is_read_from_whichever_file_has_the_tensor(directory: Path) -> N
 def test_a_tensor_of_another_shape_than_the_config_says_is_named(directory: Path) -> None:
     with Checkpoint(directory) as checkpoint, pytest.raises(ModelDirectoryInvalid, match=r"\(512, 64\); config.json"):
         checkpoint.part(EMBEDDING, (VOCABULARY, 2 * HIDDEN), None, Part(0, 1))
+
+
+def test_a_directory_that_lacks_a_tensor_or_all_of_them_is_refused_by_name(directory: Path) -> None:
+    with (
+        Checkpoint(directory) as checkpoint,
+        pytest.raises(ModelDirectoryInvalid, match=r"lack the tensor model\.absent\."),
+    ):
+        checkpoint.part("model.absent", (1,), None, Part(0, 1))
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelDirectoryInvalid, match=r"has no \*\.safetensors, which ranks read in parts"):
+        Checkpoint(directory)
