@@ -20,6 +20,7 @@ def estimates() -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in json.loads(printed)}
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.slow("runs the benchmark in a process of its own, 20 seconds")
 def test_a_step_launches_no_more_kernels_and_moves_no_more_float32_than_it_did(
     estimates: dict[str, dict[str, Any]],

@@ -20,6 +20,7 @@ def run(*more: str) -> str:
     return subprocess.run(program, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.slow("runs the benchmark in a process of its own, which imports PyTorch")
 def test_the_benchmark_measures_a_step_a_bare_loop_and_samples() -> None:
     report: dict[str, Any] = json.loads(
@@ -35,6 +36,7 @@ def test_the_benchmark_measures_a_step_a_bare_loop_and_samples() -> None:
     assert report["sampled_tokens_per_second"] == pytest.approx(4 * report["samples_per_second"])
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.slow("runs the benchmark in a process of its own, which imports PyTorch")
 def test_it_draws_a_table_for_readers() -> None:
     drawn = run()
