@@ -653,7 +653,7 @@ class EngineCapabilities(_message.Message):
     adapter_slots: _builtins.int
     batch_invariant: _builtins.bool
     numerics: _builtins.str
-    """exact: a replay gives the same bits; fast: it rounds differently; empty: a sampler"""
+    """exact: a replay gives the same bits; fast: a replay rounds differently; empty: a sampler"""
     train_unembed: _builtins.bool
     train_mlp: _builtins.bool
     train_attn: _builtins.bool

@@ -164,6 +164,7 @@ BAD = {
     ),
     "too high a rank": (session(adapters={"maxRank": 513}), "less than or equal to 512"),
     "another number of bits": (session(quantization="3bit"), "Unsupported value"),
+    "unknown numerics": (session(numerics="close"), "Unsupported value"),
     "few bits for ranks": (session(**NEMO_RL, quantization="4bit"), "spec.quantization is only for engine peft"),
     "too short a length": (session(maxSequenceLength=15), "greater than or equal to 16"),
     "no quantity": (session(resources={"limits": {"memory": "lots"}}), "must be a quantity that is not negative"),

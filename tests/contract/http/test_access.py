@@ -96,13 +96,14 @@ async def test_capabilities_prefer_values_of_the_worker_to_the_configuration_of_
     before = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
     assert before[0] == {"model_name": "org/tiny", "max_context_length": 1024, "trainable": True, "sampleable": True}
     await server.model()
-    server.worker.quantization, server.worker.stored_as = "4bit", "mxfp4"
+    server.worker.quantization, server.worker.stored_as, server.worker.numerics = "4bit", "mxfp4", "fast"
     await server.services.inspection.refresh()
     after = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
     assert [model["max_context_length"] for model in after] == [512, 512, 1024]
     assert [model.get("images") for model in after] == [True, True, None]
     assert [model.get("quantization") for model in after] == ["4bit", "4bit", None]
     assert [model.get("stored_as") for model in after] == ["mxfp4", "mxfp4", None]
+    assert [model.get("numerics") for model in after] == ["fast", "fast", None]
 
 
 @one_server

@@ -75,6 +75,7 @@ async def test_a_replica_reads_adapters_from_the_root_and_drains_like_any_other(
         assert abs(outcome.prompt_logprobs[1:] - full_logprobs(plain_model(model, state), PROMPT)).max() < 1e-4
     described = await describe(replica.rpc())
     assert (described.capabilities.engine, described.capabilities.batch_invariant) == ("vllm", False)
+    assert described.capabilities.numerics == ""
     assert (described.adapters_used, described.metrics.sampled_tokens) == (2, 3 * 8)
     until(lambda: len(list((replica.folder / "scratch" / "adapters").iterdir())) == 2)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.engine.reference import ReferenceEngine
 from support.worker.in_process import Worker
 from support.worker.process import create, step, train
-from tinsmith_trainer.errors import NumericsChanged
+from tinsmith_trainer.errors import NumericsChanged, ServerError
 from tinsmith_trainer.options import WorkerOptions, parse_options
 from tinsmith_trainer.worker import numerics
 from tinsmith_trainer.worker.numerics import (
@@ -22,6 +24,7 @@ from tinsmith_trainer.worker.numerics import (
     THREADS_VARIABLE,
     check_numerics,
     keep_threads,
+    mode_of,
 )
 from tinsmith_trainer.worker.startup import with_journal
 from tinsmith_trainer.worker.termination_log import termination_record
@@ -77,6 +80,14 @@ async def test_fast_numerics_replay_operations_that_ran_under_any_others(tmp_pat
     check(volume, dict.fromkeys(BEFORE, "another") | {MODE: FAST})
     with pytest.raises(NumericsChanged, match=f"{MODE} was fast and is exact"):
         check(volume, dict.fromkeys(BEFORE, "another") | {MODE: "exact"})
+
+
+@pytest.mark.parametrize(("requested", "engine"), [("fast", "exact"), ("exact", "fast")])
+def test_a_mode_that_the_engine_does_not_have_is_refused(requested: str, engine: Any) -> None:
+    capabilities = replace(ReferenceEngine().capabilities(), numerics=engine)
+    with pytest.raises(ServerError, match=f"--numerics {requested}: .* computes with {engine} numerics only; omit"):
+        mode_of(options("--numerics", requested), capabilities)
+    assert mode_of(options(), capabilities) == mode_of(options("--numerics", engine), capabilities) == engine
 
 
 async def test_fast_numerics_keep_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.checkpoints: Path | None = None  # the root; without one a save leaves a record alone
         self.saved_files: dict[str, bytes] = dict(SAVED_FILES)
         self.model_places = 0
-        self.quantization = self.stored_as = ""
+        self.quantization = self.stored_as = self.numerics = ""
         self.losses = ["cross_entropy", CUSTOM_LOSS]
         self.instance_id = uuid.uuid4().hex
         self.epoch = 0
@@ -133,6 +133,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply.base_model.quantization = self.quantization
         reply.base_model.stored_as = self.stored_as
         reply.capabilities.adapter_slots = self.adapter_slots
+        reply.capabilities.numerics = self.numerics
         reply.capabilities.images = True
         reply.capabilities.losses.extend(self.losses)
         reply.model_places = self.model_places

@@ -155,7 +155,7 @@ class EngineCapabilities:
     """The features and limits of an engine.
 
     `divides_calls`: calls are split into microbatches, and other calls may run in between. `images`: datums may have
-    images.
+    images. `numerics` is None for a sampler, which replays nothing.
     """
 
     engine: str
@@ -163,7 +163,7 @@ class EngineCapabilities:
     max_rank: int
     adapter_slots: int
     batch_invariant: bool
-    numerics: Numerics = "exact"
+    numerics: Numerics | None = "exact"
     divides_calls: bool = True
     train_attn: bool = True
     train_mlp: bool = True

@@ -93,7 +93,7 @@ def _capabilities(capabilities: EngineCapabilities, sampler: Sampler | None) -> 
         max_rank=capabilities.max_rank,
         adapter_slots=capabilities.adapter_slots,
         batch_invariant=capabilities.batch_invariant,
-        numerics=capabilities.numerics,
+        numerics=capabilities.numerics or "",
         train_unembed=capabilities.train_unembed,
         train_mlp=capabilities.train_mlp,
         train_attn=capabilities.train_attn,

@@ -20,10 +20,11 @@ from typing import Any
 import orjson
 import structlog
 
+from tinsmith_trainer.engines.base import EngineCapabilities
 from tinsmith_trainer.engines.base import Numerics as NumericsMode
 from tinsmith_trainer.engines.batching import counted_gpu_memory
 from tinsmith_trainer.engines.megatron.flags import RankFlags
-from tinsmith_trainer.errors import NumericsChanged
+from tinsmith_trainer.errors import NumericsChanged, ServerError
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.options import WorkerOptions
@@ -63,6 +64,18 @@ def numerics_of(options: WorkerOptions, mode: NumericsMode) -> dict[str, str]:
     torch = sys.modules.get("torch")  # an engine that computes without torch loads in a tenth of a second
     place = {"device": options.device} if torch is None else _of_torch(torch, options)
     return {MODE: mode, **flags, **_versions(), "processor": platform.machine(), **place}
+
+
+def mode_of(options: WorkerOptions, capabilities: EngineCapabilities) -> NumericsMode:
+    """Return the engine's mode. Raises ServerError if it is not the requested mode."""
+    mode = capabilities.numerics
+    assert mode is not None, "an engine trains"
+    if options.numerics not in (None, mode):
+        raise ServerError(
+            f"--numerics {options.numerics}: the engine {options.engine} computes with {mode} numerics only; omit the "
+            "flag."
+        )
+    return mode
 
 
 def _in_words(value: Any) -> str:

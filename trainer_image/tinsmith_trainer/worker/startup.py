@@ -45,7 +45,7 @@ from tinsmith_trainer.training.executor import AREAS
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.grpc_server import SamplerServicer, SamplingServicer, WorkerServicer, serve
 from tinsmith_trainer.worker.metrics import WorkerName
-from tinsmith_trainer.worker.numerics import FAST, MODE, check_numerics, keep_threads, numerics_of, remembered
+from tinsmith_trainer.worker.numerics import FAST, MODE, check_numerics, keep_threads, mode_of, numerics_of, remembered
 from tinsmith_trainer.worker.peers import worker_name
 from tinsmith_trainer.worker.service import WorkerParts, WorkerService
 from tinsmith_trainer.worker.tls import TlsDirectory
@@ -137,7 +137,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
         await asyncio.to_thread(pin_image, volume, options.image, is_fast=options.numerics == FAST)
     await asyncio.to_thread(with_journal, volume, keep_threads)
     engine, sampler = await asyncio.to_thread(load_engine, options)
-    numerics = numerics_of(options, engine.capabilities().numerics)
+    numerics = numerics_of(options, mode_of(options, engine.capabilities()))
     await asyncio.to_thread(with_journal, volume, lambda journal: check_numerics(journal, numerics, volume))
     # This process owns the volume, so the previous owner of the socket has ended.
     save_socket = SaveSocket(options.saves_socket) if options.saves_socket is not None else None
@@ -193,6 +193,7 @@ def _capabilities(options: WorkerOptions, *, images: bool) -> EngineCapabilities
         max_rank=options.max_rank,
         adapter_slots=options.adapter_slots,
         batch_invariant=options.deterministic_sampling and options.engine not in TOKEN_SERVERS,
+        numerics=None,
         train_attn=False,
         train_mlp=False,
         train_unembed=False,

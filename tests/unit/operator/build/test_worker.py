@@ -38,6 +38,11 @@ def test_a_worker_gets_the_number_of_places_only_if_the_spec_sets_it() -> None:
     assert "--model-places=24" in worker(make_session(adapters={"slots": 4, "modelPlaces": 24}))["args"]
 
 
+def test_a_worker_gets_numerics_only_if_the_spec_sets_them() -> None:
+    assert not [word for word in worker(make_session())["args"] if word.startswith("--numerics")]
+    assert "--numerics=exact" in worker(make_session(numerics="exact"))["args"]
+
+
 def test_the_operators_labels_win_over_a_users() -> None:
     labels = pod_template(make_session(pod={"labels": {"tinsmith.dev/session": "another"}}))["metadata"]["labels"]
     assert labels["tinsmith.dev/session"] == "qwen"

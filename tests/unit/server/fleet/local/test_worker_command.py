@@ -37,6 +37,12 @@ def test_a_worker_gets_the_number_of_bits_of_its_weights(tmp_path: Path) -> None
     assert value(worker, "--quantization") == "4bit"
 
 
+def test_a_worker_gets_its_numerics_and_a_separate_sampler_has_none(tmp_path: Path) -> None:
+    worker, sampler = commands(tmp_path, numerics="exact", sampler="vllm")
+    assert value(worker, "--numerics") == "exact"
+    assert "--numerics" not in sampler
+
+
 def test_a_worker_with_a_separate_sampler_does_not_sample(tmp_path: Path) -> None:
     worker, sampler = commands(
         tmp_path,
