@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -143,19 +143,24 @@ class DeltasApart:
                 yield OwnSpan(end - tokens, end, own)
 
 
-class OwnProduct(Protocol):
-    """A module's product on a route that needs no gradient."""
+class LinearProduct(Protocol):
+    """A linear module's own way to compute its output on a route."""
 
     def __call__(self, x: Tensor, base: nn.Linear) -> Tensor:
         """Return the module's output `[rows, ..., d_out]` from the module's input and the frozen layer."""
         ...
+
+
+@runtime_checkable
+class OwnProduct(LinearProduct, Protocol):
+    """A product that also serves the experts of a layer, and needs no gradient."""
 
     def spans(self, tokens: int) -> Iterable[OwnSpan]:
         """Return the spans of this many tokens that have a delta."""
         ...
 
 
-Route = Mapping[str, StackedDelta | DeltasApart | OwnProduct]
+Route = Mapping[str, StackedDelta | DeltasApart | LinearProduct]
 """For each module name, the deltas or the product of the module."""
 
 _current = threading.local()
@@ -184,8 +189,10 @@ def spans_of(key: str, tokens: int) -> Sequence[OwnSpan]:
     delta = route.get(key)
     if delta is None:
         return ()
-    assert not isinstance(delta, StackedDelta), f"{key}: adapters of experts are never stacked"
-    return tuple(delta.spans() if isinstance(delta, DeltasApart) else delta.spans(tokens))
+    if isinstance(delta, DeltasApart):
+        return tuple(delta.spans())
+    assert isinstance(delta, OwnProduct), f"{key}: adapters of experts are neither stacked nor grouped"
+    return tuple(delta.spans(tokens))
 
 
 class StackedLoraLinear(nn.Module):
@@ -223,14 +230,14 @@ class StackedLoraLinear(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         route: Route | None = getattr(_current, "route", None)
-        delta: StackedDelta | DeltasApart | OwnProduct | None = None if route is None else route.get(self.key)
+        delta: StackedDelta | DeltasApart | LinearProduct | None = None if route is None else route.get(self.key)
         if delta is None:
             out: Tensor = self.base(x)
             return out
         return apply_delta(x, self.base, delta)
 
 
-def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta | DeltasApart | OwnProduct) -> Tensor:
+def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta | DeltasApart | LinearProduct) -> Tensor:
     """Return the frozen layer's output plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
     if isinstance(delta, DeltasApart):
         return _apart(x, base, delta)

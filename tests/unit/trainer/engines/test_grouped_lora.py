@@ -77,6 +77,18 @@ def test_gradients_are_added_to_those_of_earlier_microbatches_and_need_no_gradie
         torch.testing.assert_close(second, 2 * first)
 
 
+def test_a_layer_of_some_tokens_has_the_delta_of_a_single_adapter_and_refuses_several() -> None:
+    base, adapters = nn.Linear(WIDE, NARROW).requires_grad_(False), deltas(torch.float32)
+    some = torch.randn((3, WIDE))
+    [first, *_] = adapters
+    assert first is not None
+    alone = GroupedDeltas(TokenGroups.of([7], [first.scale], some, trains=False), (first,))
+    torch.testing.assert_close(alone(some, base), base(some) + first.scale * (some @ first.lora_A.T) @ first.lora_B.T)
+    several = GroupedDeltas(TokenGroups.of(SIZES, SCALES, some, trains=False), adapters)
+    with pytest.raises(ValueError, match="which adapters they belong to"):
+        several(some, base)
+
+
 def test_a_forward_without_training_records_nothing() -> None:
     base, adapters = nn.Linear(WIDE, NARROW).requires_grad_(False), deltas(torch.float32)
     x = torch.randn((sum(SIZES), WIDE))

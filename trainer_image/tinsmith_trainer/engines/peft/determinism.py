@@ -24,19 +24,25 @@ TRIAL_RANK = 4
 
 
 def use_deterministic_algorithms() -> None:
-    """Let PyTorch compute deterministically. Call this before the first product on the GPU."""
+    """Let PyTorch compute deterministically, if it can. Call this before the first product on the GPU.
+
+    An operation without a deterministic kernel only warns, because the sampler of this process uses such operations,
+    for example `cumsum`. `check_repeats` decides about training.
+    """
     os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # It would fill all new memory, which only finds errors.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def check_repeats(engine: Engine) -> None:
-    """Train the same adapter twice for one step. Raises ServerError if the weights differ."""
+    """Train an adapter twice from the same start. Raises ServerError if the weights differ."""
     first, second = _trained(engine), _trained(engine)
     differing = [name for name, values in first.items() if not np.array_equal(values, second[name])]
     if differing:
         raise ServerError(
-            f"--numerics exact: on this device {len(differing)} of {len(first)} tensors of a repeated step have other "
-            f"bits, for example {differing[0]}. Use --numerics fast, whose replays differ by rounding."
+            f"--numerics exact: on this device repeated steps give other bits in {len(differing)} of {len(first)} "
+            f"tensors, for example {differing[0]}. Use --numerics fast, whose replays differ by rounding."
         )
 
 

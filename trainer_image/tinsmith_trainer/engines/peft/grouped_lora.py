@@ -11,8 +11,8 @@ Gradients of A and B are added to float32 buffers directly, without autograd's n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from tinsmith_trainer.torch_model.expert_products import grouped_by_rows, grouped_by_tokens
-from tinsmith_trainer.torch_model.lora import OwnDelta, OwnSpan
+from tinsmith_trainer.torch_model.lora import OwnDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,19 @@ class TokenGroups:
             torch.empty(0, device=like.device, requires_grad=trains),
         )
 
+    def fitted(self, tokens: int) -> TokenGroups:
+        """Return the groups of a layer that takes this many tokens.
+
+        Some models send only a part of the tokens to a layer, for example to one expert. Then the groups are known only
+        if there is one. Raises ValueError for several groups, whose calls then run alone.
+        """
+        if tokens == len(self.scales):
+            return self
+        if len(self.sizes) > 1:
+            raise ValueError("a layer takes a part of the tokens, so it is unknown which adapters they belong to")
+        scales = self.scales[:1].expand(tokens, 1)
+        return TokenGroups((tokens,), torch.full_like(self.counts, tokens), scales, self.anchor)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupedDeltas:
@@ -71,13 +84,11 @@ class GroupedDeltas:
         if all(delta is None for delta in self.deltas):
             plain: Tensor = base(x)
             return plain
-        out: Tensor = _GroupedLinear.apply(x.reshape(-1, x.shape[-1]), self.groups.anchor, base, self)
+        rows = x.reshape(-1, x.shape[-1])
+        groups = self.groups.fitted(len(rows))
+        own = self if groups is self.groups else replace(self, groups=groups)
+        out: Tensor = _GroupedLinear.apply(rows, groups.anchor, base, own)
         return out.view(*x.shape[:-1], -1)
-
-    def spans(self, tokens: int) -> Iterator[OwnSpan]:
-        """Return no spans: a layer's experts take their deltas separately."""
-        del tokens
-        return iter(())
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         """Return A `[groups, rank, d_in]` and B `[groups, d_out, rank]`, with zeros where an adapter has less."""
