@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast, get_args
 from unittest import mock
 
@@ -25,11 +25,10 @@ from gpu_step import LONGEST_TOKENS
 from rich.console import Console
 from rich.table import Table
 from tinsmith_trainer.engines.base import Datum, LoraProducts, LoraSpec, LossSpec, Work
-from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, engine, shared_forward
+from tinsmith_trainer.engines.peft import PeftEngine, engine, shared_forward
 from tinsmith_trainer.engines.peft.settings import (
     activations_room,
-    default_lora_products,
-    logits_bytes,
+    device_settings,
     plan_for_room,
     weight_bytes,
 )
@@ -303,14 +302,8 @@ class GpuModel:
         room = activations_room(gpu.memory_bytes, weight_bytes(whole))
         plan = plan_for_room(room, whole.config, torch.bfloat16.itemsize, None, "auto")
         self._flops_per_token = gpu_step.flops_per_token(whole)
-        self._settings = PeftEngineSettings(
-            numerics="fast",
-            token_budget=plan.token_budget,
-            cobatch_tokens=plan.cobatch_tokens,
-            recompute_above_tokens=plan.recompute_above_tokens,
-            logits_byte_budget=logits_bytes("cuda"),
-            lora_products=lora_products or default_lora_products("cuda", torch.bfloat16),
-        )
+        defaults = device_settings("cuda", torch.bfloat16, plan)
+        self._settings = replace(defaults, lora_products=lora_products or defaults.lora_products)
 
     def step(self, workload: Workload) -> Estimate:
         """Return the estimate of forward and backward of one call for each adapter."""

@@ -14,7 +14,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -33,8 +33,8 @@ from tinsmith_trainer.engines.base import (
     Recompute,
     Work,
 )
-from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.settings import default_lora_products, default_numerics, logits_bytes, plan_memory
+from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
+from tinsmith_trainer.engines.peft.settings import device_settings, plan_memory
 from tinsmith_trainer.parity.sides import compute
 from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
@@ -262,15 +262,9 @@ def measure(options: argparse.Namespace) -> Report:
     free_memory(device)
     loaded = torch_model(options.model, new_model(options.model, device, dtype))
     plan = plan_memory(loaded, options.token_budget, options.recompute)
-    settings = PeftEngineSettings(
-        numerics=default_numerics(device.type, dtype),
-        cobatch_tokens=plan.cobatch_tokens,
-        token_budget=plan.token_budget,
-        recompute_above_tokens=plan.recompute_above_tokens,
-        logits_byte_budget=logits_bytes(device.type),
-        lora_products=options.lora_products or default_lora_products(device.type, dtype),
-        loss_kernel=options.loss_kernel,
-    )
+    defaults = device_settings(device.type, dtype, plan)
+    products = options.lora_products or defaults.lora_products
+    settings = replace(defaults, lora_products=products, loss_kernel=options.loss_kernel)
     engine = build_peft_engine(loaded, settings)
     tinsmith = steps.measured(lambda: engine_step(engine, rows), needed)
     samples = sampled_per_second(loaded, engine, rows[:, : options.prompt_tokens], options.sampled_tokens)

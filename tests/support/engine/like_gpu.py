@@ -15,7 +15,7 @@ from unittest import mock
 from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.engines.peft import PeftEngineSettings
 from tinsmith_trainer.engines.peft.engine import PeftEngine
-from tinsmith_trainer.engines.peft.settings import default_lora_products, logits_bytes
+from tinsmith_trainer.engines.peft.settings import device_settings
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
@@ -42,13 +42,8 @@ class LikeGpuEngine(PeftEngine):
 def build_for_worker(options: WorkerOptions) -> tuple[LikeGpuEngine, None]:
     """Build what `tinsmith parity --engine support.engine.like_gpu:build_for_worker` compares."""
     model = load_base_model(options)
-    settings = PeftEngineSettings(
-        adapter_slots=options.adapter_slots,
-        max_rank=options.max_rank,
-        logits_byte_budget=logits_bytes("cuda"),
-        lora_products=default_lora_products("cuda", model.model.dtype),
-    )
-    return LikeGpuEngine(model, settings), None
+    settings = device_settings("cuda", model.model.dtype)
+    return LikeGpuEngine(model, replace(settings, adapter_slots=options.adapter_slots, max_rank=options.max_rank)), None
 
 
 @contextmanager

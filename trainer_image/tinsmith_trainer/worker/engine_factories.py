@@ -10,14 +10,9 @@ import torch
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.megatron.flags import MILES, NEMO_RL, MegatronSettings, rank_placement, rank_recompute
-from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.engines.peft.determinism import check_repeats, use_deterministic_algorithms
-from tinsmith_trainer.engines.peft.settings import (
-    default_lora_products,
-    default_numerics,
-    logits_bytes,
-    plan_memory,
-)
+from tinsmith_trainer.engines.peft.settings import device_settings, plan_memory
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
@@ -40,7 +35,7 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     Raises ModelNotFound, ModelDirectoryInvalid, ServerError.
     """
     device, dtype = choose_device(options.device, options.dtype)
-    numerics = options.numerics or default_numerics(device, dtype)
+    numerics = options.numerics or device_settings(device, dtype).numerics
     is_trial_needed = numerics == "exact" and device != "cpu"
     if is_trial_needed:
         use_deterministic_algorithms()
@@ -48,21 +43,17 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     recompute = options.recompute or "auto"
     assert recompute != "mlp", "the flags are checked"
     plan = plan_memory(model, options.token_budget, recompute)
-    engine = build_peft_engine(
-        model,
-        PeftEngineSettings(
-            numerics=numerics,
-            cobatch_tokens=plan.cobatch_tokens,
-            adapter_slots=options.adapter_slots,
-            max_rank=options.max_rank,
-            token_budget=plan.token_budget,
-            recompute_above_tokens=plan.recompute_above_tokens,
-            logits_byte_budget=logits_bytes(device),
-            lora_products=options.lora_products or default_lora_products(device, dtype),
-            loss_kernel=options.loss_kernel or "auto",
-            map_stable_reinforce=options.map_stable_reinforce,
-        ),
+    defaults = device_settings(device, dtype, plan)
+    settings = replace(
+        defaults,
+        numerics=numerics,
+        adapter_slots=options.adapter_slots,
+        max_rank=options.max_rank,
+        lora_products=options.lora_products or defaults.lora_products,
+        loss_kernel=options.loss_kernel or defaults.loss_kernel,
+        map_stable_reinforce=options.map_stable_reinforce,
     )
+    engine = build_peft_engine(model, settings)
     if is_trial_needed:
         check_repeats(engine)
     return engine, _sampler(model, options, alone=False) if options.sampling else None

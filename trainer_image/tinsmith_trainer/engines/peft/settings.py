@@ -9,7 +9,7 @@ because a start after a crash has to split its calls in the same way.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -75,19 +75,26 @@ class MemoryPlan:
     cobatch_tokens: int
 
 
-def default_numerics(device_type: str, dtype: torch.dtype) -> Numerics:
-    """Return exact where engines are bit-exact without a price: on the CPU in float32."""
-    return "exact" if device_type == "cpu" and dtype == torch.float32 else "fast"
+def device_settings(device_type: str, dtype: torch.dtype, plan: MemoryPlan | None = None) -> PeftEngineSettings:
+    """Return the default settings for a device and the dtype of the base weights, with the limits of a plan.
 
-
-def default_lora_products(device_type: str, dtype: torch.dtype) -> LoraProducts:
-    """Return bfloat16 for base weights in bfloat16 on a GPU, where float32 products cost more than the base's own."""
-    return "bfloat16" if device_type == "cuda" and dtype == torch.bfloat16 else "float32"
-
-
-def logits_bytes(device_type: str) -> int:
-    """Return the default of `logits_byte_budget`."""
-    return LOGITS_BYTES_ON_A_GPU if device_type == "cuda" else LOGITS_BYTES_ON_A_CPU
+    Numerics are exact where this has no price: on the CPU in float32. On a GPU float32 products of adapters would cost
+    more than the products of the base in bfloat16.
+    """
+    on_gpu = device_type != "cpu"
+    defaults = PeftEngineSettings(
+        numerics="exact" if dtype == torch.float32 and not on_gpu else "fast",
+        logits_byte_budget=LOGITS_BYTES_ON_A_GPU if on_gpu else LOGITS_BYTES_ON_A_CPU,
+        lora_products="bfloat16" if dtype == torch.bfloat16 and on_gpu else "float32",
+    )
+    if plan is None:
+        return defaults
+    return replace(
+        defaults,
+        token_budget=plan.token_budget,
+        cobatch_tokens=plan.cobatch_tokens,
+        recompute_above_tokens=plan.recompute_above_tokens,
+    )
 
 
 def plan_memory(torch_model: TorchModel, configured_budget: int | None, recompute: Recompute) -> MemoryPlan:
