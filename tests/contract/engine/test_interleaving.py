@@ -20,7 +20,7 @@ from support.engine.contract import (
     state_bits,
     train,
 )
-from support.engine.datums import sft_datum
+from support.engine.datums import sft_datum, with_inputs
 from tinsmith_trainer.engines.base import Call, Engine, Outcome, Work
 
 pytestmark = pytest.mark.core
@@ -75,6 +75,21 @@ def test_no_order_of_microbatches_changes_a_bit_of_exact_numerics_or_more_than_r
     for name, values in found.items():
         atol = cobatch_rounding * max(1.0, float(np.abs(alone[name]).max()))
         np.testing.assert_allclose(values, alone[name], rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # numpy reports the overflow
+def test_an_overflow_of_one_call_does_not_reach_the_calls_of_its_forward(
+    trained: Engine, cobatch_rounding: float
+) -> None:
+    forward_backward(trained, DATUMS[:2])
+    expected = gradients(trained)
+    trained.clear_gradients("a")
+    overflowing = with_inputs(sft_datum(20), weights=[3e38] * 20)
+    compute_together(trained, [Work("b", [overflowing], CROSS_ENTROPY), Work("a", DATUMS[:2], CROSS_ENTROPY)])
+    assert not all(np.isfinite(gradient).all() for gradient in gradients(trained, "b").values())
+    for name, gradient in gradients(trained).items():
+        atol = cobatch_rounding * float(np.abs(expected[name]).max())
+        np.testing.assert_allclose(gradient, expected[name], rtol=0, atol=atol, err_msg=name)
 
 
 @pytest.mark.core("Engine.capabilities")
