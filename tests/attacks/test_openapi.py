@@ -89,7 +89,7 @@ def what_does_not_keep_to_it(
     return None
 
 
-@pytest.mark.timeout(600)  # thousands of requests: two minutes alone, five beside two other lanes
+@pytest.mark.timeout(600)  # thousands of requests: two minutes alone, five when two other lanes run
 def test_every_endpoint_keeps_to_the_document(server: AttackedServer, tmp_path: Path) -> None:
     api = schemathesis.openapi.from_dict(document(tmp_path))
     operations = [found.ok() for found in api.get_all_operations()]
