@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import pytest
-from support.client.stub_server import GOOD_KEY, WELL, Answer, stub_server
 from tinsmith.cli import main
+from tinsmith.training.runs import opening
 from tinsmith.training.runs.commands import heading
 from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig
 from tinsmith.training.runs.objective import RunStart
-from typing_extensions import override
 
 pytestmark = pytest.mark.pytorch
 
@@ -75,39 +72,23 @@ def test_an_example_has_settings_and_data_and_is_not_written_over_others(
     assert "exists already" in said
 
 
-class Interrupting(dict[str, Answer]):
-    """A server's answers; Ctrl-C is pressed while the first request of a command waits for its answer.
-
-    Only the first: an SDK's threads send several, and a second signal could arrive when the command has ended.
-    """
-
-    pressed = True
-
-    @override
-    def get(self, path: str, default: object = None) -> Any:
-        if not self.pressed:
-            self.pressed = True
-            os.kill(os.getpid(), signal.SIGINT)
-        return super().get(path, default)
-
-
 def test_an_interrupted_run_says_what_the_same_command_resumes(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ctrl-C is pressed while the command waits for the server's first answer."""
+
+    def press(*_args: object, **_options: object) -> NoReturn:
+        raise KeyboardInterrupt
+
     run("sft", "--example", ".")
-    answers = Interrupting(WELL)
-    with stub_server(answers) as url:
-        monkeypatch.setenv("TINKER_BASE_URL", url)
-        monkeypatch.setenv("TINKER_API_KEY", GOOD_KEY)
-        words = ("sft", "--config", "run.yaml")
-        answers.pressed = False
-        assert run(*words) == (130, "", "tinsmith train sft: interrupted; no checkpoint was saved\n")
-        for step in ("000003", "000012"):
-            (tmp_path / "sft-run" / "checkpoints" / f"step-{step}").mkdir(parents=True)
-            (tmp_path / "sft-run" / "checkpoints" / f"step-{step}" / "metadata.json").touch()
-        told = "interrupted; the same command resumes it from the checkpoint of step 12"
-        answers.pressed = False
-        assert run(*words) == (130, "", f"tinsmith train sft: {told}\n")
+    monkeypatch.setattr(opening, "require_server", press)
+    words = ("sft", "--config", "run.yaml")
+    assert run(*words) == (130, "", "tinsmith train sft: interrupted; no checkpoint was saved\n")
+    for step in ("000003", "000012"):
+        (tmp_path / "sft-run" / "checkpoints" / f"step-{step}").mkdir(parents=True)
+        (tmp_path / "sft-run" / "checkpoints" / f"step-{step}" / "metadata.json").touch()
+    told = "interrupted; the same command resumes it from the checkpoint of step 12"
+    assert run(*words) == (130, "", f"tinsmith train sft: {told}\n")
 
 
 COUNTED = {"examples": 43, "held_out": 5, "dropped": 0, "truncated": 0}
