@@ -40,7 +40,7 @@ from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
-from tinsmith_trainer.torch_model.device import DTYPES, choose_device
+from tinsmith_trainer.torch_model.device import DTYPES, SharedDevice, choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import wrap_linears
 from tinsmith_trainer.torch_model.norms import fuse_norms
@@ -207,7 +207,7 @@ def torch_model(name: str, model: PreTrainedModel) -> TorchModel:
     else:
         fuse_norms(model)
     info = BaseModelInfo(name, type(model).__name__, "random", model.config.vocab_size, LONGEST_TOKENS)
-    return TorchModel(model, None, Path(), info, wrap_linears(model), (), model.device)
+    return TorchModel(model, None, Path(), info, wrap_linears(model), (), SharedDevice(model.device))
 
 
 def engine_step(engine: PeftEngine, rows: np.ndarray) -> Callable[[], None]:

@@ -12,7 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.engine.contract import spec, train
+from support.engine.datums import sft_datum
 from support.sampler.jobs import Answer, ask, bits, job, prompt_of, random_adapter, submit
+from tinsmith_trainer.engines.peft import build_peft_engine
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.batch import DecodeBatch
@@ -113,7 +117,7 @@ def small(prompt_tokens: int = 10, **changes: object) -> SampleJob:
 
 
 def submit_all(model: TorchModel, sampler: Sampler, jobs: Sequence[SampleJob]) -> list[Answer]:
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         return [submit(sampler, each) for each in jobs]
 
 
@@ -267,6 +271,35 @@ def test_a_few_rows_that_step_without_the_many_draw_the_same(
         for answer, expected in zip(answers[-2:], alone, strict=True):
             same(answer.get(), expected, deterministic)
         [answer.get() for answer in answers]
+
+
+# --- training on the same device ---
+
+
+@pytest.mark.parametrize("model", ALSO_ON_A_GPU, indirect=True)
+def test_training_and_sampling_at_the_same_time_change_nothing_for_each_other(
+    model: TorchModel, new_sampler: Callable[..., BuiltinSampler], deterministic: bool
+) -> None:
+    sampler = new_sampler()
+    jobs = [replace(job(prompt_of(40, seed=n), max_tokens=60), tenant=f"tenant-{n}") for n in range(3)]
+    quiet = [ask(sampler, each) for each in jobs]
+    engine, calls = build_peft_engine(model), 0
+    engine.create_adapter("a", spec(engine))
+
+    answers = [submit(sampler, each) for each in jobs]
+    while not calls or not all(answer.outcomes for answer in answers):
+        train(engine, [sft_datum(60, seed=calls), sft_datum(30, seed=calls)])
+        calls += 1
+
+    for answer, alone in zip(answers, quiet, strict=True):
+        same(answer.get(), alone, deterministic)
+    alone_engine = build_peft_engine(model)
+    alone_engine.create_adapter("a", spec(alone_engine))
+    for call in range(calls):
+        train(alone_engine, [sft_datum(60, seed=call), sft_datum(30, seed=call)])
+    expected = alone_engine.state("a").tensors
+    for name, values in engine.state("a").tensors.items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=0 if model.device.type == "cpu" else 1e-3)
 
 
 # --- a tenant alone ---

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.sampler.jobs import ask, ask_all, bits, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -72,7 +73,7 @@ def test_a_known_adapter_version_is_left_alone(sampler: Sampler, model: TorchMod
 def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: TorchModel) -> None:
     sampler.load_adapter("v1", random_adapter(model))
     expected = ask(sampler, job(PROMPT, adapter="v1", max_tokens=30))
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         running = submit(sampler, job(PROMPT, adapter="v1", max_tokens=30))
         sampler.drop_adapter("v1")
         assert not sampler.has_adapter("v1")
@@ -82,7 +83,7 @@ def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: Torch
 
 
 def test_a_cancelled_job_ends_with_an_error_and_others_continue(sampler: Sampler, model: TorchModel) -> None:
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         jobs = [job(prompt_of(20 + n), max_tokens=900, request_id=f"job-{n}") for n in range(20)]
         answers = [submit(sampler, asked) for asked in jobs]
         for cancelled in jobs[1:]:
@@ -94,7 +95,7 @@ def test_a_cancelled_job_ends_with_an_error_and_others_continue(sampler: Sampler
 
 
 def test_close_ends_running_and_later_jobs_with_an_error(sampler: Sampler, model: TorchModel) -> None:
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         running = [submit(sampler, job(PROMPT, max_tokens=900)) for _ in range(20)]
         closing = submit(sampler, job(PROMPT))
     sampler.close()
@@ -108,7 +109,7 @@ def test_close_ends_running_and_later_jobs_with_an_error(sampler: Sampler, model
 
 
 def test_stats_count_completed_work(sampler: Sampler, model: TorchModel) -> None:
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         answers = [submit(sampler, job(prompt_of(10, seed=n), max_tokens=4)) for n in range(20)]
         stats = sampler.stats()
         assert stats.active + stats.waiting == 20

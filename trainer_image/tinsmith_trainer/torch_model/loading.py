@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_default_handler, disable_progress
 from tinsmith_trainer.errors import ModelDirectoryInvalid, is_out_of_memory
 from tinsmith_trainer.torch_model.architecture import LogitTransform, auto_class, logit_transform_of
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, Quantization, model_directory
-from tinsmith_trainer.torch_model.device import DeviceLock, WarmMemory
+from tinsmith_trainer.torch_model.device import SharedDevice, WarmMemory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.norms import fuse_norms
@@ -40,7 +40,7 @@ LoraLayer = StackedLoraLinear | ExpertProjection
 
 @dataclass(slots=True)
 class TorchModel:
-    """Frozen base weights with LoRA layers, the tokenizer, and the lock of the device.
+    """Frozen base weights with LoRA layers, the tokenizer, and the device with its turns.
 
     `layers` are the layers that an adapter may change; `frozen_layers` are the names of all other layers. By default,
     generation ends at any of `eos_token_ids`.
@@ -52,7 +52,7 @@ class TorchModel:
     info: BaseModelInfo
     layers: dict[str, LoraLayer]
     eos_token_ids: tuple[int, ...]
-    device: torch.device
+    shared_device: SharedDevice
     frozen_layers: tuple[str, ...] = ()
     frozen_experts: tuple[str, ...] = ()
     """The names of layers with experts in a form that no adapter supports."""
@@ -60,9 +60,12 @@ class TorchModel:
     """The transform of the output projection's logits."""
     vision: Vision | None = None
     """The image inputs of the model, or None for a model that takes only text."""
-    device_lock: DeviceLock = field(default_factory=DeviceLock)
     memory: WarmMemory = field(default_factory=WarmMemory)
-    """Memory for the holder of the device lock, until the holder's backward ends."""
+    """Memory for a microbatch of the engine, until its backward ends."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.shared_device.device
 
     @property
     def decoder(self) -> Any:
@@ -142,6 +145,8 @@ def load_torch_model(
     else:
         log.info("fused the norms", count=fuse_norms(model))
     tokenizer = load_tokenizer(directory)
+    shared_device = SharedDevice(torch.device(device))
+    shared_device.offer_between(getattr(model.get_decoder(), "layers", ()))
     return TorchModel(
         model=model,
         tokenizer=tokenizer,
@@ -153,7 +158,7 @@ def load_torch_model(
         },
         frozen_layers=tuple(name for name in linears if module_family(name) is None),
         eos_token_ids=end_of_sequence(getattr(model, "generation_config", None), tokenizer),
-        device=torch.device(device),
+        shared_device=shared_device,
         frozen_experts=unadaptable_experts(model),
         logit_transform=logit_transform_of(config),
         vision=vision_of(model, directory),

@@ -30,6 +30,7 @@ from tinsmith_trainer.engines.peft.adapter import plan_layout
 from tinsmith_trainer.engines.peft.shared_forward import recomputed
 from tinsmith_trainer.errors import CheckpointInvalid, ModelDirectoryInvalid, ServerError, UserError
 from tinsmith_trainer.process import exit as process_exit
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.torch_model import device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, StackedLoraLinear, routed
@@ -269,32 +270,40 @@ def test_a_model_that_caps_its_logits_is_refused() -> None:
         handle.remove()
 
 
-def test_another_thread_gets_the_device_between_microbatches() -> None:
-    """A sampler waits for one microbatch, not for the whole call."""
-    engine, model = new_engine(PeftEngineSettings(token_budget=40)), tiny_model()
-    order: list[str] = []
+@pytest.mark.parametrize("recompute_above_tokens", [0, 1 << 20], ids=["recomputed", "kept"])
+def test_a_sampler_has_turns_between_the_layers_of_forward_and_backward(recompute_above_tokens: int) -> None:
+    """The turns change no bit. A waiting sampler gets a turn before each layer, and after its gradient."""
+    settings = PeftEngineSettings(recompute_above_tokens=recompute_above_tokens)
+    engine, alone, model = new_engine(settings), new_engine(settings), tiny_model()
+    undisturbed = forward_backward(alone, [sft_datum(20)])
+    turns, sampled = model.shared_device.turns, 0
+    finished = threading.Event()
 
     def sample() -> None:
-        with model.device_lock.held():
-            order.append("sampler")
+        nonlocal sampled
+        while not finished.is_set():
+            with turns.held(Use.SAMPLING), torch.inference_mode():
+                model.model(input_ids=torch.arange(5)[None])
+                sampled += 1
+
+    def wait_for_sampler(_module: torch.nn.Module, _args: object) -> None:
+        while turns.user is Use.TRAINING and not turns.waiting:
+            sampler.join(0.001)
 
     sampler = threading.Thread(target=sample)
-
-    def on_microbatch(_module: torch.nn.Module, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
-        order.append(f"{kwargs['input_ids'].numel()} tokens")
-        if len(order) == 1:
-            sampler.start()
-            while not model.device_lock.waiting:
-                sampler.join(0.001)
-
-    handle = model.model.get_decoder().register_forward_pre_hook(on_microbatch, with_kwargs=True)
+    layers = model.decoder.layers
+    handles = [layer.register_forward_pre_hook(wait_for_sampler, prepend=True) for layer in layers]
+    sampler.start()
     try:
-        forward_backward(engine, [sft_datum(5), sft_datum(20), sft_datum(40)])
+        disturbed = forward_backward(engine, [sft_datum(20)])
     finally:
-        handle.remove()
+        finished.set()
         sampler.join()
+        [handle.remove() for handle in handles]
 
-    assert order == ["32 tokens", "sampler", "48 tokens"]
+    assert sampled > len(layers)
+    assert bits(disturbed) == bits(undisturbed)
+    assert state_bits(engine.state("a")) == state_bits(alone.state("a"))
 
 
 def test_every_tensor_starts_where_blas_finds_it_aligned() -> None:

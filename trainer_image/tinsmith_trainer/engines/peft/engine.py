@@ -42,6 +42,7 @@ from tinsmith_trainer.engines.peft.logprobs import choose_loss_kernel
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
 from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.torch_model.device import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -194,7 +195,7 @@ class PeftEngine(Engine):
     @needs_device()
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
-        with self._torch_model.device_lock.held():
+        with self._torch_model.shared_device.turns.held(Use.TRAINING):
             return adapter.optim_step(params)
 
     @override

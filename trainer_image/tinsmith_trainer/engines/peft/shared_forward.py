@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from tinsmith_trainer.engines.peft.logprobs import target_logprobs
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shares import Share, plan_layout, plan_route, product_tokens
 from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.torch_model.loading import TorchModel, explain_non_finite
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, OwnDelta, Route, routed
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states
@@ -40,10 +42,10 @@ def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftE
     """Compute shares in one forward, all packed or all of one padded length, and add gradients to their scratch.
 
     They may have any number of datums, and adapters of any rank and modules. With `numerics: exact` their products take
-    equally many tokens. All shares train or none does. Holds the device lock throughout.
+    equally many tokens. All shares train or none does. One turn of the device.
     """
     trains = shares[0].scratch is not None
-    with torch_model.device_lock.held(), torch.set_grad_enabled(trains):
+    with torch_model.shared_device.turns.held(Use.TRAINING), torch.set_grad_enabled(trains):
         torch_model.memory.begin(settings.logits_byte_budget)
         layout = plan_layout(shares, settings)
         route, heads = plan_route(torch_model, shares, layout, settings)
@@ -81,7 +83,7 @@ def check_architecture(torch_model: TorchModel) -> None:
 
 @torch.no_grad()
 def _is_finite(torch_model: TorchModel) -> bool:
-    with torch_model.device_lock.held():
+    with torch_model.shared_device.turns.held(Use.TRAINING):
         logits: Tensor = torch_model.model(input_ids=_probe(torch_model), use_cache=False).logits
     return bool(logits.isfinite().all())
 
@@ -102,7 +104,7 @@ def _ends_as_known(torch_model: TorchModel) -> bool:
     tokens = _probe(torch_model)
     hook = torch_model.unembed.register_forward_hook(with_large_logits)
     try:
-        with torch_model.device_lock.held(), torch.no_grad():
+        with torch_model.shared_device.turns.held(Use.TRAINING), torch.no_grad():
             states = torch_model.decoder(input_ids=tokens, use_cache=False).last_hidden_state
             logits = model(input_ids=tokens, use_cache=False).logits
     finally:
@@ -119,7 +121,7 @@ def recomputed(layers: Sequence[nn.Module], route: Route, layout: Packing | None
     """Let layers keep only their input, and run again in backward under the same route and attention.
 
     For sequences whose activations would not fit. Route and attention are passed to the recomputation because on an
-    accelerator backward runs in another thread.
+    accelerator backward runs in another thread. A sampler that has a turn meanwhile recomputes nothing.
     """
 
     @contextmanager
@@ -127,10 +129,16 @@ def recomputed(layers: Sequence[nn.Module], route: Route, layout: Packing | None
         with routed(route), nullcontext() if layout is None else layout.attended():
             yield
 
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), again()
+
+    def keeping_inputs(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **options)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **options)
+
     for layer in layers:
-        layer.forward = functools.partial(
-            checkpoint, layer.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), again())
-        )
+        layer.forward = functools.partial(keeping_inputs, layer.forward)
     try:
         yield
     finally:

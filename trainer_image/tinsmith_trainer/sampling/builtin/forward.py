@@ -1,4 +1,4 @@
-"""A forward of the shared model with explicit masks, positions, keys and values, under the device lock."""
+"""A forward of the shared model with explicit masks, positions, keys and values, in turns of the device."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from tinsmith_trainer.errors import ServerError, is_out_of_memory
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
 from tinsmith_trainer.sampling.builtin.draws import on_device
 from tinsmith_trainer.sampling.builtin.kv_cache import (
@@ -63,7 +64,7 @@ class ForwardPass:
         self._model = torch_model.model
         self._decoder = torch_model.decoder
         self._torch_model = torch_model
-        self._device_lock = torch_model.device_lock
+        self._turns = torch_model.shared_device.turns
         self.device: torch.device = torch_model.device
         self.modules = tuple(torch_model.layers)
         config = torch_model.model.config.get_text_config()
@@ -97,7 +98,7 @@ class ForwardPass:
         computes the requested logits.
         """
         cache = DynamicCache()  # without a configuration, so that layers with a window keep all positions, like `kv`
-        with self._device_lock.held(), routed(route):
+        with self._turns.held(Use.SAMPLING), routed(route):
             started = time.perf_counter()
             whole = self._model.base_model
             output = whole(input_ids=ids, past_key_values=cache, use_cache=True, **inputs)
@@ -111,7 +112,7 @@ class ForwardPass:
     @torch.inference_mode()
     def project(self, hidden: Tensor, route: Route) -> Tensor:
         """Return logits `[n, vocab]` in float32 from last hidden states `[n, d]`."""
-        with self._device_lock.held(), routed(route):
+        with self._turns.held(Use.SAMPLING), routed(route):
             logits = self._torch_model.logit_transform(self._torch_model.unembed(hidden[None]))
         return logits[0].float()
 
@@ -194,7 +195,7 @@ class ForwardPass:
         angles: Tensor | None = None,
         **options: int,
     ) -> Any:
-        with self._device_lock.held(), routed(route):
+        with self._turns.held(Use.SAMPLING), routed(route):
             started = time.perf_counter()
             output = module(
                 input_ids=ids,
@@ -233,7 +234,7 @@ class ForwardPass:
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=self.device)
         masks = dict.fromkeys(self._layer_types, mask) if len(self._layer_types) > 1 else mask
-        with self._device_lock.held():
+        with self._turns.held(Use.SAMPLING):
             self._model(input_ids=one, position_ids=one, attention_mask=masks, past_key_values=probe, use_cache=True)
         geometry = probe.geometry(self.device)
         if geometry is None:

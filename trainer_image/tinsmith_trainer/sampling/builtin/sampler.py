@@ -25,7 +25,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 class BuiltinSampler(Sampler):
     """A sampler of a torch model.
 
-    The sampler shares the model's weights with an engine in the same process, and uses the device under a lock.
+    The sampler shares the model's weights and the device with an engine in the same process, and takes turns with it.
     `forward` is the result of an earlier call of `choose_forward`, or None. The constructor raises ServerError if the
     architecture is not supported.
     """
@@ -37,6 +37,7 @@ class BuiltinSampler(Sampler):
         forward: SamplerForward | None = None,
     ) -> None:
         self._torch_model = torch_model
+        torch_model.shared_device.prepare_sampling()
         self._language = ModelLanguage(
             torch_model.tokenizer,
             torch_model.eos_token_ids,
@@ -51,8 +52,12 @@ class BuiltinSampler(Sampler):
         self._loop = SamplingLoop(torch_model, chosen, settings or BuiltinSamplerSettings(), self._intake)
         self._adapters_guard = threading.Lock()
         self._adapters: dict[str, LoadedAdapter] = {"": BASE_MODEL}
-        self._thread = threading.Thread(target=self._loop.run, name="builtin-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="builtin-sampler", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        with self._torch_model.shared_device.sampling():
+            self._loop.run()
 
     @property
     @override
@@ -70,7 +75,8 @@ class BuiltinSampler(Sampler):
         if self.has_adapter(adapter_key):
             return
         try:
-            adapter = load_adapter(adapter_key, state, self._torch_model.layers, self._torch_model.device)
+            with self._torch_model.shared_device.sampling():
+                adapter = load_adapter(adapter_key, state, self._torch_model.layers, self._torch_model.device)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"There is no memory for another adapter: {error}") from error
         except Exception as error:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.sampler.jobs import ask, ask_all, bits, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin import sampler as sampler_module
 from tinsmith_trainer.sampling.builtin.batch import DecodeBatch
@@ -98,7 +99,7 @@ def test_a_fault_in_a_prompt_spares_the_other_jobs(
     sampler: BuiltinSampler, model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [job(prompt_of(20, seed=n)) for n in range(3)]
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         fail_once(monkeypatch, Prefill, "__init__")
         answers = [submit(sampler, asked) for asked in jobs]
     assert isinstance(answers[0].get().error, ServerError)

@@ -23,6 +23,7 @@ from support.sampler.jobs import (
 from support.tiny_vision import vision_model
 from support.zoo.families import family_model
 from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.base import DrawnToken
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
@@ -143,6 +144,6 @@ def test_a_fault_in_a_step_answers_the_samples_that_would_have_ended_in_it(monke
     monkeypatch.setattr(CacheBatch, "_compute", failing)
     jobs = [job(prompt(10), max_tokens=1), job(prompt(20), request_id="fails")]
     with sampler_of("lfm2") as sampler:
-        with family_model("lfm2").device_lock.held():
+        with family_model("lfm2").shared_device.turns.held(Use.TRAINING):
             waiting = [submit(sampler, each) for each in jobs]
         assert [type(answer.get().error) for answer in waiting] == [ServerError, ServerError]

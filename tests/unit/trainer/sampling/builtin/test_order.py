@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from support.sampler.jobs import Answer, ask, job, prompt_of, random_adapter
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -40,7 +41,7 @@ def order_of_answers(model: TorchModel, sampler: BuiltinSampler, jobs: Sequence[
 
         return done
 
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         for index, each in enumerate(jobs):
             sampler.submit(each, ends(index))
     for answer in answers:
@@ -85,7 +86,7 @@ def test_a_dropped_adapter_takes_its_prefixes_along(
     base_bytes = sampler._loop._prefixes.used_bytes
     ask(sampler, job(prompt_of(100), adapter="tuned"))
     assert sampler._loop._prefixes.used_bytes == 2 * base_bytes
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         running = Answer()
         sampler.submit(job(prompt_of(90, seed=1), adapter="tuned"), running)
         sampler.drop_adapter("tuned")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from support.sampler.jobs import job, prompt_of, random_adapter, submit
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
@@ -34,7 +35,7 @@ def answers(model: TorchModel, *jobs: SampleJob) -> list[SampleOutcome]:
     """Return the answers of jobs that are submitted before the first can run."""
     sampler = BuiltinSampler(model, SETTINGS)
     sampler.load_adapter("tuned", random_adapter(model))
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         waiting = [submit(sampler, each) for each in jobs]
     outcomes = [answer.get() for answer in waiting]
     sampler.close()

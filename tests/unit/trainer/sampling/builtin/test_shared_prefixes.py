@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.sampler.jobs import Answer, job, prompt_of, random_adapter, submit
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin import prefix_cache as module
@@ -54,7 +55,7 @@ def answers(
     sampler = BuiltinSampler(model, settings)
     sampler.load_adapter("tuned", random_adapter(model))
     assert sampler._loop._shares_prompts is not settings.deterministic
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         waiting = [submit(sampler, each) for each in jobs]
     outcomes = [answer.get() for answer in waiting]
     assert sampler._loop._shared.nbytes == 0, "nothing is kept for samples that are done"

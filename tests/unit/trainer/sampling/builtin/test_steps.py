@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.sampler.jobs import bits, job, prompt_of, random_adapter, submit
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings, prefix_cache
 from tinsmith_trainer.sampling.builtin.steps import LaunchedStep
@@ -41,7 +42,7 @@ def answers(model: TorchModel, settings: BuiltinSamplerSettings, jobs: Sequence[
     sampler = BuiltinSampler(model, settings)
     for seed in (1, 2):
         sampler.load_adapter(f"tuned {seed}", random_adapter(model, seed=seed))
-    with model.device_lock.held():
+    with model.shared_device.turns.held(Use.TRAINING):
         waiting = [submit(sampler, each) for each in jobs]
     outcomes = [answer.get() for answer in waiting]
     sampler.close()

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
+from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
 from tinsmith_trainer.sampling.builtin.forward import check_rotations, weight_bytes
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates, StateGeometry, UnlikeStates, together
@@ -50,7 +51,7 @@ class CacheForward:
 
     def __init__(self, torch_model: TorchModel, trial: Trial | None = None) -> None:
         self._model = torch_model.model
-        self._device_lock = torch_model.device_lock
+        self._turns = torch_model.shared_device.turns
         self.device: torch.device = torch_model.device
         self.modules = tuple(torch_model.layers)
         self.busy_seconds = 0.0
@@ -87,7 +88,7 @@ class CacheForward:
             options["position_ids"] = positions.expand(rows, length)
         if states is not None:
             options[self._cache_name] = states.cache
-        with self._device_lock.held(), routed(route):
+        with self._turns.held(Use.SAMPLING), routed(route):
             started = time.perf_counter()
             output = self._model(input_ids=ids, use_cache=True, **options)
             self.busy_seconds += time.perf_counter() - started
@@ -193,7 +194,7 @@ class Trial:
     @torch.inference_mode()
     def _logits(self, ids: Tensor) -> Tensor:
         """Return logits `[tokens, vocab]` of one forward without a cache."""
-        with self._torch_model.device_lock.held():
+        with self._torch_model.shared_device.turns.held(Use.SAMPLING):
             logits: Tensor = self._torch_model.model(input_ids=ids, use_cache=False).logits
         return logits[0].float()
 
