@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.engine.contract import (
     CROSS_ENTROPY,
     IMPORTANCE_SAMPLING,
@@ -17,19 +18,24 @@ from support.engine.contract import (
     group,
     spec,
     state_bits,
+    train,
 )
 from support.engine.datums import policy_datum, sft_datum
 from support.nemo_rl.engines import engine_over
 from support.nemo_rl.gloo_group import GlooGroup
 from support.tiny_models import tiny_model
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
-from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Outcome, Work
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankRecompute
 from tinsmith_trainer.engines.megatron.local_rank import RankModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.errors import ServerError
 
 MAX_RANK = 8
+SETTINGS = MegatronSettings(max_rank=MAX_RANK, token_budget=64)
+FAST = replace(SETTINGS, numerics="fast", token_budget=256)
+RECOMPUTED = ("pipeline-2",)
+"""Layouts whose layers are computed again in backward, which changes no bit."""
 LAYOUTS = {
     "data-2": Parallelism(2),
     "data-2-distributed-optimizer": Parallelism(2, distributed_optimizer=True),
@@ -55,7 +61,8 @@ class Sides(NamedTuple):
 
 @pytest.fixture(params=list(LAYOUTS), scope="module")
 def ranks(request: pytest.FixtureRequest) -> Iterator[GlooGroup]:
-    ranks = GlooGroup(RankModel(tiny_model().directory, LAYOUTS[request.param], MAX_RANK))
+    recompute: RankRecompute = "layers" if request.param in RECOMPUTED else "none"
+    ranks = GlooGroup(RankModel(tiny_model().directory, LAYOUTS[request.param], MAX_RANK, recompute))
     yield ranks
     ranks.close()
 
@@ -63,7 +70,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[GlooGroup]:
 @pytest.fixture
 def sides(ranks: GlooGroup) -> Iterator[Sides]:
     """Each with adapters `a` and `b`, of another rank and other modules."""
-    engine = engine_over(ranks, tiny_model(), MegatronSettings(max_rank=MAX_RANK, token_budget=64))
+    engine = engine_over(ranks, tiny_model(), SETTINGS)
     sides = Sides(ranks, engine, build_peft_engine(tiny_model(), PeftEngineSettings(max_rank=MAX_RANK)))
     for each in (sides.engine, sides.peft):
         each.create_adapter("a", spec(each))
@@ -128,6 +135,75 @@ def test_company_of_another_adapter_changes_no_bit(sides: Sides) -> None:
         assert np.array_equal(values, gradients[name]), name
 
 
+SHARED = [Work("a", SFT, CROSS_ENTROPY), Work("b", POLICY, IMPORTANCE_SAMPLING), Work("a", POLICY, IMPORTANCE_SAMPLING)]
+
+
+@pytest.fixture
+def fast(ranks: GlooGroup) -> Iterator[Engine]:
+    """Return an engine on the same ranks that shares forwards, with two trained adapters."""
+    engine = engine_over(ranks, tiny_model(), FAST)
+    engine.create_adapter("a", spec(engine))
+    engine.create_adapter("b", ONLY_ATTENTION)
+    for adapter in ("a", "b"):
+        train(engine, SFT, adapter=adapter)
+    yield engine
+    engine.drop("a")
+    engine.drop("b")
+
+
+def results(engine: Engine, outcomes: Sequence[Outcome]) -> dict[str, NDArray[np.float32]]:
+    """Return what the calls answered and accumulated, and clear the accumulators."""
+    found = {}
+    for number, outcome in enumerate(outcomes):
+        found |= {f"{number}/{name}": np.float32(value) for name, value in outcome.metrics.items()}
+        found |= {f"{number}/{row}": output["logprobs"] for row, output in enumerate(outcome.outputs)}
+    for adapter in ("a", "b"):
+        found |= {f"{adapter}/{name}": values for name, values in engine.state(adapter).tensors.items()}
+        engine.clear_gradients(adapter)
+    return found
+
+
+def assert_rounded(found: Mapping[str, NDArray[np.float32]], expected: Mapping[str, NDArray[np.float32]]) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        atol = 1e-5 * max(1.0, float(np.abs(values).max()))
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("forward_only", [False, True], ids=["backward", "forward"])
+def test_calls_of_several_adapters_in_one_forward_differ_from_separate_calls_by_rounding(
+    fast: Engine, forward_only: bool
+) -> None:
+    works = [replace(work, forward_only=forward_only) for work in SHARED]
+    alone = results(fast, [compute_together(fast, [work])[0] for work in works])
+
+    calls = [fast.start(work) for work in works]
+    assert fast.cobatch(calls) == calls
+    fast.advance(calls)
+    assert_rounded(results(fast, [fast.finish(call) for call in calls]), alone)
+
+
+@pytest.mark.parametrize("ranks", ["data-2"], indirect=True)
+def test_a_dropped_call_of_a_shared_forward_adds_no_gradient(fast: Engine) -> None:
+    alone = results(fast, [compute_together(fast, [work])[0] for work in SHARED[:1]])
+    calls = [fast.start(work) for work in SHARED]
+    fast.advance(calls)
+    kept = calls[0]
+    del calls
+    assert_rounded(results(fast, [fast.finish(kept)]), alone)
+
+
+@pytest.mark.parametrize("ranks", ["data-2"], indirect=True)
+def test_a_call_with_several_targets_per_token_and_a_call_without_backward_share_no_forward(fast: Engine) -> None:
+    first, *others = [
+        fast.start(SHARED[0]),
+        fast.start(replace(SHARED[1], forward_only=True)),
+        fast.start(Work("b", [sft_datum(5, targets=3)], CROSS_ENTROPY)),
+    ]
+    assert fast.cobatch([first, *others]) == [first]
+    assert fast.cobatch_room(others[1]) == 0
+
+
 def test_a_snapshot_with_open_gradients_continues_exactly(sides: Sides) -> None:
     run_steps(sides.engine)
     forward_backward(sides.engine, SFT)
@@ -160,6 +236,13 @@ def test_a_call_that_fails_in_a_microbatch_leaves_no_trace(sides: Sides) -> None
 
     assert {adapter: state_bits(sides.engine.state(adapter)) for adapter in ("a", "b")} == before
     assert forward_backward(sides.engine, SFT * 4).trained_tokens == 4 * sum(datum.length for datum in SFT)
+
+
+@pytest.mark.parametrize("ranks", [name for name, one in LAYOUTS.items() if one.pipeline == 1], indirect=True)
+def test_after_a_failed_shared_forward_each_call_is_computed_alone(ranks: GlooGroup, fast: Engine) -> None:
+    alone = results(fast, [compute_together(fast, [work])[0] for work in SHARED])
+    ranks.fail_in_the_second_microbatch()
+    assert_rounded(results(fast, compute_together(fast, SHARED)), alone)
 
 
 def test_a_state_of_more_rank_than_the_model_has_room_for_is_refused(sides: Sides) -> None:

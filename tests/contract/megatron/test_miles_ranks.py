@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from support.engine.contract import IMPORTANCE_SAMPLING, forward_backward, parity, spec
+from support.engine.contract import CROSS_ENTROPY, IMPORTANCE_SAMPLING, compute_together, forward_backward, parity, spec
 from support.engine.datums import policy_datum, sft_datum
 from support.miles.ranks import GlooMilesRanks
 from support.nemo_rl.engines import engine_over, in_process_engine
 from support.tiny_models import tiny_model
-from tinsmith_trainer.engines.base import AdamParams, Engine
+from tinsmith_trainer.engines.base import AdamParams, Engine, Work
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 
 MAX_RANK = 8
-SETTINGS = MegatronSettings(max_rank=MAX_RANK, token_budget=64)
+SETTINGS = MegatronSettings(numerics="fast", max_rank=MAX_RANK, token_budget=64)
 LAYOUTS = {
     "data-3": Parallelism(3, distributed_optimizer=True),
     "tensor-2": Parallelism(2, tensor=2, distributed_optimizer=True),
@@ -30,6 +30,7 @@ LAYOUTS = {
 }
 SFT = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
 POLICY = [policy_datum(length, seed) for seed, length in enumerate((7, 19))]
+SHARED = [Work("a", SFT[:2], CROSS_ENTROPY), Work("b", POLICY, IMPORTANCE_SAMPLING)]
 
 
 class Sides(NamedTuple):
@@ -49,7 +50,10 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 @pytest.mark.timeout(300)
 def test_two_adapters_train_as_on_the_peft_engine_and_continue_on_the_others(sides: Sides) -> None:
-    """One adapter has a rank that tensor ranks do not share evenly; fewer datums than data ranks; one clip."""
+    """One adapter has a rank that tensor ranks do not share evenly; fewer datums than data ranks; one clip.
+
+    Two calls of both adapters share a forward.
+    """
     for each in sides:
         for adapter, rank in (("a", 3), ("b", 8)):
             each.create_adapter(adapter, spec(each, rank=rank))
@@ -58,6 +62,8 @@ def test_two_adapters_train_as_on_the_peft_engine_and_continue_on_the_others(sid
             measured, reference = (trained(each, adapter, step) for each in sides)
             for mine, other in zip(measured, reference, strict=True):
                 assert mine == pytest.approx(other, rel=1e-3, abs=1e-3)
+    for each in sides:
+        compute_together(each, SHARED)
     assert_close(sides.engine, "a", sides.peft)
     assert_close(sides.engine, "b", sides.peft)
 

@@ -22,6 +22,7 @@ from support.nemo_rl.megatron_training import (
     Rig,
     Step,
     Write,
+    accumulate,
     rows,
     run_schedule,
 )
@@ -168,10 +169,10 @@ def _watch_hooks(rig: Rig) -> tuple[bool, dict[str, int]]:
         finalize_model_grads(*args, **kwargs)
 
     config.finalize_model_grads_func, config.no_sync_func = finalize, rig.ddp.no_sync
-    rig.step.accumulate("a", lambda: [run_schedule(rig, rows(4, seed)) for seed in (1, 2)])
+    accumulate(rig, "a", lambda: [run_schedule(rig, rows(4, seed)) for seed in (1, 2)])
     counted["after a call of two schedules"] = len(reductions)
     with pytest.raises(ZeroDivisionError):
-        rig.step.accumulate("a", lambda: 1 / 0)
+        accumulate(rig, "a", lambda: 1 / 0)
     counted["after a failed one"] = len(reductions)
     back = (config.finalize_model_grads_func, config.no_sync_func) == (finalize, rig.ddp.no_sync)
     config.finalize_model_grads_func = config.no_sync_func = None

@@ -48,6 +48,7 @@ EngineFactory = Callable[[], Engine]
 _PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK, token_budget=64)  # so that calls are divided
 _RECOMPUTED = replace(_PEFT, recompute_above_tokens=0, loss_kernel="torch")
 _ON_RANKS = MegatronSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
+_ON_FAST_RANKS = replace(_ON_RANKS, numerics="fast")  # the default of ranks on GPUs
 
 
 def _dense_bfloat16(place: Place) -> Engine:
@@ -73,13 +74,13 @@ def _nemo_rl_in_process() -> Engine:
 def _nemo_rl_over_ray() -> Engine:
     from support.nemo_rl.engines import over_ray_engine
 
-    return over_ray_engine(_ON_RANKS)
+    return over_ray_engine(_ON_FAST_RANKS)
 
 
 def _miles_in_process() -> Engine:
     from support.miles.ranks import one_rank_engine
 
-    return one_rank_engine(_ON_RANKS)
+    return one_rank_engine(_ON_FAST_RANKS)
 
 
 ENGINES: dict[str, EngineFactory] = {
@@ -92,8 +93,8 @@ ENGINES: dict[str, EngineFactory] = {
 if find_spec("megatron") is not None:  # the PEFT worker's image has none, and runs this contract in it
     ENGINES |= {
         "nemo-rl-in-process": _nemo_rl_in_process,
-        "nemo-rl-over-ray": _nemo_rl_over_ray,
-        "miles-in-process": _miles_in_process,
+        "nemo-rl-over-ray-fast": _nemo_rl_over_ray,
+        "miles-in-process-fast": _miles_in_process,
     }
 
 
@@ -184,7 +185,7 @@ def _megatron_on_gpu() -> Engine:
     require_gpus()
     from support.nemo_rl.engines import in_process_engine
 
-    return in_process_engine(_ON_RANKS, device="cuda")
+    return in_process_engine(_ON_FAST_RANKS, device="cuda")
 
 
 GPU_ENGINES: dict[str, EngineFactory] = {

@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,8 +82,9 @@ class AsIfNew(RankGroup):
 
     @override
     def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
-        adapter_id, *rest = args
-        return self._ranks.sharded(method, shards, self._prefix + adapter_id, *rest)
+        calls, *rest = args
+        own = [replace(call, adapter_id=self._prefix + call.adapter_id) for call in calls]
+        return self._ranks.sharded(method, shards, own, *rest)
 
     @override
     def close(self) -> None: ...

@@ -62,7 +62,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """One accumulate: the schedule runs once for each of `calls`.
+    """One call whose gradients are accumulated: the schedule runs once for each of `calls`.
 
     Where `fails_in` is set, that microbatch of the first one raises; where `fails_after`, the run after so many.
     """
@@ -267,6 +267,11 @@ class BrokenMicrobatch(Exception):
     """The error of a failing Backward."""
 
 
+def accumulate(rig: Rig, adapter: str, run: Callable[[], Any]) -> None:
+    _, gradients = rig.step.backward(adapter, run)
+    rig.step.add(adapter, gradients)
+
+
 def _accumulate(rig: Rig, event: Backward) -> None:
     def run() -> None:
         for number, call in enumerate(event.calls):
@@ -276,7 +281,7 @@ def _accumulate(rig: Rig, event: Backward) -> None:
 
     fails = event.fails_in is not None or event.fails_after is not None
     with pytest.raises(BrokenMicrobatch) if fails else nullcontext():
-        rig.step.accumulate(event.adapter, run)
+        accumulate(rig, event.adapter, run)
 
 
 def run_schedule(rig: Rig, call: Rows, *, forward_only: bool = False, fails_in: int | None = None) -> list[Tensor]:

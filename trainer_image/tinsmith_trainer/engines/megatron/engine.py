@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import cast
+from weakref import WeakValueDictionary
 
 import structlog
 import torch
@@ -27,6 +31,8 @@ from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
     AnnouncedAdapter,
+    Call,
+    Datum,
     Engine,
     EngineCapabilities,
     ExportLayout,
@@ -37,21 +43,33 @@ from tinsmith_trainer.engines.base import (
 from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
 from tinsmith_trainer.engines.imports.files import Embeddings, read_adapter, stored_embeddings
-from tinsmith_trainer.engines.losses import PreparedLoss, loss_names, outcome_of, prepare_loss
+from tinsmith_trainer.engines.losses import loss_names, prepare_loss
 from tinsmith_trainer.engines.megatron.batch import RowResults, gather
+from tinsmith_trainer.engines.megatron.calls import (
+    MegatronCall,
+    SharingLimits,
+    arrays_of,
+    datums_of,
+    outcomes_of,
+    select_cobatch,
+)
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, RanksFailed, RanksLost
-from tinsmith_trainer.engines.megatron.sharding import shards_of
+from tinsmith_trainer.engines.megatron.sharding import MAX_ROWS, shards_of
+from tinsmith_trainer.engines.megatron.step.shared_calls import ends_of
 from tinsmith_trainer.engines.megatron.step.tensor_parts import Shape, TensorPart, Tensors, join, whole_shapes
 from tinsmith_trainer.engines.megatron.step.train_step import StepState
-from tinsmith_trainer.engines.undivided_calls import UndividedCallRunner
-from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.errors import ServerError, TrainerError
 from tinsmith_trainer.process.exit import end_process
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 
 log = structlog.get_logger(__name__)
 
 A_SUFFIX = ".lora_A"
+SHARING_BYTES = 4 * 2**30
+"""The memory of a rank for the adapters of a shared forward: copies of their weights, and their gradients."""
+BYTES_OF_A_VALUE = 8
+"""The bytes of a value of such an adapter: a weight, and a gradient in float32."""
 
 
 @dataclass(slots=True)
@@ -67,14 +85,15 @@ class _Adapter:
         return self.lora.alpha / self.lora.rank
 
 
-class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
+class MegatronEngine(Engine):
     """The engine over a group of ranks.
 
     The engine checks each call before the call starts, because an error on only some ranks would end the process.
 
-    A call is not divided: the gradients of a call are summed over the ranks once, when the call ends. The ranks compute
-    one call at a time, so a call's bits do not depend on other calls. The engine is not declared batch invariant: the
-    datums of a call are padded to one length, and padding changes how sums are rounded.
+    A call is not divided: `advance` computes the whole call, and the ranks hold its gradients until `finish`. With
+    `numerics: exact` the ranks compute one call at a time, so a call's bits do not depend on other calls. The engine is
+    not declared batch invariant: the datums of a call are padded to one length, and padding changes how sums are
+    rounded. With `numerics: fast`, small calls of several adapters share forwards.
     """
 
     def __init__(
@@ -91,6 +110,31 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
             {part.name.removesuffix(A_SUFFIX) for own in self._parts for part in own if part.name.endswith(A_SUFFIX)}
         )
         self._adapters: dict[str, _Adapter] = {}
+        self._numbers = count()
+        self._held: WeakValueDictionary[int, MegatronCall] = WeakValueDictionary()  # whose gradients the ranks hold
+        self._limits = self._sharing_limits()
+
+    def _sharing_limits(self) -> SharingLimits:
+        """Return the limits on shared forwards, and log the reason if each forward has only one call."""
+        largest = max((sum(math.prod(part.shape) for part in own) for own in self._parts), default=0)
+        calls = SHARING_BYTES // (BYTES_OF_A_VALUE * max(1, largest))
+        if reason := self._reason_to_compute_alone(calls):
+            log.info("each forward has one call", reason=reason)
+            calls = 1
+        return SharingLimits(self._settings.token_budget * self._ranks.parallelism.data, calls)
+
+    def _reason_to_compute_alone(self, calls: int) -> str | None:
+        if not self._is_fast:
+            return "numerics are exact"
+        if self._ranks.parallelism.context > 1:
+            return "context ranks pack sequences of any call"
+        if any(part.among == "expert" for own in self._parts for part in own):
+            return "an expert receives tokens without their call"
+        return f"two adapters need more than {SHARING_BYTES} bytes of a rank" if calls < 2 else None
+
+    @property
+    def _is_fast(self) -> bool:
+        return self._settings.numerics == "fast"
 
     @override
     def base_model(self) -> BaseModelInfo:
@@ -130,33 +174,68 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
             raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
 
     @override
-    def prepare(self, work: Work) -> PreparedLoss:
+    def start(self, work: Work) -> Call:
         self._adapter(work.adapter_id)
         loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=self._settings.map_stable_reinforce)
         check_tokens(work.datums, vocab_size=self._info.vocab_size, max_length=self._info.max_sequence_length)
-        return loss
+        return MegatronCall(work, loss, next(self._numbers))
 
     @override
-    def compute(self, work: Work, prepared: PreparedLoss) -> Outcome:
-        return outcome_of(work, prepared, gather(self._on_ranks(work, prepared), work.datums))
+    def cobatch_room(self, call: Call) -> int:
+        own = cast("MegatronCall", call)
+        return max(0, self._limits.tokens - own.tokens) if own.may_share and self._limits.calls > 1 else 0
 
-    def _on_ranks(self, work: Work, loss: PreparedLoss) -> list[RowResults]:
+    @override
+    def cobatch(self, calls: Sequence[Call]) -> Sequence[Call]:
+        return select_cobatch(cast("Sequence[MegatronCall]", calls), self._limits)
+
+    @override
+    def advance(self, calls: Sequence[Call]) -> None:
+        group = cast("Sequence[MegatronCall]", calls)
+        try:
+            datums = datums_of(group)
+            outcomes = outcomes_of(group, gather(self._on_ranks(group, datums), datums))
+        except TrainerError as error:
+            _fail(group, error)
+            return
+        for call, outcome in zip(group, outcomes, strict=True):
+            call.outcome = outcome
+
+    def _on_ranks(self, group: Sequence[MegatronCall], datums: Sequence[Datum]) -> list[RowResults]:
         """Compute on all ranks. Raises ServerError if every rank failed at the same point without an effect."""
-        layout = self._ranks.parallelism
-        shards = shards_of(work.datums, loss.arrays, layout, self._settings.token_budget)
+        layout, calls = self._ranks.parallelism, [call.on_ranks() for call in group]
+        shards = shards_of(
+            datums,
+            arrays_of(group),
+            layout,
+            self._settings.token_budget,
+            most_rows=self._settings.token_budget if self._is_fast else MAX_ROWS,
+            call_ends=ends_of(calls),
+        )
         # Stages, and ranks that share experts, may fail at different points. The next call would then receive messages
         # of this one.
         is_out_of_step = layout.pipeline > 1 or layout.expert > 1
         guard = self._all_ranks if is_out_of_step else self._lost_ranks_end_the_process
+        kept = list(self._held)
+        self._held.update({call.number: call for call in group if not call.work.forward_only})
         try:
             with guard():
-                by_shard = self._ranks.sharded(
-                    "ts_forward_backward", shards, work.adapter_id, loss.without_arrays(), work.forward_only
-                )
+                by_shard = self._ranks.sharded("ts_forward_backward", shards, calls, kept)
         except RanksFailed as error:
-            log.exception("a call failed on all ranks", model_id=work.adapter_id)
+            log.exception("a call failed on all ranks", model_ids=[call.adapter_id for call in calls])
             raise ServerError(f"The computation failed in this worker, and the model is unchanged: {error}") from error
         return [results for shard in by_shard for results in shard]
+
+    @override
+    def finish(self, call: Call) -> Outcome:
+        own = cast("MegatronCall", call)
+        if own.error is not None:
+            raise own.error
+        assert own.outcome is not None, "the call is computed"
+        if self._held.pop(own.number, None) is not None:
+            with self._all_ranks():
+                self._ranks.all("ts_add_gradients", own.work.adapter_id, own.number)
+        return own.outcome
 
     @override
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
@@ -253,3 +332,12 @@ class MegatronEngine(UndividedCallRunner[PreparedLoss], Engine):
         except RanksLost:
             end_process("the ranks of the model are lost")
             raise
+
+
+def _fail(group: Sequence[MegatronCall], error: TrainerError) -> None:
+    """Record a failure. If several calls shared the forward, the cause is unknown, and each is computed alone."""
+    for call in group:
+        if len(group) > 1:
+            call.runs_alone = True
+        else:
+            call.error = error

@@ -67,7 +67,8 @@ def build_rank(model: RankModel, rank: int) -> Rank:
         )
         ddp, optimizer = wrap_for_training(part.chunk, distributed_optimizer=model.parallelism.distributed_optimizer)
         step = AdapterStep(ddp, optimizer, part.lora.tensors)
-    places = LoraTarget(tuple(tensor.part() for tensor in part.lora.tensors), part.lora.set_scale)
+    lora = part.lora
+    places = LoraTarget(tuple(tensor.part() for tensor in lora.tensors), lora.set_scale, lora.route)
     return Rank(step, MegatronSchedule(ddp), places, model.parallelism, rank)
 
 

@@ -8,6 +8,7 @@ before the computation, and padding rows fill the last microbatches.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -39,15 +40,24 @@ LEAST_FILLED_SHARE = 0.5
 
 
 def shards_of(
-    datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
+    datums: Sequence[Datum],
+    arrays: Sequence[LossArrays],
+    layout: Parallelism,
+    token_budget: int,
+    *,
+    most_rows: int = MAX_ROWS,
+    call_ends: Sequence[int] = (),
 ) -> list[list[Batch]]:
     """Return the microbatches of each data-parallel rank; every rank has at least one microbatch.
 
-    Each datum is in exactly one microbatch; row ids are the indices of datums in the call.
+    Each datum is in exactly one microbatch; row ids are the indices of datums in the call. In a microbatch of several
+    calls, which end at the indices `call_ends`, the rows of each call are consecutive.
 
     The tensors share no memory, because pickling a view copies the whole tensor to which the view belongs.
     """
-    return (equal_shards if layout.context > 1 else close_shards)(datums, arrays, layout, token_budget)
+    if layout.context > 1:
+        return equal_shards(datums, arrays, layout, token_budget)
+    return close_shards(datums, arrays, layout, token_budget, most_rows=most_rows, call_ends=call_ends)
 
 
 def length_multiple(*, tensor: int, context: int) -> int:
@@ -60,7 +70,13 @@ def length_multiple(*, tensor: int, context: int) -> int:
 
 
 def close_shards(
-    datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
+    datums: Sequence[Datum],
+    arrays: Sequence[LossArrays],
+    layout: Parallelism,
+    token_budget: int,
+    *,
+    most_rows: int = MAX_ROWS,
+    call_ends: Sequence[int] = (),
 ) -> list[list[Batch]]:
     """Distribute datums by length, so that copies of the model have similar work.
 
@@ -71,7 +87,8 @@ def close_shards(
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
     shifted = all_shifted(datums)
 
-    def batch(rows: Sequence[int]) -> Batch:
+    def batch(by_length: Sequence[int]) -> Batch:
+        rows = sorted(by_length, key=lambda row: call_of(row, call_ends))
         own, of_loss = [datums[row] for row in rows], [arrays[row] for row in rows]
         return encode(own, of_loss, multiple_of=multiple, shifted=shifted) | {ROW_ID: torch.tensor(rows)}
 
@@ -79,18 +96,25 @@ def close_shards(
     # A rank without datums still takes part in the sum of gradients.
     idle = filling(batch(by_length[-1:]), 1)
     dealt = (by_length[rank :: layout.data] for rank in range(layout.data))
-    shards = [[batch(rows) for rows in cut_by_length(own, lengths, token_budget)] for own in dealt]
+    shards = [[batch(rows) for rows in cut_by_length(own, lengths, token_budget, most_rows)] for own in dealt]
     # Copies that share experts exchange tokens in each microbatch, so they have equally many.
     least = max(map(len, shards)) if layout.expert > 1 else 1
     return [shard + [idle] * (least - len(shard)) for shard in shards]
 
 
-def row_count(length: int, token_budget: int) -> int:
+def call_of(row_id: int, ends: Sequence[int]) -> int:
+    """Return the index of the call to which a row belongs. Padding rows belong to the first call."""
+    return bisect_right(ends, row_id)
+
+
+def row_count(length: int, token_budget: int, most_rows: int = MAX_ROWS) -> int:
     """Return how many rows of this length a microbatch can hold."""
-    return max(1, min(MAX_ROWS, token_budget // length))
+    return max(1, min(most_rows, token_budget // length))
 
 
-def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+def cut_by_length(
+    rows: Sequence[int], lengths: Sequence[int], token_budget: int, most_rows: int = MAX_ROWS
+) -> list[list[int]]:
     """Split rows of decreasing lengths into microbatches.
 
     The first row of a microbatch determines how many rows fit.
@@ -99,7 +123,7 @@ def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int
     for row in rows:
         longest = lengths[parts[-1][0]] if parts else 0
         is_close = lengths[row] >= LEAST_FILLED_SHARE * longest
-        if parts and is_close and len(parts[-1]) < row_count(longest, token_budget):
+        if parts and is_close and len(parts[-1]) < row_count(longest, token_budget, most_rows):
             parts[-1].append(row)
         else:
             parts.append([row])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tinsmith_trainer.engines.losses import Inputs, PreparedLoss, Terms
+from tinsmith_trainer.engines.losses import Inputs, Terms
 from tinsmith_trainer.engines.megatron.batch import (
     EXTRA_COLUMNS,
     INPUT_IDS,
@@ -32,6 +32,7 @@ from tinsmith_trainer.engines.megatron.batch import (
     total_loss,
 )
 from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
+from tinsmith_trainer.engines.megatron.step.shared_calls import Loss
 
 ROWS = "tinsmith_rows"
 """The name of the only metric. NeMo RL does not rescale a metric with this name."""
@@ -146,7 +147,7 @@ class NemoSchedule:
         self._worker = worker
         self._unembedding = None if worker.cfg["sequence_packing"]["enabled"] else defer_unembedding(worker.model)
 
-    def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
+    def __call__(self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool) -> list[RowResults]:
         """Return the results of the rows on the last pipeline stage, and an empty list on earlier stages.
 
         All ranks of one data index receive the same microbatches. Gradients are added to the model's buffers, as plain
@@ -172,7 +173,7 @@ class NemoSchedule:
         )
         return [result for metric in metrics or [] for result in metric[ROWS]]
 
-    def _loss(self, loss: PreparedLoss, *, general: bool) -> TinkerLoss:
+    def _loss(self, loss: Loss, *, general: bool) -> TinkerLoss:
         unembedding = self._unembedding
         if unembedding is None:
             return TinkerLoss(loss, by_itself=general, logprobs=parallel_logprobs)

@@ -43,6 +43,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 class NoRanks:
+    parallelism = Parallelism()
+
     def all(self, method: str) -> list[Any]:
         return []
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -27,6 +28,7 @@ from tinsmith_trainer.engines.megatron.model.lora import COLUMNS, ROWS, LoraTens
 from tinsmith_trainer.engines.megatron.model.ranked_model import EXPERTS
 from tinsmith_trainer.engines.megatron.model.weights import Part
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.step.adapter_route import AdapterRoute, Share
 from tinsmith_trainer.engines.megatron.step.rank import LoraTarget, Rank, Schedule
 from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
 from tinsmith_trainer.errors import ModelDirectoryInvalid
@@ -81,14 +83,53 @@ def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
     return ExpertsLora(OF_LAYER, sizes, part, dim, like=next(experts.parameters()))
 
 
+class RoutedAdapter(nn.Module):
+    """An adapter of one projection, which computes the rows of each call with the tensors of the call's adapter.
+
+    This module is not a part of the model: it replaces `forward` of the adapter, whose parameters keep their names.
+    Each share has separate products and exchanges between tensor ranks, which are the adapter's own.
+    """
+
+    def __init__(self, adapter: Any, name: str, route: AdapterRoute) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self._name = name
+        self._route = route
+        self._plain = adapter.forward
+        adapter.forward = self._routed
+
+    def _routed(self, x: Tensor) -> Tensor:
+        shares = self._route.shares
+        if not shares:
+            plain: Tensor = self._plain(x)
+            return plain
+        return torch.cat([self._delta(share, share.of(x)) for share in shares], dim=1)
+
+    def _delta(self, share: Share, x: Tensor) -> Tensor:
+        self.adapter.alpha = share.scale * self.adapter.dim
+        tensors = {
+            "adapter.linear_in.weight": share.tensors[f"{self._name}.lora_A"],
+            "adapter.linear_out.weight": share.tensors[f"{self._name}.lora_B"],
+        }
+        delta: Tensor = torch.func.functional_call(self, tensors, (x.contiguous(),))
+        return delta
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the delta with the tensors that `functional_call` puts in the place of the adapter's own."""
+        delta: Tensor = self._plain(x)
+        return delta
+
+
 @dataclass(frozen=True, slots=True)
 class CanonicalLora:
     """The adapter weights in a pipeline stage, for one adapter at a time.
 
-    `tensors` are sorted by name.
+    `tensors` are sorted by name. `route` lets a forward use other adapters.
     """
 
     tensors: tuple[LoraTensor, ...]
+    route: AdapterRoute
     _adapters: tuple[Any, ...]
     _experts: tuple[ExpertsLora, ...]
 
@@ -115,7 +156,7 @@ def adapted_rank(
     step = AdapterStep(chunk, optimizer, lora.tensors)
     parts = tuple(tensor.part() for tensor in lora.tensors)
     log.info("a rank is ready", rank=number, tensors=len(parts), dtype=str(lora.tensors[0].parameter.dtype))
-    return Rank(step, make_schedule(), LoraTarget(parts, lora.set_scale), parallelism, number)
+    return Rank(step, make_schedule(), LoraTarget(parts, lora.set_scale, lora.route), parallelism, number)
 
 
 def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
@@ -123,12 +164,15 @@ def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
 
     Raises ModelDirectoryInvalid for a layer that has no name in PEFT's layout.
     """
-    found, of_experts = list(_adapters(model)), list(_experts(model))
+    found, of_experts, route = list(_adapters(model)), list(_experts(model)), AdapterRoute()
+    for name, adapter in found:
+        RoutedAdapter(adapter, name, route)
     tensors = [tensor for name, adapter in found for tensor in _tensors(name, adapter, tensor_ranks)]
     for layer, experts in of_experts:
         tensors += [replace(tensor, name=f"{layer}.{tensor.name}") for tensor in experts.tensors()]
     return CanonicalLora(
         tuple(sorted(tensors, key=lambda tensor: tensor.name)),
+        route,
         tuple(adapter for _, adapter in found),
         tuple(experts for _, experts in of_experts),
     )

@@ -39,6 +39,7 @@ from tinsmith_trainer.engines.megatron.model.lora import (
 )
 from tinsmith_trainer.engines.megatron.model.weights import Checkpoint, Loader, Part, interleave_groups
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.step.adapter_route import AdapterRoute
 from tinsmith_trainer.torch_model.stored_weights import checked_config
 
 
@@ -250,12 +251,19 @@ class _Placing:
     part: Part
     experts: Part
     max_rank: int
+    route: AdapterRoute
 
     def place(
         self, owner: Any, child: str, projections: Sequence[Projection], split: int, join: Join | None = None
     ) -> ParallelLora:
         layer = ParallelLora(
-            getattr(owner, child), projections, split=split, part=self.part, max_rank=self.max_rank, join=join
+            getattr(owner, child),
+            projections,
+            split=split,
+            part=self.part,
+            max_rank=self.max_rank,
+            route=self.route,
+            join=join,
         )
         setattr(owner, child, layer)
         return layer
@@ -310,9 +318,10 @@ def place_lora(chunk: Any, architecture: Architecture, part: Part, experts: Part
 
     `part` is this rank's part among tensor ranks, and `experts` is this rank's part of a mixture's experts.
     """
-    placing = _Placing(architecture, part, experts, max_rank)
+    route = AdapterRoute()
+    placing = _Placing(architecture, part, experts, max_rank, route)
     layers: list[AdaptedLayer] = [placed for layer in chunk.decoder.layers for placed in placing.layer(layer)]
     if chunk.post_process:
         unembedding = Projection("lm_head", architecture.hidden_size, architecture.vocab_size)
         layers.append(placing.place(chunk, "output_layer", [unembedding], ROWS))
-    return MegatronLora(layers)
+    return MegatronLora(layers, route)

@@ -6,6 +6,8 @@ in the output of the fused layer:
 
     y[columns of p] += scale * (x A_p^T) B_p^T
 
+In a forward that several calls share, one grouped product covers the tokens of all adapters.
+
 A and B are padded to the largest rank of any adapter. Padding is zero, adds nothing, and stays zero. A padded row of A
 gets the gradient through a zero column of B, and a padded column of B through a zero row of A, so both gradients are
 exactly zero.
@@ -29,7 +31,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.model.weights import Part
+from tinsmith_trainer.engines.megatron.step.adapter_route import AdapterRoute, Shares
 from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart
+from tinsmith_trainer.torch_model.expert_products import by_expert
 
 ROWS, COLUMNS = 0, 1
 
@@ -84,10 +88,12 @@ class ParallelLora(nn.Module):
         split: int,
         part: Part,
         max_rank: int,
+        route: AdapterRoute,
         join: Join | None = None,
     ) -> None:
         super().__init__()
         self.base = base
+        self._route = route
         self.split = split
         self.scale = 0.0
         self._projections = tuple(projections)
@@ -135,13 +141,40 @@ class ParallelLora(nn.Module):
 
     def _delta(self, x: Tensor) -> Tensor:
         """Compute the delta. All projections share one product with x, and one exchange between tensor ranks."""
+        if shares := self._route.shares:
+            return self._shared_delta(x, shares)
         down = x.to(self.lora_A[0].dtype) @ torch.cat(tuple(self.lora_A)).T * self.scale
-        if self.split == ROWS:
-            down = copy_to_tensor_model_parallel_region(down)
-        else:
-            down = reduce_from_tensor_model_parallel_region(down)
-        parts = down.chunk(len(self._projections), dim=-1)
+        parts = self._exchanged(down).chunk(len(self._projections), dim=-1)
         return self._join([part @ B.T for part, B in zip(parts, self.lora_B, strict=True)])
+
+    def _exchanged(self, down: Tensor) -> Tensor:
+        exchange = (
+            copy_to_tensor_model_parallel_region if self.split == ROWS else reduce_from_tensor_model_parallel_region
+        )
+        exchanged: Tensor = exchange(down)
+        return exchanged
+
+    def _shared_delta(self, x: Tensor, shares: Shares) -> Tensor:
+        """Compute the delta of several adapters for x `[length, rows, d_in]`, whose rows are sorted by adapter."""
+        length, rows = x.shape[:2]
+        tokens = [share.tokens(length) for share in shares]
+        counts = torch.tensor(tokens, device=x.device)
+        scales = torch.tensor([share.scale for share in shares], device=x.device)
+        by_token = torch.repeat_interleave(scales, counts, output_size=sum(tokens)).unsqueeze(1)
+        down = by_expert(x.transpose(0, 1).flatten(0, 1), self._stacked_A(shares), counts) * by_token
+        parts = self._exchanged(down).chunk(len(self._projections), dim=-1)
+        out = self._join(
+            [
+                by_expert(part, torch.stack([share.tensors[f"{own.name}.lora_B"] for share in shares]), counts)
+                for part, own in zip(parts, self._projections, strict=True)
+            ]
+        )
+        return out.view(rows, length, -1).transpose(0, 1)
+
+    def _stacked_A(self, shares: Shares) -> Tensor:
+        """Return each share's A of all projections, one after the other: `[shares, projections * rank, d_in]`."""
+        names = [f"{projection.name}.lora_A" for projection in self._projections]
+        return torch.stack([torch.cat([share.tensors[name] for name in names]) for share in shares])
 
 
 def _only(outputs: Sequence[Tensor]) -> Tensor:
@@ -173,9 +206,11 @@ class MegatronLora:
     """The adapter weights in a pipeline stage, for one adapter at a time.
 
     `tensors` are sorted by name. All tensors exist for every adapter, and the tensors of untrained modules are zero.
+    `route` lets a forward use other adapters.
     """
 
-    def __init__(self, layers: Sequence[AdaptedLayer]) -> None:
+    def __init__(self, layers: Sequence[AdaptedLayer], route: AdapterRoute) -> None:
+        self.route = route
         self._layers = tuple(layers)
         found = [tensor for layer in layers for tensor in layer.tensors()]
         self.tensors = tuple(sorted(found, key=lambda tensor: tensor.name))

@@ -10,8 +10,8 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
-from tinsmith_trainer.engines.losses import PreparedLoss
 from tinsmith_trainer.engines.megatron.batch import INPUT_IDS, Batch, RowResults, row_results, scored, total_loss
+from tinsmith_trainer.engines.megatron.step.shared_calls import Loss
 from tinsmith_trainer.engines.megatron.step.unembedding import defer_unembedding
 
 Scored = tuple[Tensor, Tensor, dict[str, Any]]
@@ -35,7 +35,7 @@ class MegatronSchedule:
         self._device = next(chunk.parameters()).device
         self._unembedding = defer_unembedding(chunk)
 
-    def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
+    def __call__(self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool) -> list[RowResults]:
         """Return one result per microbatch on the last stage, and an empty list on earlier stages."""
         collected: list[RowResults] = []
         rows, length = microbatches[0][INPUT_IDS].shape  # stages send each other the shapes of the other microbatches
@@ -52,7 +52,7 @@ class MegatronSchedule:
         return collected
 
     def _forward(
-        self, batches: Iterator[Batch], chunk: nn.Module, *, loss: PreparedLoss, collected: list[RowResults]
+        self, batches: Iterator[Batch], chunk: nn.Module, *, loss: Loss, collected: list[RowResults]
     ) -> tuple[Tensor, Callable[[Tensor], Scored]]:
         batch = {name: column.to(self._device) for name, column in next(batches).items()}
         tokens = batch[INPUT_IDS]
@@ -60,7 +60,7 @@ class MegatronSchedule:
         out: Tensor = chunk(tokens, positions, None, **self._model_arguments)
         return out, partial(self._score, batch=batch, loss=loss, collected=collected)
 
-    def _score(self, hidden: Tensor, *, batch: Batch, loss: PreparedLoss, collected: list[RowResults]) -> Scored:
+    def _score(self, hidden: Tensor, *, batch: Batch, loss: Loss, collected: list[RowResults]) -> Scored:
         assert self._unembedding is not None, "only the last stage has logprobs"
         seen = scored(batch)
         logprobs = self._unembedding.logprobs(hidden, seen.targets)

@@ -1,4 +1,4 @@
-"""Adapters that wait in host memory while another adapter is in the model.
+"""Adapters that wait in host memory while another adapter is in the model, and copies of them for a shared forward.
 
 A waiting adapter is flat: one tensor holds all weights, and one tensor holds each of Adam's moments. So a switch of
 adapters takes only a few copies between host and device, not thousands.
@@ -6,11 +6,13 @@ adapters takes only a few copies between host and device, not thousands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from tinsmith_trainer.engines.megatron.step.tensor_parts import Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +80,29 @@ def to_host(flat: Tensor) -> Tensor:
     if not flat.is_cuda:
         return flat
     return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
+
+
+class LentAdapter:
+    """A copy of an adapter's weights on the model's device, and the sum of its gradients in float32.
+
+    `tensors` has the names and shapes of the rank's parameters. `gradients` is flat, and None without backward.
+    """
+
+    def __init__(self, weights: Tensor, names: Sequence[str], like: Sequence[Tensor], *, trains: bool) -> None:
+        parts = [part.detach().requires_grad_(trains) for part in split(weights, like)]
+        self.tensors: Tensors = dict(zip(names, parts, strict=True))
+        self.gradients = torch.zeros_like(weights, dtype=torch.float32) if trains else None
+        if self.gradients is not None:
+            for part, gradient in zip(parts, split(self.gradients, like), strict=True):
+                part.register_post_accumulate_grad_hook(_adder(gradient))  # type: ignore[no-untyped-call]
+
+
+def _adder(total: Tensor) -> Callable[[Tensor], None]:
+    """Return a hook that adds a microbatch's gradient in float32, as Megatron adds a parameter's gradient."""
+
+    def add(part: Tensor) -> None:
+        assert part.grad is not None
+        total.add_(part.grad)
+        part.grad = None
+
+    return add

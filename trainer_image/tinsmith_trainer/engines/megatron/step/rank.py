@@ -6,22 +6,23 @@ tensors on the CPU, and each rank cuts out a part. Each rank returns a part, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from tinsmith_trainer.engines.base import AdamParams
-from tinsmith_trainer.engines.losses import PreparedLoss
 from tinsmith_trainer.engines.megatron.batch import Batch, RowResults
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.step.adapter_route import AdapterRoute
+from tinsmith_trainer.engines.megatron.step.shared_calls import Loss, RankCall, SharedLoss, shares_of
 from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart, Tensors, cut
 from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep, StepState
 
 
 class Schedule(Protocol):
-    def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
+    def __call__(self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool) -> list[RowResults]:
         """Return the results on the last pipeline stage, and an empty list on earlier stages.
 
         Microbatches may differ in shape.
@@ -30,10 +31,14 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoraTarget:
-    """The current adapter's place in a model: the parts of the adapter's tensors, and the setter of alpha / rank."""
+    """The adapters' place in a model: the parts of an adapter's tensors, and the setter of alpha / rank.
+
+    `route` gives the rows of a microbatch other adapters than the current one.
+    """
 
     parts: tuple[TensorPart, ...]
     set_scale: Callable[[float], None]
+    route: AdapterRoute
 
 
 class Rank:
@@ -48,6 +53,7 @@ class Rank:
         self._at = parallelism.coordinates(rank)
         self._returns_state = parallelism.is_first_copy(rank) or parallelism.is_first_of_experts(rank)
         self._scales: dict[str, float] = {}
+        self._gradients: dict[int, Tensor] = {}  # by call, until they are added or dropped
 
     def ts_parts(self) -> tuple[TensorPart, ...]:
         """Return the parts that this rank holds of every adapter."""
@@ -59,19 +65,46 @@ class Rank:
         self._scales[adapter_id] = scale
 
     def ts_forward_backward(
-        self, shard: Sequence[Batch], adapter_id: str, loss: PreparedLoss, forward_only: bool
+        self, shard: Sequence[Batch], calls: Sequence[RankCall], kept: Collection[int]
     ) -> list[RowResults]:
         """Return the results of all rows on the last pipeline stage, and an empty list on earlier stages.
 
-        An error leaves the adapter unchanged.
+        The calls share their forwards, and no adapter changes. The ranks hold the gradients of each call. Gradients of
+        earlier calls whose number is not in `kept` are dropped.
         """
-        self._places.set_scale(self._scales[adapter_id])
+        self._gradients = {number: held for number, held in self._gradients.items() if number in kept}
+        return self._alone(shard, calls[0]) if len(calls) == 1 else self._together(shard, calls)
+
+    def _alone(self, shard: Sequence[Batch], call: RankCall) -> list[RowResults]:
+        self._places.set_scale(self._scales[call.adapter_id])
 
         def run() -> list[RowResults]:
-            return self._schedule(shard, loss, forward_only=forward_only)
+            return self._schedule(shard, call.loss, forward_only=call.forward_only)
 
-        run_on = self._step.forward_only if forward_only else self._step.accumulate
-        return run_on(adapter_id, run)
+        if call.forward_only:
+            return self._step.forward_only(call.adapter_id, run)
+        results, self._gradients[call.number] = self._step.backward(call.adapter_id, run)
+        return results
+
+    def _together(self, shard: Sequence[Batch], calls: Sequence[RankCall]) -> list[RowResults]:
+        route, forward_only = self._places.route, calls[0].forward_only
+        scales = [self._scales[call.adapter_id] for call in calls]
+
+        def run(tensors: Sequence[Tensors]) -> list[RowResults]:
+            shares = [shares_of(batch, calls, tensors, scales) for batch in shard]
+            with route.through(self._step.chunk, shares):
+                return self._schedule(shard, SharedLoss(calls, route), forward_only=forward_only)
+
+        adapters = [call.adapter_id for call in calls]
+        if forward_only:
+            return self._step.shared_forward(adapters, run)
+        results, gradients = self._step.shared_backward(adapters, run)
+        self._gradients |= {call.number: own for call, own in zip(calls, gradients, strict=True)}
+        return results
+
+    def ts_add_gradients(self, adapter_id: str, number: int) -> None:
+        """Add the gradients of the call with this number to the adapter's accumulator."""
+        self._step.add(adapter_id, self._gradients.pop(number))
 
     def ts_optim_step(self, adapter_id: str, params: AdamParams) -> float:
         """Step the optimizer, and return the gradient's norm over all ranks before clipping.

@@ -1,8 +1,11 @@
 """The split train step on one rank: gradients of several calls, then one AdamW step. One model has many adapters.
 
-Each call of `accumulate` sums gradients over data-parallel ranks, in buffers that start at zero. The sums are added to
-the adapter's accumulator only after the whole call succeeded. So every rank has the whole accumulator, which does not
-depend on how datums are distributed. No gradient is summed twice, and a failed call has no effect.
+Each call of `backward` sums gradients over data-parallel ranks, in buffers that start at zero, and returns the sums.
+`add` adds them to the adapter's accumulator after the whole call succeeded. So every rank has the whole accumulator,
+which does not depend on how datums are distributed. No gradient is summed twice, and a failed call has no effect.
+
+A forward that several calls share uses copies of their adapters. The gradients of each adapter are then summed over
+the ranks one after the other, in the same buffers.
 """
 
 from __future__ import annotations
@@ -18,8 +21,17 @@ from torch import Tensor
 from tinsmith_trainer.engines.adapters import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS, check_adam, check_norm
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.megatron.rank_group import RanksLost
-from tinsmith_trainer.engines.megatron.step.adapter_slots import AdapterSlot, Parked, pack, split, to_host, unpack
+from tinsmith_trainer.engines.megatron.step.adapter_slots import (
+    AdapterSlot,
+    LentAdapter,
+    Parked,
+    pack,
+    split,
+    to_host,
+    unpack,
+)
 from tinsmith_trainer.engines.megatron.step.optimizer import OptimizerState, check_setup
+from tinsmith_trainer.engines.megatron.step.tensor_parts import Tensors
 from tinsmith_trainer.errors import ServerError
 
 T = TypeVar("T")
@@ -74,27 +86,69 @@ class AdapterStep:
         """Create or replace an adapter, with a new optimizer."""
         self.write(adapter_id, StepState(0, {WEIGHTS: weights}))
 
-    def accumulate(self, adapter_id: str, run: Callable[[], T]) -> T:
-        """Add the gradients of the forwards and backwards in `run`. If `run` raises, nothing is added."""
-        slot = self._switch(adapter_id)
+    @property
+    def chunk(self) -> torch.nn.Module:
+        """The rank's part of the model, which a schedule calls once for each microbatch."""
+        chunk: torch.nn.Module = self._ddp
+        return chunk
+
+    def backward(self, adapter_id: str, run: Callable[[], T]) -> tuple[T, Tensor]:
+        """Return the result of `run`, and the flat sum of the gradients of its forwards and backwards."""
+        self._switch(adapter_id)
         self._ddp.train()
         self._ddp.zero_grad_buffer()
         try:
             with _without_hooks(self._ddp.config):
                 result = run()
             self._reduce()
-            gradients = pack(self._buffers())
+            return result, pack(self._buffers())
         finally:
             self._state.forget_gradients()
-        slot.add(gradients)
-        return result
 
     def forward_only(self, adapter_id: str, run: Callable[[], T]) -> T:
-        """Call `run` without gradients, but in training mode, so that the outputs are the same as in `accumulate`."""
+        """Call `run` without gradients, but in training mode, so that the outputs are the same as in `backward`."""
         self._switch(adapter_id)
         self._ddp.train()
         with torch.no_grad():
             return run()
+
+    def shared_backward(
+        self, adapter_ids: Sequence[str], run: Callable[[Sequence[Tensors]], T]
+    ) -> tuple[T, list[Tensor]]:
+        """Call `run` with the tensors of these adapters. Return its result, and each adapter's flat gradients."""
+        lent = [self._lent(adapter_id, trains=True) for adapter_id in adapter_ids]
+        self._ddp.train()
+        with _without_hooks(self._ddp.config):
+            result = run([adapter.tensors for adapter in lent])
+        return result, [self._reduced(adapter) for adapter in lent]
+
+    def shared_forward(self, adapter_ids: Sequence[str], run: Callable[[Sequence[Tensors]], T]) -> T:
+        """Call `run` with the tensors of these adapters, without gradients."""
+        self._ddp.train()
+        with torch.no_grad():
+            return run([self._lent(adapter_id, trains=False).tensors for adapter_id in adapter_ids])
+
+    def add(self, adapter_id: str, gradients: Tensor) -> None:
+        """Add the flat gradients of a successful call to the accumulator, which takes ownership of the tensor."""
+        slot = self._slot(adapter_id)
+        slot.add(gradients if slot.parked is None else to_host(gradients))
+
+    def _lent(self, adapter_id: str, *, trains: bool) -> LentAdapter:
+        slot = self._slot(adapter_id)
+        device = self._parameters[0].device
+        weights = pack(self._parameters) if slot.parked is None else slot.parked.model.to(device, non_blocking=True)
+        return LentAdapter(weights, self._names, self._parameters, trains=trains)
+
+    def _reduced(self, adapter: LentAdapter) -> Tensor:
+        """Return an adapter's gradients, summed over all ranks over which Megatron sums them."""
+        assert adapter.gradients is not None
+        self._ddp.zero_grad_buffer()
+        unpack(adapter.gradients, self._buffers())
+        try:
+            self._reduce()
+            return pack(self._buffers())
+        finally:
+            self._state.forget_gradients()
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> float:
         """Clip the gradient, step AdamW, and clear the accumulator. Return the norm over all ranks before clipping.
