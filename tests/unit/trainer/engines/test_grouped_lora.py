@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.engine.like_gpu import grouped_experts
+from tinsmith_trainer.engines.peft import grouped_lora
 from tinsmith_trainer.engines.peft.grouped_lora import GroupedDeltas, TokenGroups, TrainedDelta
 from torch import Tensor, nn
 
@@ -41,11 +42,13 @@ def plain(x: Tensor, base: nn.Linear, adapters: tuple[TrainedDelta | None, ...],
     return [out, *torch.autograd.grad(out, [x, *leaves], upstream)]
 
 
+@pytest.mark.parametrize("gradient_bytes", [grouped_lora.GRADIENT_BYTES, 1], ids=["at once", "in parts"])
 @pytest.mark.parametrize("kernel", ["loop", "grouped"])
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_adapters_of_other_ranks_scales_and_layers_share_products(
-    kernel: str, dtype: torch.dtype, rounding: float
+    kernel: str, dtype: torch.dtype, rounding: float, gradient_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(grouped_lora, "GRADIENT_BYTES", gradient_bytes)
     torch.manual_seed(1)
     base = nn.Linear(WIDE, NARROW).to(dtype).requires_grad_(False)
     x, upstream = torch.randn((sum(SIZES), WIDE)).to(dtype), torch.randn((sum(SIZES), NARROW)).to(dtype)

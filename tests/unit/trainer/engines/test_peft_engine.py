@@ -311,4 +311,4 @@ def test_every_tensor_starts_where_blas_finds_it_aligned() -> None:
     layout = plan_layout(LoraSpec(rank=5, alpha=32.0, seed=1), tiny_model().layers)
     addresses = [view.data_ptr() for view in layout.views(torch.zeros(layout.size)).values()]
     assert all(address % 64 == 0 for address in addresses)
-    assert all(first.end <= second.offset for first, second in itertools.pairwise(layout.slots))
+    assert all(first.end <= second.offset for first, second in itertools.pairwise(layout.slots.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,27 +52,50 @@ class AdapterLayout:
     """An adapter's tensors in their fixed order: modules by name, A before B."""
 
     modules: tuple[str, ...]
-    slots: tuple[TensorSlot, ...]
+    slots: Mapping[str, TensorSlot]
     size: int
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {slot.name: slot.shape for slot in self.slots}
+        return {name: slot.shape for name, slot in self.slots.items()}
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        return {slot.name: flat[slot.offset : slot.end].view(slot.shape) for slot in self.slots}
+        return {name: self.view(flat, name) for name in self.slots}
+
+    def view(self, flat: Tensor, name: str) -> Tensor:
+        slot = self.slots[name]
+        return flat[slot.offset : slot.end].view(slot.shape)
+
+    def runs(self, names: Container[str]) -> Sequence[Sequence[tuple[TensorSlot, int]]]:
+        """Return the slots of these names in runs without gaps, each slot with the offset of the next."""
+        runs: list[list[tuple[TensorSlot, int]]] = [[]]
+        slots = list(self.slots.values())
+        ends = [*(slot.offset for slot in slots[1:]), self.size]
+        for slot, end in zip(slots, ends, strict=True):
+            if slot.name in names:
+                runs[-1].append((slot, end))
+            elif runs[-1]:
+                runs.append([])
+        return [run for run in runs if run]
+
+    def stacked_views(self, flats: Tensor) -> dict[str, Tensor]:
+        """Return views `[adapters, ...]` of the flat buffers `[adapters, size]` of adapters with this layout."""
+        return {
+            name: flats[:, slot.offset : slot.end].view((len(flats), *slot.shape)) for name, slot in self.slots.items()
+        }
 
 
 def plan_layout(lora: LoraSpec, layers: Mapping[str, LoraLayer]) -> AdapterLayout:
     """Lay out the modules of the spec's families. Raises UserError if a family has no modules."""
     modules = adapters.trained_modules(lora, layers)
     adapters.check_families(lora, modules)
-    slots, offset = [], 0
+    slots, offset = {}, 0
     for module in modules:
         for part, shape in zip(("lora_A", "lora_B"), layers[module].lora_shapes(lora.rank), strict=True):
-            slots.append(TensorSlot(f"{module}.{part}", offset, shape))
+            slot = TensorSlot(f"{module}.{part}", offset, shape)
+            slots[slot.name] = slot
             offset += math.ceil(math.prod(shape) / ALIGNMENT_FLOATS) * ALIGNMENT_FLOATS
-    return AdapterLayout(modules, tuple(slots), offset)
+    return AdapterLayout(modules, slots, offset)
 
 
 class Adapter:

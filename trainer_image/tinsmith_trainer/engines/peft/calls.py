@@ -13,7 +13,7 @@ from tinsmith_trainer.engines.base import Call, Datum, Outcome, Work
 from tinsmith_trainer.engines.batching import Microbatch, MicrobatchShape, pad
 from tinsmith_trainer.engines.losses import DatumResult, PreparedLoss, outcome_of
 from tinsmith_trainer.engines.peft.adapter import Adapter
-from tinsmith_trainer.engines.peft.shared_forward import ShareResult
+from tinsmith_trainer.engines.peft.share_losses import ShareResult
 from tinsmith_trainer.engines.peft.shares import Share
 from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.torch_model.loading import TorchModel

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from tinsmith_trainer.engines.base import LossKernel
+from tinsmith_trainer.engines.peft.grouped_lora import GroupedDeltas
 from tinsmith_trainer.engines.peft.vocabulary_tiles import tiled_target_logprobs
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.torch_model.architecture import LogitTransform
@@ -170,13 +171,20 @@ def _losses_and_gradient(logits: Tensor, targets: Tensor, *, trains: bool) -> tu
 
 
 PLAIN = LogitTransform()
+Head = OwnDelta | GroupedDeltas | None
+"""What adapters add to the output projection: the delta of all tokens, or of each group of tokens, or nothing."""
+
+
+def takes_tiles(head: StackedLoraLinear) -> bool:
+    """Return whether logprobs are computed by tiles of the vocabulary, which hold one adapter at a time."""
+    return head.weight.device.type == "cpu" and head.weight.dtype == torch.float32
 
 
 def target_logprobs(
     hidden: Tensor,
     targets: Tensor,
     head: StackedLoraLinear,
-    delta: OwnDelta | None,
+    delta: Head,
     *,
     product_tokens: int | None,
     byte_budget: int,
@@ -186,11 +194,13 @@ def target_logprobs(
 ) -> Tensor:
     """Return float32 logprobs `[tokens, K]` of int64 targets `[tokens, K]`.
 
-    `hidden` are the states `[tokens, d]` of one adapter. On the CPU in float32 a product takes `product_tokens` at a
-    time, or all if None, and a token's bits depend only on that shape; free space of `memory` avoids computing logits
-    twice. Elsewhere `kernel` computes logprobs from logits. `transform` is applied to the logits first.
+    `hidden` are the states `[tokens, d]` of one adapter, or of the groups of GroupedDeltas. On the CPU in float32 a
+    product takes `product_tokens` at a time, or all if None, and a token's bits depend only on that shape; free space
+    of `memory` avoids computing logits twice. Elsewhere `kernel` computes logprobs from logits, and the logits of all
+    groups together stay within the budget. `transform` is applied to the logits first.
     """
-    if hidden.device.type == "cpu" and hidden.dtype == head.weight.dtype == torch.float32:
+    if takes_tiles(head):
+        assert not isinstance(delta, GroupedDeltas), "tiles hold one adapter"
         part = product_tokens or len(hidden)
         return tiled_target_logprobs(hidden, targets, head, delta, part, transform, memory or WarmMemory())
     per_logit = bytes_per_logit(kernel, hidden.dtype, transform)
@@ -198,8 +208,17 @@ def target_logprobs(
     if chunk >= len(hidden):
         return _head_logprobs(hidden, targets, head, delta, kernel, transform)
     parts = [
-        checkpoint(_head_logprobs, hidden_part, target_part, head, delta, kernel, transform, use_reentrant=False)
-        for hidden_part, target_part in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
+        checkpoint(
+            _head_logprobs,
+            hidden[start : start + chunk],
+            targets[start : start + chunk],
+            head,
+            delta.part(start, start + chunk) if isinstance(delta, GroupedDeltas) else delta,
+            kernel,
+            transform,
+            use_reentrant=False,
+        )
+        for start in range(0, len(hidden), chunk)
     ]
     return torch.cat(parts)
 
@@ -210,12 +229,8 @@ def tokens_per_chunk(tokens: int, bytes_per_token: int, byte_budget: int) -> int
 
 
 def _head_logprobs(
-    hidden: Tensor,
-    targets: Tensor,
-    head: StackedLoraLinear,
-    delta: OwnDelta | None,
-    kernel: LossKernel,
-    transform: LogitTransform,
+    hidden: Tensor, targets: Tensor, head: StackedLoraLinear, delta: Head, kernel: LossKernel, transform: LogitTransform
 ) -> Tensor:
-    logits = apply_delta(hidden.unsqueeze(0), head.base, DeltasApart((delta,), (len(hidden),), None)).squeeze(0)
+    deltas = delta if isinstance(delta, GroupedDeltas) else DeltasApart((delta,), (len(hidden),), None)
+    logits = apply_delta(hidden.unsqueeze(0), head.base, deltas).squeeze(0)
     return logprobs_of_logits(transform(logits), targets, kernel)

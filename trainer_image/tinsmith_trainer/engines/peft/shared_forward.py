@@ -5,37 +5,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tinsmith_trainer.engines.losses import VALID
-from tinsmith_trainer.engines.peft.logprobs import target_logprobs
+from tinsmith_trainer.engines.peft.logprobs import Head, target_logprobs
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
-from tinsmith_trainer.engines.peft.shares import Share, plan_layout, plan_route, product_tokens
+from tinsmith_trainer.engines.peft.share_losses import LossBatch, ShareResult, joined_targets, plan_batches
+from tinsmith_trainer.engines.peft.shares import Share, joins_shares, plan_layout, plan_route, product_tokens
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.torch_model.loading import TorchModel, explain_non_finite
-from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, OwnDelta, Route, routed
+from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, Route, routed
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states
 
 PROBE_TOKENS = 8
 PROBE_TOLERANCE = 1e-2
 PROBE_LOGITS = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class ShareResult:
-    """Results per row: logprobs `[rows, width]` or `[rows, width, K]`, loss and metrics `[rows]`; all float32."""
-
-    logprobs: NDArray[np.float32]
-    losses: NDArray[np.float32]
-    metrics: Mapping[str, NDArray[np.float32]]
 
 
 def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftEngineSettings) -> list[ShareResult]:
@@ -47,17 +37,19 @@ def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftE
     trains = shares[0].scratch is not None
     with torch_model.shared_device.turns.held(Use.TRAINING), torch.set_grad_enabled(trains):
         torch_model.memory.begin(settings.logits_byte_budget)
-        layout = plan_layout(shares, settings)
-        route, heads = plan_route(torch_model, shares, layout, settings)
-        with routed(route):
-            hidden = _hidden_states(torch_model, shares, layout, route, settings)
-            computed = [
-                _share_loss(torch_model, share, rows, head, settings)
-                for share, rows, head in zip(shares, hidden, heads, strict=True)
-            ]
+        batches = plan_batches(shares, joined=joins_shares(torch_model, settings))
+        ordered = [share for batch in batches for share in batch.shares]
+        layout = plan_layout(ordered, settings)
+        plan = plan_route(torch_model, ordered, layout, settings)
+        with routed(plan.route):
+            hidden = _hidden_states(torch_model, ordered, layout, plan.route, settings)
+            logprobs = _logprobs(torch_model, batches, hidden, plan.heads, settings)
+            computed = [batch.loss(own) for batch, own in zip(batches, logprobs, strict=True)]
             if trains:
                 torch.autograd.backward([loss.sum() for _, loss, _ in computed])
-        return [_to_numpy(logprobs, loss, metrics) for logprobs, loss, metrics in computed]
+                plan.add_collected(ordered)
+        results = [part for batch, own in zip(batches, computed, strict=True) for part in batch.split(_to_numpy(*own))]
+        return [result for _, result in sorted(results, key=itemgetter(0))]
 
 
 def check_architecture(torch_model: TorchModel) -> None:
@@ -148,50 +140,52 @@ def recomputed(layers: Sequence[nn.Module], route: Route, layout: Packing | None
 
 def _hidden_states(
     torch_model: TorchModel, shares: Sequence[Share], layout: Packing | None, route: Route, settings: PeftEngineSettings
-) -> Sequence[Tensor]:
-    """Return the last hidden states of each share, `[tokens, d]`."""
+) -> Tensor:
+    """Return the last hidden states of all shares, `[tokens, d]`."""
     decoder = torch_model.decoder
-    sizes = [share.shape.tokens for share in shares]
-    recompute = torch.is_grad_enabled() and sum(sizes) > settings.recompute_above_tokens
+    tokens = sum(share.shape.tokens for share in shares)
+    recompute = torch.is_grad_enabled() and tokens > settings.recompute_above_tokens
     with recomputed(decoder.layers, route, layout) if recompute else nullcontext():
         if layout is not None:
             packed = np.concatenate([share.arrays.tokens[share.arrays.valid] for share in shares])
             hidden = packed_hidden_states(decoder, torch.from_numpy(packed).to(torch_model.device), layout)
-            return torch.split(hidden, [*sizes, layout.filling])[: len(shares)]
+            return hidden[:tokens]
         rows = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
         if (inputs := shares[0].image_inputs) is not None:  # the whole model computes embeddings, positions and mask
             hidden = torch_model.model.base_model(input_ids=rows, use_cache=False, **inputs).last_hidden_state
         else:
             hidden = decoder(input_ids=rows, use_cache=False).last_hidden_state
-    return torch.split(hidden.flatten(0, 1), sizes)
+    rows_in_turn: Tensor = hidden.flatten(0, 1)
+    return rows_in_turn
 
 
-def _share_loss(
-    torch_model: TorchModel, share: Share, hidden: Tensor, delta: OwnDelta | None, settings: PeftEngineSettings
-) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
-    """Return logprobs, and loss and metrics per row, for hidden states `[tokens, d]`."""
-    device = torch_model.device
-    targets = torch.from_numpy(share.arrays.targets).to(device)
-    inputs = {name: torch.from_numpy(values).to(device) for name, values in share.arrays.loss_inputs.items()}
-    inputs[VALID] = torch.from_numpy(share.arrays.valid).to(device)
-    # Computed on the host, because a GPU would stop for the number of places.
-    places = torch.from_numpy(np.flatnonzero(share.arrays.valid)).to(device) if share.shape.packed else None
-    flat_targets = targets.view(targets.shape[0] * targets.shape[1], -1)
-    computed = target_logprobs(
-        hidden,
-        flat_targets if places is None else flat_targets[places],
-        torch_model.unembed,
-        delta,
-        product_tokens=product_tokens(torch_model, share, settings),
-        byte_budget=settings.logits_byte_budget,
-        kernel=settings.loss_kernel,
-        transform=torch_model.logit_transform,
-        memory=torch_model.memory,
-    )
-    in_rows = computed if places is None else computed.new_zeros(flat_targets.shape).index_copy(0, places, computed)
-    logprobs = in_rows.view(targets.shape)
-    terms = share.loss(logprobs, inputs)
-    return logprobs, terms.loss.flatten(1).sum(1), terms.metrics
+def _logprobs(
+    torch_model: TorchModel,
+    batches: Sequence[LossBatch],
+    hidden: Tensor,
+    heads: Sequence[Head],
+    settings: PeftEngineSettings,
+) -> Sequence[Tensor]:
+    """Return the logprobs `[tokens, K]` of each batch. One head serves all batches, or each batch has its own."""
+    together = [batches] if len(heads) == 1 else [[batch] for batch in batches]
+    sizes = [batch.tokens for batch in batches]
+    parts = [hidden] if len(heads) == 1 else torch.split(hidden, sizes)
+    computed = [
+        target_logprobs(
+            part,
+            torch.from_numpy(joined_targets(group)).to(torch_model.device),
+            torch_model.unembed,
+            head,
+            product_tokens=product_tokens(torch_model, group[0].shares[0], settings),
+            byte_budget=settings.logits_byte_budget,
+            kernel=settings.loss_kernel,
+            transform=torch_model.logit_transform,
+            memory=torch_model.memory,
+        )
+        for group, part, head in zip(together, parts, heads, strict=True)
+    ]
+    of_batches = torch.split(computed[0], sizes) if len(heads) == 1 else computed
+    return [batch.own_targets(logprobs) for batch, logprobs in zip(batches, of_batches, strict=True)]
 
 
 def _to_numpy(logprobs: Tensor, loss: Tensor, metrics: Mapping[str, Tensor]) -> ShareResult:
