@@ -26,13 +26,14 @@ from rich.console import Console
 from rich.table import Table
 from tinsmith_trainer.engines.base import Datum, LoraProducts, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import PeftEngine, engine, shared_forward
+from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.settings import (
     activations_room,
     device_settings,
     plan_for_room,
     weight_bytes,
 )
-from tinsmith_trainer.engines.peft.shared_forward import ShareResult
+from tinsmith_trainer.engines.peft.share_losses import ShareResult
 from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.torch_model import expert_products, norms, packing, products
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear
@@ -133,8 +134,8 @@ class PricedOperations(TorchDispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        read = [leaf for leaf in tree_leaves(_read(func, args, kwargs)) if isinstance(leaf, Tensor)]
+        written = [leaf for leaf in tree_leaves(_written(func, args, out)) if isinstance(leaf, Tensor)]
         if written and launches_kernel(func):
             flops = _flops(func, args, kwargs or {}, out)
             item = self._labels.current(func._schema.name, is_narrow=_is_narrow(read))
@@ -142,12 +143,29 @@ class PricedOperations(TorchDispatchMode):
         return out
 
 
+def _read(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """Return what an operation reads. Zeros only take a shape, and a copy does not read its target."""
+    name = func._schema.name
+    if name.startswith(("aten::zeros", "aten::new_zeros")):
+        return ()
+    return args[1] if name == "aten::copy_" else (args, kwargs)
+
+
+def _written(func: Any, args: Sequence[Any], out: Any) -> Any:
+    """Return what an operation writes. Operations on lists of tensors in place return nothing."""
+    name = func._schema.name
+    return args[0] if name.startswith("aten::_foreach_") and name.endswith("_") else out
+
+
 def _is_narrow(operands: Sequence[Tensor]) -> bool:
     """Return whether a product has a side of an adapter's rank."""
     return RANK in {size for operand in operands for size in operand.shape}
 
 
-WITHOUT_KERNELS = ("aten::empty", "aten::_unsafe_view", "aten::lift_fresh", "aten::detach", "aten::_reshape_alias")
+WITHOUT_KERNELS = (
+    *("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::lift_fresh", "aten::detach"),
+    "aten::_reshape_alias",
+)
 
 
 def launches_kernel(func: Any) -> bool:
@@ -260,13 +278,21 @@ def ragged(count: int, below: int) -> list[int]:
     return [int(length) for length in np.random.default_rng(0).integers(64, below, count)]
 
 
-WORKLOADS = (
-    Workload("8 x 512", [512] * 8),
-    Workload("64 ragged of 64 to 1,023", ragged(64, 1024)),
-    Workload("64 ragged of 64 to 255", ragged(64, 256)),
-    Workload("8 ragged of 64 to 255", ragged(8, 256)),
-    Workload("8 adapters, each 8 ragged of 64 to 255", ragged(8, 256), adapters=8),
-)
+WORKLOADS: Mapping[str, Sequence[Workload]] = {
+    "steps": (
+        Workload("8 x 512", [512] * 8),
+        Workload("64 ragged of 64 to 1,023", ragged(64, 1024)),
+        Workload("64 ragged of 64 to 255", ragged(64, 256)),
+        Workload("8 ragged of 64 to 255", ragged(8, 256)),
+        Workload("8 adapters, each 8 ragged of 64 to 255", ragged(8, 256), adapters=8),
+    ),
+    "adapters": (
+        Workload("64 x 64", [64] * 64),
+        Workload("64 adapters, each 64", [64], adapters=64),
+        Workload("256 x 64", [64] * 256),
+        Workload("256 adapters, each 64", [64], adapters=256),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +422,7 @@ def on_a_gpu() -> Iterator[None]:
 
     with (
         mock.patch.object(engine, "check_architecture"),
+        mock.patch.object(Adapter, "draw"),
         mock.patch.object(engine, "PACKED_BELOW_TOKENS", new=LONGEST_TOKENS + 1),
         mock.patch.object(engine, "packs_within_rounding", return_value=True),
         mock.patch.object(packing, "blocked_attention", new=packed_attention),
@@ -497,6 +524,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", choices=gpu_step.SHAPES, default="8B", help="by its parameters")
     parser.add_argument("--gpu", choices=GPUS, default="h100")
     parser.add_argument("--lora-products", choices=get_args(LoraProducts), help="as the worker's")
+    parser.add_argument(
+        "--workloads", choices=WORKLOADS, default="steps", help="single calls, or calls of many adapters"
+    )
     parser.add_argument("--only", default="", help="estimate the steps whose name contains this text")
     parser.add_argument("--json", action="store_true", help="print the estimates as JSON")
     return parser.parse_args(arguments)
@@ -506,7 +536,7 @@ def main() -> None:
     options = parse()
     configure_logs("console", "error")  # standard output is only for the figures
     model = GpuModel(options.model, GPUS[options.gpu], options.lora_products)
-    chosen = [workload for workload in WORKLOADS if options.only in workload.name]
+    chosen = [workload for workload in WORKLOADS[options.workloads] if options.only in workload.name]
     estimates = [*(model.step(workload) for workload in chosen), model.optimizer_step()]
     if options.json:
         print(json.dumps([asdict(each) for each in estimates], indent=2))
