@@ -12,6 +12,7 @@ NODES := 1
 ONLY := test
 SEED := 1
 KILLS := 200
+NUMERICS := exact
 # The programs of `make recipes`. Empty means all.
 PROGRAMS :=
 # The commit of the tree in `make gpu-run`, for a tree without git.
@@ -259,8 +260,8 @@ recipes: venv ## run and check the cookbook's programs and four programs on Open
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/cookbook_sources.py
 	PYTHONPATH=tests:dev/testcluster:dev/scripts $(BIN)/python -m support.recipes $(PROGRAMS)
 
-soak: venv ## kill processes 200 times at random under four programs of two tenants and compare the bits (half an hour); optional SEED=… and KILLS=…
-	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
+soak: venv ## kill processes 200 times at random under four programs of two tenants and compare the bits (half an hour); optional SEED=…, KILLS=… and NUMERICS=fast, which allows rounding
+	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS) --numerics $(NUMERICS)
 
 test-protocol-model: venv ## compare ten thousand random sequences of the protocol, with kills between any two steps, with its reference; optional SEED=…
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/protocol_model.py --seed $(SEED)
