@@ -80,6 +80,11 @@ def read_right(column: Tensor) -> Tensor:
     return column[:, EXTRA_COLUMNS:]
 
 
+def read_left(column: Tensor) -> Tensor:
+    """Return the part of a column `[b, S]` in which position i is input of the logprob at position i."""
+    return column[:, :-EXTRA_COLUMNS]
+
+
 def width(values: Values) -> int | None:
     """Return K for a shape `[T, K]`, and None for a shape `[T]`."""
     return values.shape[1] if values.ndim == 2 else None
@@ -158,6 +163,12 @@ def scored(batch: Mapping[str, Tensor]) -> Scored:
 
 def rows_in(batch: Mapping[str, Tensor]) -> int:
     return len(batch[ROW_ID])
+
+
+def packed_lengths(batch: Mapping[str, Tensor]) -> list[int]:
+    """Return the length of each row as a packed sequence: its scored positions, and at least one."""
+    lengths: list[int] = (batch[INPUT_LENGTHS] - EXTRA_COLUMNS).clamp(min=1).tolist()
+    return lengths
 
 
 def take(batch: Mapping[str, Tensor], rows: Tensor) -> Batch:

@@ -40,7 +40,7 @@ class MegatronCall(Call):
         """Return whether the call may share forwards. With several targets per token, all rows would have as many."""
         return not self.runs_alone and all(datum.loss_inputs[TARGETS].ndim == 1 for datum in self.work.datums)
 
-    def on_ranks(self) -> RankCall:
+    def on_ranks(self, *, packed: bool) -> RankCall:
         return RankCall(
             self.number,
             self.work.adapter_id,
@@ -48,6 +48,7 @@ class MegatronCall(Call):
             tuple(self.loss.arrays[0]),
             len(self.work.datums),
             self.work.forward_only,
+            packed,
         )
 
 

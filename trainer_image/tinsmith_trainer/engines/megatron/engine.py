@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 from weakref import WeakValueDictionary
 
+import numpy as np
 import structlog
 import torch
 from transformers import AutoConfig
@@ -37,13 +38,14 @@ from tinsmith_trainer.engines.base import (
     EngineCapabilities,
     ExportLayout,
     LoraSpec,
+    LossSpec,
     Outcome,
     Work,
 )
 from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
 from tinsmith_trainer.engines.imports.files import Embeddings, read_adapter, stored_embeddings
-from tinsmith_trainer.engines.losses import loss_names, prepare_loss
+from tinsmith_trainer.engines.losses import TARGETS, loss_names, prepare_loss
 from tinsmith_trainer.engines.megatron.batch import RowResults, gather
 from tinsmith_trainer.engines.megatron.calls import (
     MegatronCall,
@@ -62,12 +64,15 @@ from tinsmith_trainer.engines.megatron.step.train_step import StepState
 from tinsmith_trainer.errors import ServerError, TrainerError
 from tinsmith_trainer.process.exit import end_process
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
+from tinsmith_trainer.torch_model.packing import PROBE_TOLERANCE
 
 log = structlog.get_logger(__name__)
 
 A_SUFFIX = ".lora_A"
 SHARING_BYTES = 4 * 2**30
 """The memory of a rank for the adapters of a shared forward: copies of their weights, and their gradients."""
+TRIAL = "packing trial"
+TRIAL_LENGTHS = (5, 19, 11)
 BYTES_OF_A_VALUE = 8
 """The bytes of a value of such an adapter: a weight, and a gradient in float32."""
 
@@ -93,7 +98,8 @@ class MegatronEngine(Engine):
     A call is not divided: `advance` computes the whole call, and the ranks hold its gradients until `finish`. With
     `numerics: exact` the ranks compute one call at a time, so a call's bits do not depend on other calls. The engine is
     not declared batch invariant: the datums of a call are padded to one length, and padding changes how sums are
-    rounded. With `numerics: fast`, small calls of several adapters share forwards.
+    rounded. With `numerics: fast`, small calls of several adapters share forwards, and datums are packed if a trial at
+    the start agrees with rows.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class MegatronEngine(Engine):
         self._numbers = count()
         self._held: WeakValueDictionary[int, MegatronCall] = WeakValueDictionary()  # whose gradients the ranks hold
         self._limits = self._sharing_limits()
+        self._packs = self._may_pack()
 
     def _sharing_limits(self) -> SharingLimits:
         """Return the limits on shared forwards, and log the reason if each forward has only one call."""
@@ -131,6 +138,38 @@ class MegatronEngine(Engine):
         if any(part.among == "expert" for own in self._parts for part in own):
             return "an expert receives tokens without their call"
         return f"two adapters need more than {SHARING_BYTES} bytes of a rank" if calls < 2 else None
+
+    def _may_pack(self) -> bool:
+        """Return whether datums are packed, and log the reason if they are padded."""
+        if not self._is_fast:
+            reason = "numerics are exact"
+        elif self._ranks.parallelism.context > 1:
+            reason = "NeMo RL packs for context ranks itself"
+        elif not all(self._ranks.all("ts_packs")):
+            reason = f"{self._name} packs only for context ranks"
+        elif not self._trial_agrees():
+            reason = "the trial at the start failed"
+        else:
+            return True
+        log.info("datums are padded to rows of one length", reason=reason)
+        return False
+
+    def _trial_agrees(self) -> bool:
+        """Return whether packed datums have the logprobs of rows, which depends on the attention of the ranks."""
+        tokens = np.arange(self._info.max_sequence_length + 1, dtype=np.int64) % self._info.vocab_size
+        lengths = [min(length, self._info.max_sequence_length) for length in TRIAL_LENGTHS]
+        datums = [Datum(tokens[:one].astype(np.int32), {TARGETS: tokens[1 : one + 1]}) for one in lengths]
+        self.create_adapter(TRIAL, LoraSpec(rank=1, alpha=1.0, seed=0))
+        call = cast("MegatronCall", self.start(Work(TRIAL, datums, LossSpec("cross_entropy"), forward_only=True)))
+        try:
+            packed, rows = (gather(self._on_ranks([call], packed=packed), datums) for packed in (True, False))
+        except ServerError as error:
+            log.warning("the ranks cannot compute packed datums", error=str(error))
+            return False
+        finally:
+            self.drop(TRIAL)
+        apart = max(float(np.abs(one.logprobs - two.logprobs).max()) for one, two in zip(packed, rows, strict=True))
+        return apart <= PROBE_TOLERANCE[self._base.dtype]
 
     @property
     def _is_fast(self) -> bool:
@@ -193,22 +232,25 @@ class MegatronEngine(Engine):
     def advance(self, calls: Sequence[Call]) -> None:
         group = cast("Sequence[MegatronCall]", calls)
         try:
-            datums = datums_of(group)
-            outcomes = outcomes_of(group, gather(self._on_ranks(group, datums), datums))
+            # Tensor ranks may divide the packed tokens, and a rank would not know the call of its part.
+            packed = self._packs and (len(group) == 1 or self._ranks.parallelism.tensor == 1)
+            outcomes = outcomes_of(group, gather(self._on_ranks(group, packed=packed), datums_of(group)))
         except TrainerError as error:
             _fail(group, error)
             return
         for call, outcome in zip(group, outcomes, strict=True):
             call.outcome = outcome
 
-    def _on_ranks(self, group: Sequence[MegatronCall], datums: Sequence[Datum]) -> list[RowResults]:
+    def _on_ranks(self, group: Sequence[MegatronCall], *, packed: bool) -> list[RowResults]:
         """Compute on all ranks. Raises ServerError if every rank failed at the same point without an effect."""
-        layout, calls = self._ranks.parallelism, [call.on_ranks() for call in group]
+        layout = self._ranks.parallelism
+        calls = [call.on_ranks(packed=packed) for call in group]
         shards = shards_of(
-            datums,
+            datums_of(group),
             arrays_of(group),
             layout,
             self._settings.token_budget,
+            packed=packed,
             most_rows=self._settings.token_budget if self._is_fast else MAX_ROWS,
             call_ends=ends_of(calls),
         )

@@ -9,12 +9,14 @@ before the computation, and padding rows fill the last microbatches.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from tinsmith_trainer.engines.base import Datum
+from tinsmith_trainer.engines.batching import CELLS_PER_TOKEN
 from tinsmith_trainer.engines.losses import LossArrays
 from tinsmith_trainer.engines.megatron.batch import (
     INPUT_LENGTHS,
@@ -39,25 +41,32 @@ LEAST_FILLED_SHARE = 0.5
 """The limit on padding in a row: a datum joins longer datums only if at most half of the datum's row is padding."""
 
 
+Cut = Callable[[Sequence[int], Sequence[int], int], list[list[int]]]
+"""A function that splits rows of decreasing lengths into microbatches of a number of tokens."""
+
+
 def shards_of(
     datums: Sequence[Datum],
     arrays: Sequence[LossArrays],
     layout: Parallelism,
     token_budget: int,
     *,
+    packed: bool = False,
     most_rows: int = MAX_ROWS,
     call_ends: Sequence[int] = (),
 ) -> list[list[Batch]]:
     """Return the microbatches of each data-parallel rank; every rank has at least one microbatch.
 
     Each datum is in exactly one microbatch; row ids are the indices of datums in the call. In a microbatch of several
-    calls, which end at the indices `call_ends`, the rows of each call are consecutive.
+    calls, which end at the indices `call_ends`, the rows of each call are consecutive. `packed`: the model computes no
+    padding between rows, so a microbatch may have rows of any lengths.
 
     The tensors share no memory, because pickling a view copies the whole tensor to which the view belongs.
     """
     if layout.context > 1:
         return equal_shards(datums, arrays, layout, token_budget)
-    return close_shards(datums, arrays, layout, token_budget, most_rows=most_rows, call_ends=call_ends)
+    cut = cut_by_tokens if packed else partial(cut_by_length, most_rows=most_rows)
+    return close_shards(datums, arrays, layout, token_budget, cut=cut, call_ends=call_ends)
 
 
 def length_multiple(*, tensor: int, context: int) -> int:
@@ -75,7 +84,7 @@ def close_shards(
     layout: Parallelism,
     token_budget: int,
     *,
-    most_rows: int = MAX_ROWS,
+    cut: Cut | None = None,
     call_ends: Sequence[int] = (),
 ) -> list[list[Batch]]:
     """Distribute datums by length, so that copies of the model have similar work.
@@ -96,7 +105,7 @@ def close_shards(
     # A rank without datums still takes part in the sum of gradients.
     idle = filling(batch(by_length[-1:]), 1)
     dealt = (by_length[rank :: layout.data] for rank in range(layout.data))
-    shards = [[batch(rows) for rows in cut_by_length(own, lengths, token_budget, most_rows)] for own in dealt]
+    shards = [[batch(rows) for rows in (cut or cut_by_length)(list(own), lengths, token_budget)] for own in dealt]
     # Copies that share experts exchange tokens in each microbatch, so they have equally many.
     least = max(map(len, shards)) if layout.expert > 1 else 1
     return [shard + [idle] * (least - len(shard)) for shard in shards]
@@ -127,6 +136,24 @@ def cut_by_length(
             parts[-1].append(row)
         else:
             parts.append([row])
+    return parts
+
+
+def cut_by_tokens(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Split rows of decreasing lengths into microbatches of at most so many tokens without padding.
+
+    Losses take rows as wide as the longest datum, so the padding of rows is limited, too.
+    """
+    parts: list[list[int]] = []
+    tokens = 0
+    for row in rows:
+        cells = (len(parts[-1]) + 1) * lengths[parts[-1][0]] if parts else 0
+        if parts and tokens + lengths[row] <= token_budget and cells <= CELLS_PER_TOKEN * token_budget:
+            parts[-1].append(row)
+            tokens += lengths[row]
+        else:
+            parts.append([row])
+            tokens = lengths[row]
     return parts
 
 

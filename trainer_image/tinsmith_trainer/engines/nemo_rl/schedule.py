@@ -32,6 +32,7 @@ from tinsmith_trainer.engines.megatron.batch import (
     total_loss,
 )
 from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
+from tinsmith_trainer.engines.megatron.step.rank import Schedule
 from tinsmith_trainer.engines.megatron.step.shared_calls import Loss
 
 ROWS = "tinsmith_rows"
@@ -132,7 +133,7 @@ class _Cut:
     length: int
 
 
-class NemoSchedule:
+class NemoSchedule(Schedule):
     """A schedule on a constructed `MegatronPolicyWorkerImpl`.
 
     Without packing, the schedule calls the worker's output layer, and the model does not call this layer.
@@ -147,7 +148,16 @@ class NemoSchedule:
         self._worker = worker
         self._unembedding = None if worker.cfg["sequence_packing"]["enabled"] else defer_unembedding(worker.model)
 
-    def __call__(self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool) -> list[RowResults]:
+    @property
+    @override
+    def packs(self) -> bool:
+        """False: NeMo RL itself packs, for context ranks, and then no longer returns hidden states."""
+        return False
+
+    @override
+    def __call__(
+        self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool, packed: bool = False
+    ) -> list[RowResults]:
         """Return the results of the rows on the last pipeline stage, and an empty list on earlier stages.
 
         All ranks of one data index receive the same microbatches. Gradients are added to the model's buffers, as plain
@@ -156,6 +166,7 @@ class NemoSchedule:
         """
         from nemo_rl.models.megatron.train import LossPostProcessor, megatron_forward_backward
 
+        assert not packed, "the engine asks first"
         worker = self._worker
         cuts = [self._cut(list(of_one)) for _, of_one in groupby(microbatches, _shapes)]
         count = sum(cut.count for cut in cuts)

@@ -150,3 +150,20 @@ def test_a_shard_does_not_carry_the_other_shards_with_it(pipeline: int) -> None:
     alone = sharded([99] * 64, Parallelism(pipeline, pipeline=pipeline))[0]
     in_four = sharded([99] * 64, Parallelism(4 * pipeline, pipeline=pipeline))[0]
     assert len(pickle.dumps(in_four)) < len(pickle.dumps(alone)) / 3
+
+
+@settings(deadline=None)
+@given(lengths_of_calls, st.integers(1, 5))
+def test_packed_microbatches_hold_rows_of_any_length_up_to_the_budget_and_the_rows_of_a_call_together(
+    lengths: list[int], first_call: int
+) -> None:
+    datums = [sft_datum(length, seed) for seed, length in enumerate(lengths)]
+    arrays = prepare_loss(LossSpec("cross_entropy"), datums).arrays
+    ends = [min(first_call, len(datums)), len(datums)]
+    [shard] = shards_of(datums, arrays, Parallelism(), BUDGET, packed=True, call_ends=ends)
+    rows = [batch[ROW_ID].tolist() for batch in shard]
+    assert sorted(row for own in rows for row in own) == list(range(len(datums)))
+    for own in rows:
+        assert len(own) == 1 or sum(lengths[row] for row in own) <= BUDGET
+        calls = [row >= ends[0] for row in own]
+        assert calls == sorted(calls)

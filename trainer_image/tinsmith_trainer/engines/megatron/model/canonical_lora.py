@@ -98,12 +98,12 @@ class RoutedAdapter(nn.Module):
         self._plain = adapter.forward
         adapter.forward = self._routed
 
-    def _routed(self, x: Tensor) -> Tensor:
+    def _routed(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         shares = self._route.shares
         if not shares:
             plain: Tensor = self._plain(x)
             return plain
-        return torch.cat([self._delta(share, share.of(x)) for share in shares], dim=1)
+        return torch.cat([self._delta(share, share.of(x)) for share in shares], dim=shares[0].dimension)
 
     def _delta(self, share: Share, x: Tensor) -> Tensor:
         self.adapter.alpha = share.scale * self.adapter.dim

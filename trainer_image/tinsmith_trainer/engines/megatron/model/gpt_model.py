@@ -12,6 +12,7 @@ import torch.distributed
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -54,14 +55,30 @@ class CausalAttention(nn.Module):
         super().__init__()
 
     @override
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Map `[S, B, heads, size]` to `[S, B, features]`.
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *_: Any,
+        packed_seq_params: PackedSeqParams | None = None,
+        **__: Any,
+    ) -> Tensor:
+        """Map `[S, B, heads, size]` to `[S, B, features]`, and packed sequences `[S, heads, size]` to `[S, features]`.
 
         Key and value have one head for each group of query heads.
         """
-        query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
-        attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return attended.permute(2, 0, 1, 3).flatten(2)
+        if packed_seq_params is None:
+            return _attended(query, key, value)
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        by_sequence = zip(*(torch.split(heads.unsqueeze(1), lengths) for heads in (query, key, value)), strict=True)
+        return torch.cat([_attended(*sequence) for sequence in by_sequence]).squeeze(1)
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
+    attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return attended.permute(2, 0, 1, 3).flatten(2)
 
 
 @dataclass(frozen=True, slots=True)

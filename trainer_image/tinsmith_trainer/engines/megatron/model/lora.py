@@ -155,13 +155,14 @@ class ParallelLora(nn.Module):
         return exchanged
 
     def _shared_delta(self, x: Tensor, shares: Shares) -> Tensor:
-        """Compute the delta of several adapters for x `[length, rows, d_in]`, whose rows are sorted by adapter."""
-        length, rows = x.shape[:2]
-        tokens = [share.tokens(length) for share in shares]
+        """Compute the delta of several adapters, whose rows of x, or packed tokens, follow each other."""
+        outer = shares[0].dimension
+        by_adapter = x.transpose(0, outer)
+        tokens = [share.tokens(x) for share in shares]
         counts = torch.tensor(tokens, device=x.device)
         scales = torch.tensor([share.scale for share in shares], device=x.device)
         by_token = torch.repeat_interleave(scales, counts, output_size=sum(tokens)).unsqueeze(1)
-        down = by_expert(x.transpose(0, 1).flatten(0, 1), self._stacked_A(shares), counts) * by_token
+        down = by_expert(by_adapter.flatten(0, 1), self._stacked_A(shares), counts) * by_token
         parts = self._exchanged(down).chunk(len(self._projections), dim=-1)
         out = self._join(
             [
@@ -169,7 +170,7 @@ class ParallelLora(nn.Module):
                 for part, own in zip(parts, self._projections, strict=True)
             ]
         )
-        return out.view(rows, length, -1).transpose(0, 1)
+        return out.view(*by_adapter.shape[:2], -1).transpose(0, outer)
 
     def _stacked_A(self, shares: Shares) -> Tensor:
         """Return each share's A of all projections, one after the other: `[shares, projections * rank, d_in]`."""

@@ -19,20 +19,27 @@ class Share:
     """The rows of one call in a microbatch.
 
     `call` is the index of the call in its group. `tensors` are this rank's parts of the call's adapter, by name, and
-    `scale` is alpha divided by the rank.
+    `scale` is alpha divided by the rank. `packed` are the call's tokens if the rows are packed, otherwise None.
     """
 
     call: int
     rows: slice
     tensors: Mapping[str, Tensor]
     scale: float
+    packed: slice | None = None
+
+    @property
+    def dimension(self) -> int:
+        """The dimension in which the shares of hidden states follow each other."""
+        return 1 if self.packed is None else 0
 
     def of(self, x: Tensor) -> Tensor:
-        """Return the share's part of hidden states `[length, rows, d]`."""
-        return x[:, self.rows]
+        """Return the share's part of hidden states, `[length, rows, d]` or, if they are packed, `[tokens, 1, d]`."""
+        return x[:, self.rows] if self.packed is None else x[self.packed]
 
-    def tokens(self, length: int) -> int:
-        return int(self.rows.stop - self.rows.start) * length
+    def tokens(self, x: Tensor) -> int:
+        """Return the number of tokens of the share's part of `x`."""
+        return self.of(x)[..., 0].numel()
 
 
 Shares = tuple[Share, ...]

@@ -22,10 +22,16 @@ from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep, StepS
 
 
 class Schedule(Protocol):
-    def __call__(self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool) -> list[RowResults]:
+    @property
+    def packs(self) -> bool:
+        """True if the model can compute packed rows."""
+
+    def __call__(
+        self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool, packed: bool = False
+    ) -> list[RowResults]:
         """Return the results on the last pipeline stage, and an empty list on earlier stages.
 
-        Microbatches may differ in shape.
+        Microbatches may differ in shape. `packed`: the model computes the rows without the padding between them.
         """
 
 
@@ -59,6 +65,10 @@ class Rank:
         """Return the parts that this rank holds of every adapter."""
         return self._places.parts
 
+    def ts_packs(self) -> bool:
+        """Return whether calls may be packed."""
+        return self._schedule.packs
+
     def ts_create(self, adapter_id: str, scale: float, weights: Tensors) -> None:
         """Create an adapter. `weights` are whole tensors; `scale` is alpha / rank."""
         self._step.create(adapter_id, self._cut(weights))
@@ -79,7 +89,7 @@ class Rank:
         self._places.set_scale(self._scales[call.adapter_id])
 
         def run() -> list[RowResults]:
-            return self._schedule(shard, call.loss, forward_only=call.forward_only)
+            return self._schedule(shard, call.loss, forward_only=call.forward_only, packed=call.packed)
 
         if call.forward_only:
             return self._step.forward_only(call.adapter_id, run)
@@ -87,13 +97,13 @@ class Rank:
         return results
 
     def _together(self, shard: Sequence[Batch], calls: Sequence[RankCall]) -> list[RowResults]:
-        route, forward_only = self._places.route, calls[0].forward_only
+        route, forward_only, packed = self._places.route, calls[0].forward_only, calls[0].packed
         scales = [self._scales[call.adapter_id] for call in calls]
 
         def run(tensors: Sequence[Tensors]) -> list[RowResults]:
             shares = [shares_of(batch, calls, tensors, scales) for batch in shard]
             with route.through(self._step.chunk, shares):
-                return self._schedule(shard, SharedLoss(calls, route), forward_only=forward_only)
+                return self._schedule(shard, SharedLoss(calls, route), forward_only=forward_only, packed=packed)
 
         adapters = [call.adapter_id for call in calls]
         if forward_only:

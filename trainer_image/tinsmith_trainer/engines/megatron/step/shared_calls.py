@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.engines.losses import VALID, Inputs, PreparedLoss, Terms
-from tinsmith_trainer.engines.megatron.batch import ROW_ID, Batch
+from tinsmith_trainer.engines.megatron.batch import ROW_ID, Batch, packed_lengths
 from tinsmith_trainer.engines.megatron.sharding import call_of
 from tinsmith_trainer.engines.megatron.step.adapter_route import AdapterRoute, Share, Shares
 from tinsmith_trainer.engines.megatron.step.tensor_parts import Tensors
@@ -24,7 +24,7 @@ class RankCall:
     """A call in the form in which ranks receive it. Picklable.
 
     `number` names the gradients that the ranks hold until the engine adds or drops them. `datums` is the number of
-    datums, and `inputs` are the names of the loss's inputs.
+    datums, and `inputs` are the names of the loss's inputs. `packed`: the rows of a microbatch are packed.
     """
 
     number: int
@@ -33,6 +33,7 @@ class RankCall:
     inputs: tuple[str, ...]
     datums: int
     forward_only: bool
+    packed: bool
 
 
 def ends_of(calls: Sequence[RankCall]) -> list[int]:
@@ -43,9 +44,11 @@ def ends_of(calls: Sequence[RankCall]) -> list[int]:
 def shares_of(batch: Batch, calls: Sequence[RankCall], tensors: Sequence[Tensors], scales: Sequence[float]) -> Shares:
     """Return the shares of a microbatch in which the rows of each call are consecutive."""
     ends, start, shares = ends_of(calls), 0, []
+    starts = [0, *accumulate(packed_lengths(batch))]
     for call, rows in groupby(batch[ROW_ID].tolist(), lambda row_id: call_of(row_id, ends)):
         end = start + len(list(rows))
-        shares.append(Share(call, slice(start, end), tensors[call], scales[call]))
+        packed = slice(starts[start], starts[end]) if calls[0].packed else None
+        shares.append(Share(call, slice(start, end), tensors[call], scales[call], packed))
         start = end
     return tuple(shares)
 
