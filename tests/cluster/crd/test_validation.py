@@ -84,6 +84,7 @@ GOOD = {
     "nodes that read by Miles what one downloaded": session(
         **MILES, source=FROM_HUB, parallelism={"nodes": 2}, modelCache={"claimName": "models"}
     ),
+    "exact numerics of Miles on GPUs": session(**MILES_ON_GPUS, resources=gpus(8), numerics="exact"),
     "GPUs and no word on how they divide": session(**NEMO_RL_ON_GPUS, resources=gpus(8)),
     "unusual names of a model": session(model="org/Model_v1.0+beta@2026"),
 }
@@ -106,6 +107,10 @@ BAD = {
     "a folder as a repository": (session(source=hub("/models/x")), "must have the form 'owner/name'"),
     "another engine": (session(engine="abacus"), 'supported values: "peft", "nemo-rl", "miles"'),
     "an undivided engine divided": (session(parallelism={}), "spec.parallelism is only for engines nemo-rl and miles"),
+    "exact numerics of NeMo RL on GPUs": (
+        session(**NEMO_RL_ON_GPUS, resources=gpus(8), numerics="exact"),
+        "spec.numerics cannot be exact for engine nemo-rl on GPUs",
+    ),
     "a cache for the other engine": (
         session(modelCache={"claimName": "c"}),
         "spec.modelCache is only for engines nemo-rl",
