@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, cast, get_args
 from unittest import mock
 
@@ -329,7 +330,8 @@ class GpuModel:
         plan = plan_for_room(room, whole.config, torch.bfloat16.itemsize, None, "auto")
         self._flops_per_token = gpu_step.flops_per_token(whole)
         defaults = device_settings("cuda", torch.bfloat16, plan)
-        self._settings = replace(defaults, lora_products=lora_products or defaults.lora_products)
+        most = max(workload.adapters for workload in chain(*WORKLOADS.values()))
+        self._settings = replace(defaults, lora_products=lora_products or defaults.lora_products, adapter_slots=most)
 
     def step(self, workload: Workload) -> Estimate:
         """Return the estimate of forward and backward of one call for each adapter."""

@@ -107,4 +107,9 @@ def test_the_memory_plan_agrees_with_the_code() -> None:
         f"{again / 10**6:.1f} MB are held, and 27.2 GB hold {round(activations_room(85 * GB, WEIGHTS) // again, -3):,}"
         in plan
     )
+    parameters = 92.3e6  # of rank 32 on all layers
+    # Weights, gradients, two moments and the gradient of a call in float32; two copies of a forward in bfloat16.
+    in_a_call = 5 * 4 + 2 * 2
+    assert f"| adapters, {parameters * in_a_call / GB:.1f} GB each | {10 * parameters * in_a_call / GB:.1f} |" in plan
+    assert f"{in_a_call} bytes per parameter during a call" in plan
     assert f"| {(85 * GB - WEIGHTS) / 4 / GB:.1f} | a quarter" in plan
