@@ -130,6 +130,7 @@ def joined_targets(batches: Sequence[LossBatch]) -> NDArray[np.int64]:
 
 
 def _key(share: Share) -> tuple[object, ...]:
+    """Return what two shares with the same loss have in common. A custom loss is never joined: its call runs alone."""
     loss = share.loss
     return loss.name, tuple(sorted(loss.config.items())), frozenset(share.arrays.loss_inputs), share.shape.targets
 
