@@ -23,6 +23,7 @@ from tinsmith_trainer.engines.losses import prepare_loss
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, logprobs, shared_forward, shares
 from tinsmith_trainer.engines.peft.share_losses import LossBatch, plan_batches
 from tinsmith_trainer.engines.peft.shares import Share
+from tinsmith_trainer.torch_model.expert_products import HAS_GROUPED_PRODUCTS
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
@@ -123,6 +124,7 @@ def test_a_forward_has_one_projection_and_one_loss_for_all_calls_of_the_same_los
     assert (len(projected), len(batches)) == (1, losses)
 
 
+@pytest.mark.skipif(not HAS_GROUPED_PRODUCTS, reason="this PyTorch computes a product for each adapter")
 def test_the_operations_for_one_more_adapter_are_fewer_than_its_tensors() -> None:
     """Each operation takes time on the host, however small its tensors are."""
     engine = new_engine(EQUAL, torch.bfloat16)
