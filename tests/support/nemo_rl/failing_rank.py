@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.engines.losses import PreparedLoss
 from tinsmith_trainer.engines.megatron.batch import Batch, RowResults
 from tinsmith_trainer.engines.megatron.flags import NEMO_RL
 from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.worker.engine_factories import build_on_ranks
+from typing_extensions import override
 
 prepare_for_ray()  # before Ray is imported, which reads its settings then
 
 from tinsmith_trainer.engines.megatron import cpu_actors  # noqa: E402
 from tinsmith_trainer.engines.megatron.cpu_actors import RankActor  # noqa: E402
 from tinsmith_trainer.engines.megatron.step.rank import Schedule  # noqa: E402
+from tinsmith_trainer.engines.megatron.step.shared_calls import Loss  # noqa: E402
 
 RANKS, FAILING_RANK = 2, 1
 SWITCH = "fail-alone"
@@ -41,15 +42,23 @@ class FailingRank(RankActor):
             self._rank._schedule = FailingSchedule(self._rank._schedule, self._model.directory / SWITCH)
 
 
-class FailingSchedule:
+class FailingSchedule(Schedule):
     """Fails when it has computed its part, and the other rank waits for it to add up gradients."""
 
     def __init__(self, schedule: Schedule, switch: Path) -> None:
         self._schedule = schedule
         self._switch = switch
 
-    def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        results = self._schedule(microbatches, loss, forward_only=forward_only)
+    @property
+    @override
+    def packs(self) -> bool:
+        return self._schedule.packs
+
+    @override
+    def __call__(
+        self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool, packed: bool = False
+    ) -> list[RowResults]:
+        results = self._schedule(microbatches, loss, forward_only=forward_only, packed=packed)
         if self._switch.exists():
             self._switch.unlink()
             raise RuntimeError("this rank is out of memory")
