@@ -2,7 +2,7 @@
 
 One forward of many short rows takes less time than one forward for each model. The engine decides which microbatches
 can share a forward, and how many tokens fit. Each model pays only for the model's own tokens, in a shared forward and
-in a turn of the model. Co-batching changes no bits.
+in a turn of the model. With exact numerics co-batching changes no bits, and with fast numerics it changes the rounding.
 """
 
 from __future__ import annotations

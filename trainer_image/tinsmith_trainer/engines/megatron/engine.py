@@ -71,10 +71,10 @@ log = structlog.get_logger(__name__)
 A_SUFFIX = ".lora_A"
 SHARING_BYTES = 4 * 2**30
 """The memory of a rank for the adapters of a shared forward: copies of their weights, and their gradients."""
-TRIAL = "packing trial"
+SHARED_BYTES_PER_PARAMETER = 8
+"""A weight and a gradient, both in float32."""
+TRIAL_ADAPTER = "packing trial"
 TRIAL_LENGTHS = (5, 19, 11)
-BYTES_OF_A_VALUE = 8
-"""The bytes of a value of such an adapter: a weight, and a gradient in float32."""
 
 
 @dataclass(slots=True)
@@ -117,14 +117,16 @@ class MegatronEngine(Engine):
         )
         self._adapters: dict[str, _Adapter] = {}
         self._numbers = count()
-        self._held: WeakValueDictionary[int, MegatronCall] = WeakValueDictionary()  # whose gradients the ranks hold
+        # The calls whose gradients the ranks hold. A dropped call leaves this dictionary by itself, and the ranks drop
+        # its gradients at the next call.
+        self._held: WeakValueDictionary[int, MegatronCall] = WeakValueDictionary()
         self._limits = self._sharing_limits()
         self._packs = self._may_pack()
 
     def _sharing_limits(self) -> SharingLimits:
         """Return the limits on shared forwards, and log the reason if each forward has only one call."""
         largest = max((sum(math.prod(part.shape) for part in own) for own in self._parts), default=0)
-        calls = SHARING_BYTES // (BYTES_OF_A_VALUE * max(1, largest))
+        calls = SHARING_BYTES // (SHARED_BYTES_PER_PARAMETER * max(1, largest))
         if reason := self._reason_to_compute_alone(calls):
             log.info("each forward has one call", reason=reason)
             calls = 1
@@ -159,15 +161,16 @@ class MegatronEngine(Engine):
         tokens = np.arange(self._info.max_sequence_length + 1, dtype=np.int64) % self._info.vocab_size
         lengths = [min(length, self._info.max_sequence_length) for length in TRIAL_LENGTHS]
         datums = [Datum(tokens[:one].astype(np.int32), {TARGETS: tokens[1 : one + 1]}) for one in lengths]
-        self.create_adapter(TRIAL, LoraSpec(rank=1, alpha=1.0, seed=0))
-        call = cast("MegatronCall", self.start(Work(TRIAL, datums, LossSpec("cross_entropy"), forward_only=True)))
+        self.create_adapter(TRIAL_ADAPTER, LoraSpec(rank=1, alpha=1.0, seed=0))
+        work = Work(TRIAL_ADAPTER, datums, LossSpec("cross_entropy"), forward_only=True)
+        call = cast("MegatronCall", self.start(work))
         try:
             packed, rows = (gather(self._on_ranks([call], packed=packed), datums) for packed in (True, False))
         except ServerError as error:
             log.warning("the ranks cannot compute packed datums", error=str(error))
             return False
         finally:
-            self.drop(TRIAL)
+            self.drop(TRIAL_ADAPTER)
         apart = max(float(np.abs(one.logprobs - two.logprobs).max()) for one, two in zip(packed, rows, strict=True))
         return apart <= PROBE_TOLERANCE[self._base.dtype]
 
