@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 from transformers.utils import logging as transformers_logging
 from workloads import WORKLOADS, Workload
 
 BLOCKS = 30
 
 Pair = tuple[float, float]
+
+
+class Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Result = TypeVar("Result", bound=Dataclass)
 
 
 class Side(Protocol):
@@ -87,3 +96,11 @@ def parse_options(description: str, *, with_models: bool = True) -> Options:
     model = getattr(arguments, "model", "all")
     workloads = list(WORKLOADS.values()) if model == "all" else [WORKLOADS[model]]
     return Options(workloads, arguments.blocks, arguments.threads, arguments.json)
+
+
+def print_results(results: Sequence[Result], draw: Callable[[Sequence[Result]], Table], *, as_json: bool) -> None:
+    """Print the results as JSON for programs, or as a table for readers."""
+    if as_json:
+        print(json.dumps([asdict(one) for one in results], indent=2))
+    else:
+        Console().print(draw(results))

@@ -7,19 +7,17 @@ growth of the process, after a step of each adapter. Parking writes a snapshot t
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from comparing import Medians, Options, measure_in_turns, parse_options
-from rich.console import Console
+from comparing import Medians, Options, measure_in_turns, parse_options, print_results
 from rich.table import Table
 from start import resident_mib
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFolder
@@ -177,10 +175,7 @@ def main() -> None:
         scratch = Path(folder)
         model = make_tiny_model(scratch / "model", shape=SHAPE)
         results = [measure(model, count, options, scratch) for count in COUNTS]
-    if options.json:
-        print(json.dumps([asdict(one) for one in results], indent=2))
-    else:
-        Console().print(draw(results))
+    print_results(results, draw, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from comparing import Medians, Options, measure_in_turns, parse_options
-from rich.console import Console
+from comparing import Medians, Options, measure_in_turns, parse_options, print_results
 from rich.table import Table
 from sides import ServedSteps, bare, training_client
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
@@ -63,10 +61,7 @@ def main() -> None:
     for workload in options.workloads:
         with tempfile.TemporaryDirectory() as scratch:
             results.append(measure(workload, options, Path(scratch)))
-    if options.json:
-        print(json.dumps([asdict(one) for one in results], indent=2))
-    else:
-        Console().print(draw(results))
+    print_results(results, draw, as_json=options.json)
 
 
 if __name__ == "__main__":
