@@ -339,7 +339,7 @@ class GpuModel:
 
         def compute(shallow: PeftEngine) -> None:
             nonlocal forwards
-            forwards = compute_calls(shallow, workload)
+            forwards = compute_calls(shallow, calls_of(workload, np.zeros))
 
         costs = self._costs(compute, workload.adapters)
         floor = workload.tokens * self._flops_per_token / self._gpu.flops_per_second
@@ -392,20 +392,27 @@ def adapter_name(number: int) -> str:
     return f"adapter-{number}"
 
 
-def compute_calls(shallow: PeftEngine, workload: Workload) -> int:
-    """Compute one call for each adapter, as the scheduler does. Returns the number of forwards."""
-    datums = [
-        Datum(np.zeros(length, np.int32), {"target_tokens": np.zeros(length, np.int64)}) for length in workload.lengths
+def calls_of(workload: Workload, tokens: Callable[[int], np.ndarray]) -> Sequence[Work]:
+    """Return one call for each adapter. `tokens` returns as many tokens as asked for."""
+
+    def datum(length: int) -> Datum:
+        return Datum(tokens(length).astype(np.int32), {"target_tokens": tokens(length).astype(np.int64)})
+
+    return [
+        Work(adapter_name(number), [datum(length) for length in workload.lengths], LossSpec("cross_entropy"))
+        for number in range(workload.adapters)
     ]
-    works = [Work(adapter_name(number), datums, LossSpec("cross_entropy")) for number in range(workload.adapters)]
-    waiting = [shallow.start(work) for work in works]
+
+
+def compute_calls(computing: PeftEngine, works: Sequence[Work]) -> int:
+    """Compute calls that wait at the same time, as the scheduler does. Returns the number of forwards."""
+    waiting = [computing.start(work) for work in works]
     forwards = 0
     while waiting:
-        group = shallow.cobatch(waiting)
-        shallow.advance(group)
+        computing.advance(computing.cobatch(waiting))
         forwards += 1
         for call in [each for each in waiting if each.next_tokens == 0]:
-            shallow.finish(call)
+            computing.finish(call)
             waiting.remove(call)
         waiting = [*waiting[1:], waiting[0]] if waiting else []
     return forwards

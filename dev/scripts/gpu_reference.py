@@ -13,6 +13,8 @@ RUNS = Path(__file__).parents[2] / "docs" / "gpu-runs.toml"
 KEYS = {"name", "needs", "promise", "run"}
 RUN_KEYS = {"device", "commit", "date"}
 BENCHMARK_KEYS = {"model", "dtype", "shape", "engine", "ratio", "peak_gb", "samples", "run"}
+CALLS_KEYS = {"model", "name", "ms", "rate", "run"}
+TABLES = {"test": KEYS, "benchmark": BENCHMARK_KEYS, "calls": CALLS_KEYS}
 
 HEAD = """\
 # An entry for each GPU test with its last run, then the measurements. `make gpu-run` writes both, and `make docs`
@@ -21,13 +23,13 @@ HEAD = """\
 
 
 def entries(table: str = "test") -> list[dict[str, Any]]:
-    """Return the entries of the tests or of the benchmarks.
+    """Return the entries of the tests, of the benchmark of steps, or of that of calls.
 
     Raises ValueError for an unknown key, and for a run without a subject, place or time.
     """
     found: list[dict[str, Any]] = tomllib.loads(RUNS.read_text()).get(table, [])
     for entry in found:
-        _check(entry, KEYS if table == "test" else BENCHMARK_KEYS)
+        _check(entry, TABLES[table])
     return found
 
 
@@ -40,10 +42,14 @@ def _check(entry: Mapping[str, Any], keys: set[str]) -> None:
 
 
 def write(
-    tests: Sequence[Mapping[str, Any]], benchmarks: Sequence[Mapping[str, Any]], file: Path | None = None
+    tests: Sequence[Mapping[str, Any]],
+    benchmarks: Sequence[Mapping[str, Any]],
+    calls: Sequence[Mapping[str, Any]] = (),
+    file: Path | None = None,
 ) -> None:
     """Replace the file. The default is docs/gpu-runs.toml."""
-    blocks = [_block("test", entry) for entry in tests] + [_block("benchmark", entry) for entry in benchmarks]
+    tables = zip(TABLES, (tests, benchmarks, calls), strict=True)
+    blocks = [_block(table, entry) for table, listed in tables for entry in listed]
     (file or RUNS).write_text("\n".join([HEAD, *blocks]))
 
 
@@ -92,6 +98,14 @@ def benchmark_rows() -> Iterator[tuple[str, ...]]:
             f"{entry['samples']:,.0f}",
             _run(entry["run"]),
         )
+
+
+def calls_rows() -> Iterator[tuple[str, ...]]:
+    measured = entries("calls")
+    if not measured:
+        yield "not measured yet", "", "", ""
+    for entry in measured:
+        yield f"{entry['model']}: {entry['name']}", f"{entry['ms']:,.1f} ms", f"{entry['rate']:,}", _run(entry["run"])
 
 
 def _run(run: dict[str, str] | None) -> str:

@@ -54,7 +54,7 @@ NEEDED = (
     *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
     *("google.protobuf", "orjson", "pyrage", "apsw", "structlog", "typer", "rich", "zstandard", "prometheus_client"),
     *("typing_extensions", "fsspec", "aiohttp"),
-    *("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis"),
+    *("pytest", "pytest_asyncio", "pytest_timeout", "xdist", "hypothesis"),
 )
 """The modules that the tests and the benchmark import.
 
@@ -67,9 +67,11 @@ RUN_SECONDS = 480.0
 
 Some machines end a command after ten minutes, including one or two minutes for the start.
 """
-BENCHMARK_SECONDS = {"tiny": 60, "0.6B": 100, "8B": 120}
-"""The part of the time that is reserved for the benchmark of each model."""
+BENCHMARK_SECONDS = {"tiny": 90, "0.6B": 150, "8B": 210}
+"""The part of the time that is reserved for the benchmarks of each model."""
 END_SECONDS = 20
+MOST_PROCESSES = 8
+"""Each process takes half a gigabyte of the GPU's memory for its context."""
 NOTE_SECONDS = 5.0
 """The time between two writes of the results."""
 WRITTEN = ("docs/gpu-runs.toml", "docs/how-to/gpu.md")
@@ -149,6 +151,7 @@ class Record:
     file: Path
     results: Sequence[Result] = ()
     reports: list[Mapping[str, Any]] = field(default_factory=list)
+    measured: list[Mapping[str, Any]] = field(default_factory=list)
 
     def write(self) -> None:
         """Write the file. Raises CannotRun if the file cannot be written."""
@@ -158,6 +161,7 @@ class Record:
             gpu_reference.write(
                 test_entries(gpu_reference.entries(), self.results, self.run),
                 benchmark_entries(gpu_reference.entries("benchmark"), self.reports, self.run),
+                calls_entries(gpu_reference.entries("calls"), self.measured, self.run),
                 unfinished,
             )
             unfinished.replace(self.file)
@@ -178,8 +182,18 @@ def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Seque
             record.write()
 
         program = [sys.executable, "-m", "pytest", "-p", "outcomes", "-m", marker, "--continue-on-collection-errors"]
-        _run_for(seconds, [*program, *tests], {**path_of_children(packages), run_results.FILE: str(file)}, note)
+        spread = ["--numprocesses", str(processes()), "--maxschedchunk", "1"]
+        variables = {**path_of_children(packages), run_results.FILE: str(file)}
+        _run_for(seconds, [*program, *spread, *tests], variables, note)
         note()
+
+
+def processes() -> int:
+    """Return the number of processes that run tests at the same time on the GPUs.
+
+    The models of the tests are tiny: a test keeps one core busy, and a GPU hardly at all.
+    """
+    return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) // 2))
 
 
 def path_of_children(packages: Sequence[str]) -> dict[str, str]:
@@ -220,12 +234,12 @@ def _ended(process: subprocess.Popen[bytes], patience_seconds: float) -> int | N
         return None
 
 
-def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[str, Any] | None:
-    """Return the report of dev/benchmarks/gpu_step.py.
+def run_benchmark(name: str, options: Sequence[str], seconds: float, packages: Sequence[str]) -> dict[str, Any] | None:
+    """Return the report of a benchmark in dev/benchmarks.
 
     Return None if the benchmark fails or takes too long, and print the reason on standard error.
     """
-    program = [sys.executable, "dev/benchmarks/gpu_step.py", "--model", model, "--json"]
+    program = [sys.executable, f"dev/benchmarks/{name}.py", *options, "--json"]
     try:
         completed = subprocess.run(
             program,
@@ -236,7 +250,7 @@ def run_benchmark(model: str, seconds: float, packages: Sequence[str]) -> dict[s
             stdout=subprocess.PIPE,
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        print(f"the benchmark of {model} was not measured: {error}", file=sys.stderr)
+        print(f"the benchmark {name} was not measured: {error}", file=sys.stderr)
         return None
     report: dict[str, Any] = json.loads(completed.stdout)
     return report
@@ -293,6 +307,35 @@ def benchmark_entry(report: Mapping[str, Any], run: Mapping[str, str]) -> dict[s
     }
 
 
+def calls_entries(
+    known: Sequence[Mapping[str, Any]], reports: Sequence[Mapping[str, Any]], run: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return the entries, updated with the models that have a report. `ms`: of a call, or of a decode step."""
+    models = {report["model"] for report in reports}
+    measured = [entry for report in reports for entry in _calls_entries_of(report, run)]
+    return [*(dict(entry) for entry in known if entry["model"] not in models), *measured]
+
+
+def _calls_entries_of(report: Mapping[str, Any], run: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for call in report["calls"]:
+        seconds = call["seconds"]
+        yield {
+            "model": report["model"],
+            "name": call["name"],
+            "ms": round(seconds * 1e3, 1),
+            "rate": round(call["tokens"] / seconds),
+            "run": dict(run),
+        }
+    for decode in report["decodes"]:
+        yield {
+            "model": report["model"],
+            "name": decode["name"],
+            "ms": round(decode["step_seconds"] * 1e3, 1),
+            "rate": round(decode["tokens_per_second"]),
+            "run": dict(run),
+        }
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -328,13 +371,25 @@ def _run(options: argparse.Namespace, packages: Sequence[str], started: float) -
     print(f"{run['device']}, {', '.join(f'{name} {version(name)}' for name in TOLD)}", flush=True)
     kept = BENCHMARK_SECONDS[options.model] + END_SECONDS
     run_tests(TESTS, "gpu", options.seconds - kept - (time.monotonic() - started), packages, record)
-    report = run_benchmark(options.model, max(options.seconds - (time.monotonic() - started), END_SECONDS), packages)
-    record.reports = [report] if report else []
+    record.reports, record.measured = _benchmarks(options, started, packages)
     record.write()
     counts = Counter(result.outcome for result in record.results)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "no test ran"
     print(f"{run['device']}: {summary} in {time.monotonic() - started:.0f} s, written to {record.file}")
-    return FAILED if counts["failed"] or not record.results or report is None else 0
+    return FAILED if counts["failed"] or not record.results or not record.measured else 0
+
+
+def _benchmarks(
+    options: argparse.Namespace, started: float, packages: Sequence[str]
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the reports of both benchmarks. The list of a benchmark without a report is empty."""
+    found = []
+    for name, more in (("gpu_step", ()), ("gpu_calls", ("--decode",))):
+        seconds = max(options.seconds - (time.monotonic() - started), END_SECONDS)
+        report = run_benchmark(name, ["--model", options.model, *more], seconds, packages)
+        found.append([report] if report else [])
+    step, calls = found
+    return step, calls
 
 
 if __name__ == "__main__":

@@ -23,19 +23,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: next((at for at, name in enumerate(asked) if item.nodeid.startswith(name)), len(asked)))
 
 
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Record a failure for all tests of a module that cannot be imported."""
-    if report.failed:
-        _write(report)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the recorder, but not in a worker of pytest-xdist, whose reports the main process gets, too."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record a test.
+class Recorder:
+    """The hooks that write outcomes."""
 
-    A test has passed if the call passed. A test has failed or was skipped if any phase failed or was skipped.
-    """
-    if report.when == "call" or report.outcome != "passed":
-        _write(report)
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Record a failure for all tests of a module that cannot be imported."""
+        if report.failed:
+            _write(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record a test.
+
+        A test has passed if the call passed. A test has failed or was skipped if any phase failed or was skipped.
+        """
+        if report.when == "call" or report.outcome != "passed":
+            _write(report)
 
 
 def _write(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -146,6 +146,10 @@ def gpu_benchmarks_table() -> str:
     return table((*header, "Run"), gpu_reference.benchmark_rows())
 
 
+def gpu_calls_table() -> str:
+    return table(("Model and work", "Time", "Tokens per second", "Run"), gpu_reference.calls_rows())
+
+
 def conditions_table() -> str:
     return table(("Condition", "When it is True"), message_reference.condition_rows())
 
@@ -206,6 +210,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "pool-status": ("reference/sampler-pool.md", lambda: status_table(chart_reference.POOL_CRD)),
     "gpu-runs": ("how-to/gpu.md", gpu_runs_table),
     "gpu-benchmarks": ("how-to/gpu.md", gpu_benchmarks_table),
+    "gpu-calls": ("how-to/gpu.md", gpu_calls_table),
     "nemo-rl-sizing": ("how-to/nemo-rl.md", lambda: table(nemo_rl_sizing.HEADER, nemo_rl_sizing.rows())),
     "nemo-rl-runs": ("how-to/nemo-rl.md", lambda: runs_table(backend_runs.NEMO_RL)),
     "miles-runs": ("how-to/miles.md", lambda: runs_table(backend_runs.MILES)),

@@ -29,6 +29,11 @@ REPORT: dict[str, Any] = {
     "engine": {"tokens_per_second": 1250.0, "peak_gb": 4.25, "error": None},
     "sampled_tokens_per_second": 300.0,
 }
+CALLS: dict[str, Any] = {
+    "model": "8B",
+    "calls": [{"name": "8 x 512", "tokens": 4096, "forwards": 1, "seconds": 0.256, "peak_gb": 50.0}],
+    "decodes": [{"name": "decode of 8 rows", "step_seconds": 0.02, "tokens_per_second": 400.0}],
+}
 BROKEN = "import no_such_package_at_all"
 TESTS = """
 import pytest
@@ -65,15 +70,19 @@ def outcomes_of(folder: Path, *arguments: str) -> list[Result]:
     return run_results.read_results(results)
 
 
-def test_outcomes_are_written_as_tests_end_and_of_modules_that_cannot_be_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [0, 1])
+def test_outcomes_are_written_as_tests_end_and_of_modules_that_cannot_be_imported(
+    tmp_path: Path, processes: int
+) -> None:
     (tmp_path / "test_three.py").write_text(TESTS)
     (tmp_path / "test_broken.py").write_text(BROKEN)
-    assert outcomes_of(tmp_path) == [
+    found = outcomes_of(tmp_path, "--numprocesses", str(processes))
+    assert sorted(found, key=lambda one: one.test) == [
         result("test_broken.py", "failed", "ModuleNotFoundError: No module named 'no_such_package_at_all'"),
         result("test_three.py::test_it_holds", "passed"),
+        result("test_three.py::test_it_needs_more", "skipped", "needs two GPUs"),
         result("test_three.py::test_of_two[1]", "passed"),
         result("test_three.py::test_of_two[2]", "failed", "AssertionError: one and no other"),
-        result("test_three.py::test_it_needs_more", "skipped", "needs two GPUs"),
     ]
 
 
@@ -108,12 +117,16 @@ def test_a_side_that_ran_out_of_memory_is_no_measurement() -> None:
 def test_the_written_runs_are_the_runs_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_reference, "RUNS", tmp_path / "runs.toml")
     failed = entry("a.py::test_b", run={**RUN, "failed": 'it said "no"\\'})
-    gpu_reference.write([failed], [gpu_run.benchmark_entry(REPORT, RUN)])
+    gpu_reference.write([failed], [gpu_run.benchmark_entry(REPORT, RUN)], gpu_run.calls_entries([], [CALLS], RUN))
     assert gpu_reference.entries() == [failed]
     [row] = gpu_reference.run_rows()
     assert row[2] == '**failed** (it said "no"\\) on NVIDIA H100 at commit 0123abc, 2026-11-30'
     [measured] = gpu_reference.benchmark_rows()
     assert measured[:5] == ("0.6B in bfloat16, 8 x 512 tokens", "1,250", "1.25", "4.2 GB", "300")
+    assert [row[:3] for row in gpu_reference.calls_rows()] == [
+        ("8B: 8 x 512", "256.0 ms", "16,000"),
+        ("8B: decode of 8 rows", "20.0 ms", "400"),
+    ]
 
 
 def test_a_record_is_whole_while_tests_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

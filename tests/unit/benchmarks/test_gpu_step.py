@@ -1,4 +1,4 @@
-"""The benchmark for a GPU runs from end to end, here on the CPU with a tiny model."""
+"""The benchmarks for a GPU run from end to end, here on the CPU with a tiny model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def test_the_benchmark_measures_a_step_a_bare_loop_and_samples() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow("runs the benchmark in a process of its own, which imports PyTorch")
-def test_it_draws_a_table_for_readers() -> None:
-    drawn = run()
-    assert "bare PEFT loop" in drawn
-    assert "engine" in drawn
+def test_calls_and_decode_are_measured_alone_and_next_to_each_other() -> None:
+    program = [sys.executable, str(ROOT / "dev" / "benchmarks" / "gpu_calls.py"), "--model=tiny", "--device=cpu"]
+    more = ["--only=8 ragged", "--repeats=1", "--decode", "--kv-cache-bytes=100000000", "--json"]
+    report = json.loads(subprocess.run([*program, *more], check=True, capture_output=True, text=True).stdout)
+    assert [call["tokens"] for call in report["calls"]] == [1029, 8232]
+    assert all(decode["step_seconds"] > 0 for decode in report["decodes"])
+    assert report["decodes"][-1]["calls_per_second"] > 0
