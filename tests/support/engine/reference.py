@@ -116,6 +116,9 @@ class ReferenceEngine:
         }
         self._adapters[adapter_id] = _Adapter(lora, weights, _zeros(weights), _zeros(weights))
 
+    def clock_seconds(self) -> float:
+        return time.perf_counter()
+
     def start(self, work: Work) -> Call:
         for index, datum in enumerate(work.datums):
             _check(index, datum, work.loss.name)

@@ -5,6 +5,7 @@ Tensors cross it as numpy arrays, so that journal, scheduler and snapshots depen
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,6 +200,10 @@ class CallRunner(Protocol):
 
     def finish(self, call: Call) -> Outcome:
         """Add the call's gradients to the accumulator. If it raises TrainerError, the adapter is unchanged."""
+
+    def clock_seconds(self) -> float:
+        """Return the reading of a clock that stands still while the engine waits for its device."""
+        return time.perf_counter()
 
 
 class Engine(CallRunner, Protocol):

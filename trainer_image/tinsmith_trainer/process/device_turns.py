@@ -81,7 +81,8 @@ class _Waiter:
 class DeviceTurns:
     """The lock of a device. `with turns.held(Use.SAMPLING): …` waits for a turn.
 
-    Threads with the same use have turns in the order of their requests. `clock` returns seconds.
+    Threads with the same use have turns in the order of their requests. `clock` returns seconds. `waited_seconds` is
+    the time for which the threads of each use have waited for their turns.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, credit_seconds: float = CREDIT_SECONDS) -> None:
@@ -90,6 +91,7 @@ class DeviceTurns:
         self._shares = TimeShares(credit_seconds)
         self._waiting: dict[Use, deque[_Waiter]] = {use: deque() for use in Use}
         self._numbers = count()
+        self.waited_seconds = dict.fromkeys(Use, 0.0)
         self._user: Use | None = None
         self._since = 0.0
 
@@ -150,6 +152,7 @@ class DeviceTurns:
         """Give the turn to the first waiter of a use."""
         waiter = self._waiting[use].popleft()
         self._begin(use)
+        self.waited_seconds[use] += self._since - waiter.since
         waiter.ready.set()
 
     def _pass_on(self) -> None:

@@ -101,13 +101,13 @@ class CoBatcher:
         """Read the body of a training operation, and plan the microbatches. Raises TrainerError."""
         payload = self._take_payload(entry)
         entry.started_at = entry.started_at or time.time()
-        started, cpu_started = time.perf_counter(), time.thread_time()
+        started, cpu_started = self._engine.clock_seconds(), time.thread_time()
         try:
             with self._engine_call.at(entry.work):
                 call = self._calls.begin(queue, entry, payload)
         finally:
             self.read[queue.model_id] = self._pace.worth(time.thread_time() - cpu_started - FREE_READING_SECONDS)
-        call.seconds = time.perf_counter() - started
+        call.seconds = self._engine.clock_seconds() - started
         return call
 
     def compute(self, first: TrainingCall) -> None:
@@ -120,12 +120,12 @@ class CoBatcher:
 
     def _compute(self, group: Sequence[TrainingCall], size: tuple[int, bool]) -> None:
         tokens = [call.on_engine.next_tokens for call in group]
-        started = time.perf_counter()
+        started = self._engine.clock_seconds()
         with self._engine_call.at(*(call.entry.work for call in group)), self._dropping(group[1:]):
             self._engine.advance([call.on_engine for call in group])
             if len(group) > 1:
                 reach("forward-shared")
-        seconds_per_token = (time.perf_counter() - started) / sum(tokens)
+        seconds_per_token = (self._engine.clock_seconds() - started) / sum(tokens)
         for call, own in zip(group, tokens, strict=True):
             call.seconds += own * seconds_per_token
             self.computed[call.model_id] = own

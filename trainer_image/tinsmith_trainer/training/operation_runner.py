@@ -7,7 +7,6 @@ run again from the newest snapshot, only for the effect on the model.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -209,14 +208,14 @@ class OperationRunner:
             raise Refused(queue.window_failure.category, failed_step_message(queue.window_failure))
         if operation.is_forward_backward:
             return self._advance(queue, entry)
-        started = time.perf_counter()
+        started = self._tools.engine.clock_seconds()
         result = self._tools.saves.outcome(queue)
         if result is None:
             with self._tools.engine_call.at(entry.work):
                 result = self._execute_at_once(queue, entry)
         if result is None:
             return Yielded()
-        self._note_success(queue, operation, result, time.perf_counter() - started)
+        self._note_success(queue, operation, result, self._tools.engine.clock_seconds() - started)
         return result
 
     def _advance(self, queue: ModelQueue, entry: Entry) -> OperationResult | Yielded:
@@ -228,10 +227,10 @@ class OperationRunner:
         if call.on_engine.next_tokens:
             tools.calls.keep(call)
             return Yielded()
-        started = time.perf_counter()
+        started = tools.engine.clock_seconds()
         with tools.engine_call.at(entry.work):
             result = tools.calls.finish(call)
-        seconds = time.perf_counter() - started
+        seconds = tools.engine.clock_seconds() - started
         tools.pace.note(0, seconds)  # calls that are not divided are computed here
         self._note_success(queue, entry.operation, result, call.seconds + seconds)
         return result

@@ -57,6 +57,7 @@ class Scheduler:
         residency: ResidencyRules | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._engine = engine
         self.engine_call = EngineCall(marker)
         self.training_calls = TrainingCalls(engine)
         self._attempt_policy = attempts or AttemptPolicy()
@@ -180,18 +181,18 @@ class Scheduler:
         chosen = self._shares.next(list(contenders.values()))
         if self.training_calls.has_others_than(chosen.model_id):
             reach("operation-preempted")
-        started = time.perf_counter()
+        started = self._engine.clock_seconds()
         queue, turn, entry = by_model[chosen.model_id]
         if any(wait(queue, entry) for wait in (self._saves.must_wait, self._retries.must_wait, self._loads.must_wait)):
             return
-        is_there, resident_at = self.parking.make_resident(queue, entry), time.perf_counter()
+        is_there, resident_at = self.parking.make_resident(queue, entry), self._engine.clock_seconds()
         candidates = self._shares.cobatch_candidates(chosen, contenders.values())
         others = [by_model[candidate.model_id] for candidate in candidates]
         self._co_batcher.set_candidates([other for other in others if self.parking.holds(other[0])])
         if is_there:
             self._run(queue, turn, entry)
         # The time before and after a microbatch is free. On a busy machine it would include other programs.
-        seconds = (resident_at if self._co_batcher.computed else time.perf_counter()) - started
+        seconds = (resident_at if self._co_batcher.computed else self._engine.clock_seconds()) - started
         self._charge(chosen, seconds, contenders)
         for model_id in self._co_batcher.computed:
             if model_id != chosen.model_id:

@@ -146,6 +146,25 @@ def test_a_waiting_sampler_has_its_turn_in_the_middle_of_a_microbatch() -> None:
     assert sampled_during(a_layer) == ["s", "end of the turn"]
 
 
+def test_time_in_which_a_microbatch_waits_for_a_sampler_is_known() -> None:
+    clock = Clock()
+    turns = DeviceTurns(clock, CREDIT)
+
+    def step() -> None:
+        with turns.held(Use.SAMPLING):
+            clock.now += STEP
+
+    sampler = threading.Thread(target=step)
+    with turns.held(Use.TRAINING):
+        sampler.start()
+        while not turns.waiting:
+            sampler.join(0.001)
+        clock.now += LAYER
+        turns.offer()
+    sampler.join()
+    assert turns.waited_seconds == {Use.TRAINING: STEP, Use.SAMPLING: LAYER}
+
+
 def test_a_sampler_that_had_more_time_waits_between_layers_until_training_has_caught_up() -> None:
     clock = Clock()
     turns, layer, steps = DeviceTurns(clock, CREDIT), 0, list[int]()

@@ -93,6 +93,10 @@ class PeftEngine(Engine):
         return PACKED_BELOW_TOKENS
 
     @override
+    def clock_seconds(self) -> float:
+        return super().clock_seconds() - self._torch_model.shared_device.turns.waited_seconds[Use.TRAINING]
+
+    @override
     def base_model(self) -> BaseModelInfo:
         return self._torch_model.info
 
