@@ -1,9 +1,10 @@
 """Run the tests and the benchmark that the GPUs of this machine can run, and record the results: `make gpu-run`.
 
-Only the packages that the worker imports must be installed, not the project itself. On a machine without a network,
-missing packages come from a folder of wheels. Each result is written when the test ends, so a killed run keeps the
-results of all ended tests. The run has a time limit. A test that has not run before the time limit keeps the row of an
-earlier run. The exit status is 1 if a test failed, and 2 if the program could not run or could not write its results.
+Only the packages that worker, server and SDK import must be installed, not the project itself. On a machine without a
+network, missing packages come from a folder of wheels. Each result is written when the test ends, so a killed run keeps
+the results of all ended tests. The run has a time limit. A test that has not run before the time limit keeps the row of
+an earlier run. The exit status is 1 if a test failed, and 2 if the program could not run or could not write its
+results.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SOURCES = ("api_server", "client", "operator", "rpc", "trainer_image", "dev/scri
 TESTS = (
     *(
         "tests/gpu/test_peft_engine.py",
+        "tests/gpu/test_sdk.py",
         "tests/contract/engine/test_places.py",
         "tests/contract/engine/test_long_datums.py",
     ),
@@ -54,6 +56,9 @@ NEEDED = (
     *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
     *("google.protobuf", "orjson", "pyrage", "apsw", "structlog", "typer", "rich", "zstandard", "prometheus_client"),
     *("typing_extensions", "fsspec", "aiohttp"),
+    *("tinker", "pyqwest", "httpx", "h2", "hpack", "hyperframe", "distro", "sniffio", "anyio"),
+    *("fastapi", "starlette", "uvicorn", "httptools", "fastapi_swagger", "opentelemetry", "jwt", "yaml"),
+    *("pydantic", "pydantic_settings", "dotenv", "sqlalchemy", "greenlet", "alembic", "mako"),
     *("pytest", "pytest_asyncio", "pytest_timeout", "xdist", "hypothesis"),
 )
 """The modules that the tests and the benchmark import.
