@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -81,9 +82,9 @@ def test_an_adapter_learns_and_its_samples_have_the_logprobs_of_training(client:
 
 def test_tenants_that_train_at_the_same_time_get_the_answers_of_lone_runs(server: ServedInstallation) -> None:
     keys = [create_key(server, f"tenant-{number}") for number, _ in enumerate(TEXTS)]
-    lone = [run_of_tenant(server, key, text) for key, text in zip(keys, TEXTS, strict=True)]
+    lone = [run_of_tenant(server, Barrier(1), key, text) for key, text in zip(keys, TEXTS, strict=True)]
     with ThreadPoolExecutor(len(TEXTS)) as threads:
-        together = list(threads.map(partial(run_of_tenant, server), keys, TEXTS))
+        together = list(threads.map(partial(run_of_tenant, server, Barrier(len(TEXTS))), keys, TEXTS))
     np.testing.assert_allclose(together, lone, rtol=0, atol=LOSS_ATOL)
     assert smallest_difference(lone) > 2 * LOSS_ATOL, "an answer of another tenant would not be noticed"
 
@@ -132,9 +133,12 @@ def create_key(server: ServedInstallation, tenant: str) -> str:
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def run_of_tenant(server: ServedInstallation, key: str, text: Sequence[int]) -> list[float]:
+def run_of_tenant(server: ServedInstallation, start: Barrier, key: str, text: Sequence[int]) -> list[float]:
+    """Create a model, and train it as soon as all tenants have one."""
     with service_client(server, api_key=key) as client:
-        return losses_of(submit(create_model(client), text, STEPS))
+        model = create_model(client)
+        start.wait()
+        return losses_of(submit(model, text, STEPS))
 
 
 def smallest_difference(runs: Sequence[Sequence[float]]) -> float:
