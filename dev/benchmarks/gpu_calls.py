@@ -13,10 +13,11 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import gpu_step
 import numpy as np
@@ -30,10 +31,13 @@ from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
 from tinsmith_trainer.engines.peft.settings import device_settings, plan_memory
 from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
-from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, sampler_settings
 from tinsmith_trainer.torch_model.device import choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from workloads import ALPHA, RANK
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 PROMPT_TOKENS = 256
 SHORT_TOKENS, LONG_TOKENS = 16, 80
@@ -77,6 +81,7 @@ class Bench:
     model: TorchModel
     engine: PeftEngine
     drawn: np.random.Generator
+    ends_at: float
 
     @property
     def device(self) -> torch.device:
@@ -84,6 +89,12 @@ class Bench:
 
     def tokens(self, count: int) -> np.ndarray:
         return self.drawn.integers(0, self.model.info.vocab_size, count)
+
+    def within_time(self, items: Iterable[Item], measure: Callable[[Item], Result]) -> Iterator[Result]:
+        """Yield the measurements that begin within the time limit."""
+        for item in items:
+            if time.monotonic() < self.ends_at:
+                yield measure(item)
 
     def call(self, workload: Workload) -> Callable[[], int]:
         """Return a function that computes the workload's calls and returns the number of forwards."""
@@ -167,7 +178,9 @@ def measure_decode_next_to_training(bench: Bench, sampler: BuiltinSampler, workl
 
 def sampler_of(bench: Bench, adapters: int) -> BuiltinSampler:
     """Return a sampler with the engine's adapters. Their keys and values have the default size."""
-    sampler = BuiltinSampler(bench.model, BuiltinSamplerSettings(kv_cache_bytes=bench.options.kv_cache_bytes))
+    sampler = BuiltinSampler(
+        bench.model, replace(sampler_settings(bench.device.type), kv_cache_bytes=bench.options.kv_cache_bytes)
+    )
     for number in range(adapters):
         sampler.load_adapter(adapter_name(number), bench.engine.state(adapter_name(number)).weights_only())
     return sampler
@@ -183,6 +196,7 @@ def write_profile(work: Callable[[], object], device: torch.device, file: Path) 
 
 
 def new_bench(options: argparse.Namespace, adapters: int) -> Bench:
+    started = time.monotonic()
     device_name, dtype = choose_device(options.device, options.dtype)
     device = torch.device(device_name)
     model = gpu_step.torch_model(options.model, gpu_step.new_model(options.model, device, dtype))
@@ -190,14 +204,14 @@ def new_bench(options: argparse.Namespace, adapters: int) -> Bench:
     engine = build_peft_engine(model, replace(settings, adapter_slots=adapters))
     for number in range(adapters):
         engine.create_adapter(adapter_name(number), LoraSpec(RANK, ALPHA, seed=number))
-    return Bench(options, model, engine, np.random.default_rng(0))
+    return Bench(options, model, engine, np.random.default_rng(0), started + options.seconds)
 
 
 def measure(options: argparse.Namespace) -> tuple[list[MeasuredCalls], list[MeasuredDecode]]:
     workloads = [each for each in WORKLOADS[options.workloads] if options.only in each.name]
     adapters = max([each.adapters for each in workloads] + [count for _, count in DECODES if options.decode])
     bench = new_bench(options, adapters)
-    calls = [bench.measure_calls(workload) for workload in workloads]
+    calls = list(bench.within_time(workloads, bench.measure_calls))
     if options.profile is not None:
         write_profile(bench.call(workloads[0]), bench.device, options.profile / "call.txt")
     decodes = _decodes(bench, workloads[0]) if options.decode else []
@@ -208,13 +222,14 @@ def _decodes(bench: Bench, workload: Workload) -> list[MeasuredDecode]:
     free_memory(bench.device)
     sampler = sampler_of(bench, max(count for _, count in DECODES))
     try:
-        found = [measure_decode(bench, sampler, rows, adapters) for rows, adapters in DECODES]
+        found = list(bench.within_time(DECODES, lambda counts: measure_decode(bench, sampler, *counts)))
         if bench.options.profile is not None:
             prompts = [bench.tokens(PROMPT_TOKENS) for _ in range(8)]
             write_profile(
                 lambda: sample(sampler, prompts, 1, SHORT_TOKENS), bench.device, bench.options.profile / "decode.txt"
             )
-        return [*found, measure_decode_next_to_training(bench, sampler, workload)]
+        with_training = bench.within_time([workload], lambda one: measure_decode_next_to_training(bench, sampler, one))
+        return [*found, *with_training]
     finally:
         sampler.close()
 
@@ -253,6 +268,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="measure the calls whose name contains this text")
     parser.add_argument("--repeats", type=int, default=3, help="of each call, after two that are not measured")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after this time, no further measurement begins")
     parser.add_argument("--decode", action="store_true", help="measure decode steps, too")
     parser.add_argument("--kv-cache-bytes", type=int, default=8 * 2**30)
     parser.add_argument("--token-budget", type=int, help="as the worker's")
@@ -263,7 +279,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    configure_logs("console", "error")  # standard output is only for the figures
+    configure_logs("console", "warning")
     calls, decodes = measure(options)
     if options.json:
         listed = [{"name": each.name, **asdict(each)} for each in decodes]

@@ -38,7 +38,7 @@ from tinsmith_trainer.engines.peft.settings import device_settings, plan_memory
 from tinsmith_trainer.parity.sides import compute
 from tinsmith_trainer.process.output import configure_logs
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
-from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, sampler_settings
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.torch_model.device import DTYPES, SharedDevice, choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -223,7 +223,7 @@ def engine_step(engine: PeftEngine, rows: np.ndarray) -> Callable[[], None]:
 
 def sampled_per_second(loaded: TorchModel, engine: PeftEngine, prompts: np.ndarray, max_tokens: int) -> float:
     """Return samples per second of the trained adapter: one sample for each prompt, all submitted at once."""
-    sampler = BuiltinSampler(loaded, BuiltinSamplerSettings(deterministic=False))
+    sampler = BuiltinSampler(loaded, sampler_settings(loaded.device.type))
     sampler.load_adapter("a", engine.state("a").weights_only())
     try:
         _sample(sampler, prompts[:1], max_tokens)

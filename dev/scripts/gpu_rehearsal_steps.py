@@ -24,7 +24,7 @@ from commits import CannotRun
 
 STEP_SECONDS = 600.0
 """The time limit of a step. A borrowed machine ends a command after ten minutes, too."""
-PYTEST = ("-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider", "-q")
+PYTEST = (*gpu_run.PYTEST, "-p", "no:cacheprovider", "-q")
 SPREAD = ("--numprocesses", "2", "--maxschedchunk", "1")
 CONTRACT = "tests/contract/engine"
 ONE_RANK = "nemo-rl-in-process"
@@ -133,7 +133,7 @@ def failure(step: Step, status: int | None, counted: int) -> str:
 
 def _run(step: Step, packages: Sequence[str]) -> tuple[int | None, str, str]:
     with tempfile.TemporaryDirectory() as scratch:
-        path = gpu_run.path_of_children([str(gpu_run.ROOT / "tests"), *packages])
+        path = gpu_run.environment_of_children([str(gpu_run.ROOT / "tests"), *packages])
         variables = {**os.environ, **path, run_results.FILE: f"{scratch}/results"}
         try:
             ended = subprocess.run(

@@ -65,6 +65,9 @@ NEEDED = (
 
 `make gpu-wheels` downloads the modules that are missing in a PyTorch image.
 """
+PLUGINS = ("outcomes", "xdist.plugin", "pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
+"""The plugins of pytest. Others of an image stay out: their warnings are errors in these tests."""
+PYTEST = ("-m", "pytest", *(argument for plugin in PLUGINS for argument in ("-p", plugin)))
 TOLD = ("torch", "transformers", "peft")
 """The packages with versions that a run prints."""
 RUN_SECONDS = 480.0
@@ -186,9 +189,9 @@ def run_tests(tests: Sequence[str], marker: str, seconds: float, packages: Seque
             record.results = run_results.read_results(file)
             record.write()
 
-        program = [sys.executable, "-m", "pytest", "-p", "outcomes", "-m", marker, "--continue-on-collection-errors"]
+        program = [sys.executable, *PYTEST, "-m", marker, "--continue-on-collection-errors"]
         spread = ["--numprocesses", str(processes()), "--maxschedchunk", "1"]
-        variables = {**path_of_children(packages), run_results.FILE: str(file)}
+        variables = {**environment_of_children(packages), run_results.FILE: str(file)}
         _run_for(seconds, [*program, *spread, *tests], variables, note)
         note()
 
@@ -201,8 +204,9 @@ def processes() -> int:
     return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) // 2))
 
 
-def path_of_children(packages: Sequence[str]) -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join([*(str(ROOT / source) for source in SOURCES), *packages])}
+def environment_of_children(packages: Sequence[str]) -> dict[str, str]:
+    path = os.pathsep.join([*(str(ROOT / source) for source in SOURCES), *packages])
+    return {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def _run_for(
@@ -249,7 +253,7 @@ def run_benchmark(name: str, options: Sequence[str], seconds: float, packages: S
         completed = subprocess.run(
             program,
             cwd=ROOT,
-            env={**os.environ, **path_of_children(packages)},
+            env={**os.environ, **environment_of_children(packages)},
             check=True,
             timeout=seconds,
             stdout=subprocess.PIPE,
@@ -389,8 +393,9 @@ def _benchmarks(
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return the reports of both benchmarks. The list of a benchmark without a report is empty."""
     found = []
-    for name, more in (("gpu_step", ()), ("gpu_calls", ("--decode",))):
+    for name in ("gpu_step", "gpu_calls"):
         seconds = max(options.seconds - (time.monotonic() - started), END_SECONDS)
+        more = ["--decode", "--seconds", f"{seconds / 2:.0f}"] if name == "gpu_calls" else []
         report = run_benchmark(name, ["--model", options.model, *more], seconds, packages)
         found.append([report] if report else [])
     step, calls = found

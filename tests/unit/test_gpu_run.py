@@ -182,7 +182,7 @@ def pytest_collection_finish(session):
 def test_the_requirements_name_every_package_that_gpu_tests_import(tmp_path: Path) -> None:
     (tmp_path / "imports_seen.py").write_text(IMPORTS)
     collect = ["-m", "pytest", "-p", "imports_seen", "-p", "no:cacheprovider", "--collect-only", "-q", "-m", "gpu"]
-    path = os.pathsep.join([str(tmp_path), gpu_run.path_of_children(())["PYTHONPATH"]])
+    path = os.pathsep.join([str(tmp_path), gpu_run.environment_of_children(())["PYTHONPATH"]])
     subprocess.run(
         [sys.executable, *collect, *gpu_run.TESTS],
         cwd=gpu_run.ROOT,

@@ -1,13 +1,14 @@
 """The PEFT engine and the built-in sampler as they compute on a GPU, on a CPU.
 
 The engine has `numerics: fast`, one grouped product for all experts and all adapters, and fused norms. The
-sampler has stacked adapters and reads a step behind the next one. What this cannot show is the device's own: copies,
-streams, kernels, and the rounding of its sums.
+sampler records its steps and reads a step behind the next one. A recorded step is computed again with the recorded
+inputs. What this cannot show is the device's own: copies, streams, kernels, recordings of kernels, and the rounding of
+sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest import mock
@@ -17,12 +18,15 @@ from tinsmith_trainer.engines.peft import PeftEngineSettings
 from tinsmith_trainer.engines.peft.engine import PeftEngine
 from tinsmith_trainer.engines.peft.settings import device_settings
 from tinsmith_trainer.options import WorkerOptions
+from tinsmith_trainer.sampling.builtin import forward
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.recorded_steps import StepRecorder
 from tinsmith_trainer.torch_model import expert_products
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.norms import fuse_norms
 from tinsmith_trainer.worker.engine_factories import load_base_model
+from torch import Tensor
 from typing_extensions import override
 
 
@@ -50,12 +54,27 @@ def build_for_worker(options: WorkerOptions) -> tuple[LikeGpuEngine, None]:
 def sampling_like_gpu() -> Iterator[None]:
     """Have samplers that are made in the block take the path of a GPU, for as long as it lasts."""
     with (
-        mock.patch.object(BatchPlan, "by_products", new=False),
+        mock.patch.object(forward, "recorder_for", new=_recorder),
         mock.patch.object(BatchPlan, "reads_behind", new=True),
         mock.patch.object(ForwardPass, "shares_prefixes", new=_never),
         grouped_experts(),
     ):
         yield
+
+
+class Repeated:
+    """A recording that computes the step again from the recorded inputs, as a CUDA graph launches its kernels again."""
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self._compute = compute
+        self.output = compute().clone()
+
+    def replay(self) -> None:
+        self.output.copy_(self._compute())
+
+
+def _recorder(_device: object) -> StepRecorder:
+    return StepRecorder(Repeated, lambda: None)
 
 
 def grouped_experts() -> AbstractContextManager[object]:

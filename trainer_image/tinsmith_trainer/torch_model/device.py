@@ -93,28 +93,29 @@ class WarmMemory:
 
 
 LAYERS_AHEAD = 2
-"""The number of layers that the host may launch before the device has computed them.
+"""The number of layers of training that the host may launch before the device has computed them.
 
 The device always has work, and a layer of an 8B model with 4,096 tokens takes 7 ms.
 """
 
 
 class LaunchPace:
-    """A limit on how far the host is ahead of a GPU.
+    """A limit on how far the host is ahead of a GPU, as a number of launched parts.
 
     The host launches a whole microbatch in a quarter of the time in which the device computes it. Without a limit, the
     host's turns would say nothing about the device's time, and the next decode step would wait for all launched layers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: int) -> None:
+        self._ahead = ahead
         self._launched: deque[torch.cuda.Event] = deque()
 
     def __call__(self) -> None:
-        """Note that a layer was launched, and wait for the layer before the last ones."""
+        """Note that a part was launched, and wait for the part before the last ones."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._launched.append(event)
-        if len(self._launched) > LAYERS_AHEAD:
+        if len(self._launched) > self._ahead:
             self._launched.popleft().synchronize()
 
 
@@ -138,7 +139,7 @@ class SharedDevice:
         if self.device.type == "cuda" and self._stream is None:
             self._stream = torch.cuda.Stream(self.device, priority=HIGH_PRIORITY)  # type: ignore[no-untyped-call]
             self._stream.wait_stream(torch.cuda.current_stream(self.device))  # the weights may still be on their way
-            self._pace = LaunchPace()
+            self._pace = LaunchPace(LAYERS_AHEAD)
 
     def sampling(self) -> AbstractContextManager[Any]:
         """Return a context in which this thread's work on the device is the sampler's.

@@ -16,7 +16,7 @@ from tinsmith_trainer.engines.peft.settings import device_settings, plan_memory
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
-from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, sampler_settings
 from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
@@ -128,7 +128,8 @@ def load_base_model(options: WorkerOptions) -> TorchModel:
 def _sampler(model: TorchModel, options: WorkerOptions, *, alone: bool) -> Sampler:
     forward = choose_forward(model)
     memory = kv_memory(forward.geometry, model.info.max_sequence_length, options.kv_cache_bytes, alone=alone)
-    settings = BuiltinSamplerSettings(
+    settings = replace(
+        sampler_settings(model.device.type),
         deterministic=options.deterministic_sampling,
         kv_cache_bytes=memory.nbytes,
         longest_row_tokens=memory.longest_row_tokens,

@@ -8,6 +8,7 @@ shapes of adapters differ, or if the numbers of rows per adapter are too unequal
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from tinsmith_trainer.sampling.builtin.adapters import (
     LoadedAdapter,
     route_by_products,
 )
+from tinsmith_trainer.sampling.builtin.draws import on_device
 from tinsmith_trainer.torch_model.lora import OwnProduct, StackedDelta
 from tinsmith_trainer.torch_model.products import linear_product
 
@@ -51,7 +53,7 @@ class AdapterGroups:
         if self._fits(runs):
             self._make_slots([adapter for adapter, _ in runs])
             slots = [(self._slots.index(adapter), rows) for adapter, rows in runs]
-            layout = GroupLayout.of(slots, len(self._slots))
+            layout = GroupLayout.of(slots, len(self._slots), runs[0][0].device)
             route |= {name: GroupProducts(weights, layout) for name, weights in self._stack.items()}
         return route
 
@@ -110,19 +112,20 @@ class GroupLayout:
     order: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def of(cls, runs: Sequence[tuple[int, int]], groups: int) -> GroupLayout:
+    def of(cls, runs: Sequence[tuple[int, int]], groups: int, device: torch.device) -> GroupLayout:
         """Return the layout. Each item of `runs` is a group and the number of consecutive rows of this group."""
         longest = max(rows for _, rows in runs)
         if runs == [(group, longest) for group in range(groups)]:
             return cls(groups, None)
-        take = torch.zeros(groups, longest, dtype=torch.long)
+        take = [[0] * longest for _ in range(groups)]
         back: list[int] = []
         start = 0
         for group, rows in runs:
-            take[group, :rows] = torch.arange(start, start + rows)
+            take[group][:rows] = range(start, start + rows)
             back += range(group * longest, group * longest + rows)
             start += rows
-        return cls(groups, (take.flatten(), torch.tensor(back)))
+        flat = list(itertools.chain.from_iterable(take))
+        return cls(groups, (on_device(flat, torch.long, device), on_device(back, torch.long, device)))
 
 
 class GroupProducts(AdapterProducts):

@@ -29,12 +29,15 @@ from tinsmith_trainer.sampling.builtin.draws import all_logprobs, draw_tokens, o
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass, prefix_spans
 from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
+from tinsmith_trainer.sampling.builtin.recorded_steps import RecordedSteps
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.steps import Feed, LaunchedStep, feed_of, token_ids
 from tinsmith_trainer.torch_model.lora import Route
 
 SMALLEST_EXTENT = 256
 TRIMMED_EXTENT_STEP = 32
+RECORDED_EXTENTS = 4
+"""The number of extents of a batch whose steps are recorded: each needs recordings of its own."""
 ROWS_STEP = 8
 
 
@@ -64,7 +67,7 @@ class BatchPlan:
     @property
     def by_products(self) -> bool:
         """Return whether adapters of different shapes share a batch."""
-        return not self.settings.deterministic and self.geometry.device.type == "cpu"
+        return not self.settings.deterministic
 
     @property
     def reads_behind(self) -> bool:
@@ -165,6 +168,9 @@ class DecodeBatch:
         self._groups = AdapterGroups(plan.settings.stacked_adapter_bytes)
         self._launched: LaunchedStep | None = None
         self._route_by_products: tuple[list[AdapterRun], Route] | None = None
+        # The library for products may choose another kernel for a recording, so equal bits exclude recordings.
+        recorder = None if self._fixed else forward.recorder
+        self._recorded = None if recorder is None else RecordedSteps(recorder)
 
     @property
     def samples(self) -> list[Sample]:
@@ -303,6 +309,7 @@ class DecodeBatch:
             None if isinstance(rows, range) else list(rows),
             angles=_angles(positions, samples),
             shared=prefix_spans([None if sample is None else sample.prefix for sample in samples]),
+            recorded=self._recorded,
         )
         drawn = draw_tokens(logits, [feed.draw for feed in feeds])
         return LaunchedStep([feed.sample for feed in feeds], *drawn, logits)
@@ -345,7 +352,10 @@ class DecodeBatch:
         if self._fixed:
             return self.key.extent
         longest = max(feed.own_position for feed in feeds) + 1
-        return min(self.key.extent, -(-longest // TRIMMED_EXTENT_STEP) * TRIMMED_EXTENT_STEP)
+        step = TRIMMED_EXTENT_STEP
+        if self._recorded is not None:
+            step = max(step, self.key.extent // RECORDED_EXTENTS)
+        return min(self.key.extent, -(-longest // step) * step)
 
 
 def _group(sample: Sample) -> tuple[int, int]:

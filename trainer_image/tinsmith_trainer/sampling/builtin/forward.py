@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import torch
@@ -28,13 +27,15 @@ from tinsmith_trainer.sampling.builtin.kv_cache import (
     SharedPrefix,
     StepView,
 )
-from tinsmith_trainer.torch_model.attention import use_attention
+from tinsmith_trainer.sampling.builtin.recorded_steps import RecordedSteps, StepInputs, recorder_for
+from tinsmith_trainer.torch_model.attention import Attention, grouped_attention, plain_attention, use_attention
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
 from tinsmith_trainer.torch_model.packing import changing_angles
 
 KvView = BlockView | PromptsView | StepView
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class ForwardPass:
         self.geometry = self._probe()
         self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes(self._model))
         self.busy_seconds = 0.0
+        self.recorder = recorder_for(self.device)
 
     @torch.inference_mode()
     def block(self, kv: Tensor, ids: Tensor, start: int, route: Route, *, all_logits: bool) -> Tensor:
@@ -86,7 +88,9 @@ class ForwardPass:
         positions = torch.arange(start, start + length, device=self.device)[None]
         view = BlockView(kv, start, length)
         keep = 0 if all_logits else 1
-        output = self._run(self._model, ids, positions, view, start + length, route, logits_to_keep=keep)
+        output = self._run(
+            lambda: self._forward(self._model, ids, positions, view, start + length, logits_to_keep=keep), route
+        )
         logits: Tensor = output.logits.float()
         return logits[0]
 
@@ -125,7 +129,8 @@ class ForwardPass:
         length = ids.shape[1]
         starts = torch.tensor([part.start for part in parts], device=self.device)
         positions = starts[:, None] + torch.arange(length, device=self.device)
-        self._run(self._decoder, ids, positions, PromptsView(parts), max(part.end for part in parts), route)
+        end = max(part.end for part in parts)
+        self._run(lambda: self._forward(self._decoder, ids, positions, PromptsView(parts), end), route)
 
     @torch.inference_mode()
     def step(
@@ -139,20 +144,36 @@ class ForwardPass:
         *,
         angles: Tensor | None = None,
         shared: Sequence[PrefixSpan] = (),
+        recorded: RecordedSteps | None = None,
     ) -> Tensor:
         """Compute one token per row: `ids` and `positions` `[rows, 1]`. Return logits `[rows, vocab]` in float32.
 
         `rows` are row numbers in `kv`; by default the first rows. The rows in `shared` contain only the tokens after
-        the shared prefix. `angles` are the rotary positions if rotary positions differ from `positions`.
+        the shared prefix. `angles` are the rotary positions if rotary positions differ from `positions`. `recorded` are
+        the recorded steps with these keys and values.
         """
         chosen = None if rows is None else on_device(rows, torch.long, self.device)
         own = positions.clone() if shared else positions
         for span in shared:
             own[span.start : span.end] -= span.prefix.tokens
-        view = StepView(kv, own, extent, chosen)
-        angles = positions if angles is None else angles
-        with use_attention(SharedAttention(shared)) if shared else nullcontext():
-            output = self._run(self._model, ids, own, view, extent, route, angles)
+        inputs = StepInputs(ids, own, positions if shared and angles is None else angles, chosen)
+
+        def compute(given: StepInputs) -> Tensor:
+            with use_attention(self._step_attention(shared)):
+                return self._logits(kv, given, extent)
+
+        if recorded is None:
+            return self._run(lambda: compute(inputs), route)
+        return self._run(lambda: recorded.run(inputs, extent, route, compute), route)
+
+    def _step_attention(self, shared: Sequence[PrefixSpan]) -> Attention:
+        if shared:
+            return SharedAttention(shared)
+        return plain_attention if self.recorder is None else grouped_attention
+
+    def _logits(self, kv: Tensor, inputs: StepInputs, extent: int) -> Tensor:
+        view = StepView(kv, inputs.positions, extent, inputs.rows)
+        output = self._forward(self._model, inputs.ids, inputs.positions, view, extent, angles=inputs.angles)
         logits: Tensor = output.logits.float()
         return logits[:, 0]
 
@@ -184,29 +205,33 @@ class ForwardPass:
         tolerance = math.sqrt(torch.finfo(self.geometry.dtype).eps) * float(plain.abs().max())
         return torch.allclose(shared, plain, rtol=0, atol=tolerance)
 
-    def _run(
+    def _run(self, compute: Callable[[], Result], route: Route) -> Result:
+        """Compute a forward in a turn of the device."""
+        with self._turns.held(Use.SAMPLING), routed(route):
+            started = time.perf_counter()
+            result = compute()
+            self.busy_seconds += time.perf_counter() - started
+        return result
+
+    def _forward(
         self,
         module: nn.Module,
         ids: Tensor,
         positions: Tensor,
         view: KvView,
         extent: int,
-        route: Route,
+        *,
         angles: Tensor | None = None,
         **options: int,
     ) -> Any:
-        with self._turns.held(Use.SAMPLING), routed(route):
-            started = time.perf_counter()
-            output = module(
-                input_ids=ids,
-                position_ids=positions if angles is None else angles,
-                attention_mask=self._mask(positions, extent),
-                past_key_values=view,
-                use_cache=True,
-                **options,
-            )
-            self.busy_seconds += time.perf_counter() - started
-        return output
+        return module(
+            input_ids=ids,
+            position_ids=positions if angles is None else angles,
+            attention_mask=self._mask(positions, extent),
+            past_key_values=view,
+            use_cache=True,
+            **options,
+        )
 
     def _mask(self, positions: Tensor, extent: int) -> Tensor | dict[str, Tensor]:
         """Return an additive mask `[rows, 1, length, extent]` of the keys to which each position attends.

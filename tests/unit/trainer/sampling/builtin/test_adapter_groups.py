@@ -16,6 +16,8 @@ from tinsmith_trainer.sampling.builtin.adapters import (
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import apply_delta
 
+CPU = torch.device("cpu")
+
 UNEMBED = "lm_head"
 ROOMY = 1 << 30
 
@@ -81,9 +83,9 @@ def test_an_adapter_is_copied_when_it_comes_and_stays_where_it_is(
 
 
 def test_rows_that_lie_in_equal_groups_are_taken_as_they_are() -> None:
-    assert GroupLayout.of([(0, 4), (1, 4)], 2).order is None
-    assert GroupLayout.of([(1, 4), (0, 4)], 2).order is not None
-    assert GroupLayout.of([(0, 4), (1, 3)], 2).order is not None
+    assert GroupLayout.of([(0, 4), (1, 4)], 2, CPU).order is None
+    assert GroupLayout.of([(1, 4), (0, 4)], 2, CPU).order is not None
+    assert GroupLayout.of([(0, 4), (1, 3)], 2, CPU).order is not None
 
 
 def test_adapters_that_do_not_fit_a_stack_are_computed_separately(
