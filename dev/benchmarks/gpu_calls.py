@@ -26,7 +26,7 @@ from gpu_model import WORKLOADS, Workload, adapter_name, calls_of, compute_calls
 from gpu_step import GB, free_memory
 from rich.console import Console
 from rich.table import Table
-from tinsmith_trainer.engines.base import LoraSpec
+from tinsmith_trainer.engines.base import LoraProducts, LoraSpec
 from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
 from tinsmith_trainer.engines.peft.settings import device_settings, plan_memory
 from tinsmith_trainer.process.output import configure_logs
@@ -80,6 +80,7 @@ class Bench:
     options: argparse.Namespace
     model: TorchModel
     engine: PeftEngine
+    products: LoraProducts
     drawn: np.random.Generator
     ends_at: float
 
@@ -178,9 +179,8 @@ def measure_decode_next_to_training(bench: Bench, sampler: BuiltinSampler, workl
 
 def sampler_of(bench: Bench, adapters: int) -> BuiltinSampler:
     """Return a sampler with the engine's adapters. Their keys and values have the default size."""
-    sampler = BuiltinSampler(
-        bench.model, replace(sampler_settings(bench.device.type), kv_cache_bytes=bench.options.kv_cache_bytes)
-    )
+    settings = sampler_settings(bench.device.type, bench.products)
+    sampler = BuiltinSampler(bench.model, replace(settings, kv_cache_bytes=bench.options.kv_cache_bytes))
     for number in range(adapters):
         sampler.load_adapter(adapter_name(number), bench.engine.state(adapter_name(number)).weights_only())
     return sampler
@@ -204,7 +204,7 @@ def new_bench(options: argparse.Namespace, adapters: int) -> Bench:
     engine = build_peft_engine(model, replace(settings, adapter_slots=adapters))
     for number in range(adapters):
         engine.create_adapter(adapter_name(number), LoraSpec(RANK, ALPHA, seed=number))
-    return Bench(options, model, engine, np.random.default_rng(0), started + options.seconds)
+    return Bench(options, model, engine, settings.lora_products, np.random.default_rng(0), started + options.seconds)
 
 
 def measure(options: argparse.Namespace) -> tuple[list[MeasuredCalls], list[MeasuredDecode]]:

@@ -221,9 +221,11 @@ def engine_step(engine: PeftEngine, rows: np.ndarray) -> Callable[[], None]:
     return step
 
 
-def sampled_per_second(loaded: TorchModel, engine: PeftEngine, prompts: np.ndarray, max_tokens: int) -> float:
+def sampled_per_second(
+    loaded: TorchModel, engine: PeftEngine, prompts: np.ndarray, max_tokens: int, products: LoraProducts
+) -> float:
     """Return samples per second of the trained adapter: one sample for each prompt, all submitted at once."""
-    sampler = BuiltinSampler(loaded, sampler_settings(loaded.device.type))
+    sampler = BuiltinSampler(loaded, sampler_settings(loaded.device.type, products))
     sampler.load_adapter("a", engine.state("a").weights_only())
     try:
         _sample(sampler, prompts[:1], max_tokens)
@@ -267,7 +269,7 @@ def measure(options: argparse.Namespace) -> Report:
     settings = replace(defaults, lora_products=products, loss_kernel=options.loss_kernel)
     engine = build_peft_engine(loaded, settings)
     tinsmith = steps.measured(lambda: engine_step(engine, rows), needed)
-    samples = sampled_per_second(loaded, engine, rows[:, : options.prompt_tokens], options.sampled_tokens)
+    samples = sampled_per_second(loaded, engine, rows[:, : options.prompt_tokens], options.sampled_tokens, products)
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     return Report(
         model=options.model,

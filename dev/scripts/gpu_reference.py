@@ -111,5 +111,5 @@ def calls_rows() -> Iterator[tuple[str, ...]]:
 def _run(run: dict[str, str] | None) -> str:
     if run is None:
         return "not yet run"
-    did = f"**failed** ({run['failed']})" if "failed" in run else "run"
-    return f"{did} on {run['device']} at commit {run['commit']}, {run['date']}"
+    place = f"{run['device'].removeprefix('NVIDIA ')}, {run['commit']}"
+    return f"**failed**: {place}" if "failed" in run else place

@@ -59,6 +59,8 @@ def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = [line.strip() for line in (crash.message if crash is not None else report.longreprtext).splitlines()]
+    # If a worker of pytest-xdist crashes, the first line is a description of the worker, with paths of the machine.
+    lines = [line for line in lines if not line.startswith("[gw")]
     # If a module cannot be imported, the error itself comes last, in the form in which pytest marks exceptions.
     raised = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
     return next((line for line in [*raised[-1:], *lines] if line), "no words")

@@ -95,7 +95,8 @@ def path_of(place: Place) -> AbstractContextManager[None]:
 def _new_sampler(request: pytest.FixtureRequest, model: TorchModel) -> Sampler:
     if request.param in PLACES:
         place, dtype = PLACES[request.param]
-        return SAMPLERS["builtin-fast"](model_on(place, model.directory, dtype))
+        settings = BuiltinSamplerSettings(adapter_dtype=str(dtype).removeprefix("torch."), **SMALL_SETTINGS)
+        return BuiltinSampler(model_on(place, model.directory, dtype), settings)
     if request.param == IN_ANOTHER_PROCESS:
         from support.sampler.pool_replica import RemoteSampler
 

@@ -21,7 +21,7 @@ from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.builtin import forward
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
-from tinsmith_trainer.sampling.builtin.recorded_steps import StepRecorder
+from tinsmith_trainer.sampling.builtin.steps.recorded import StepRecorder
 from tinsmith_trainer.torch_model import expert_products
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.norms import fuse_norms

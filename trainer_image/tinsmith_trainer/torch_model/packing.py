@@ -7,6 +7,7 @@ token, with explicit positions. `packs` tests this for each model.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -62,7 +63,13 @@ class Packing:
 
     def ends(self, device: torch.device) -> Tensor:
         """Return the first token of each sequence and the end of the last one, int32 `[sequences + 1]`."""
-        return torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32).to(device)
+        return _ends_of(tuple(self.lengths), device)
+
+
+@functools.lru_cache(maxsize=4)
+def _ends_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the ends of sequences. The layers of a forward share them, because a copy to a GPU waits for the GPU."""
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32).to(device)
 
 
 def packed_hidden_states(decoder: nn.Module, tokens: Tensor, packing: Packing) -> Tensor:
@@ -96,20 +103,23 @@ def _attend_apart(
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
     if query.device.type != "cpu":
-        return _varlen_attention(packing, queries, keys, values, scale).unsqueeze(0), None
+        ends, longest = packing.ends(query.device), max(packing.lengths)
+        return varlen_attention(queries, keys, values, ends, longest, scale).unsqueeze(0), None
     return blocked_attention(queries, keys, values, packing.lengths, scale).unsqueeze(0), None
 
 
-def _varlen_attention(packing: Packing, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Return `[tokens, heads, d]` by PyTorch's kernel for sequences of several lengths, which takes 16 bits only."""
+def varlen_attention(queries: Tensor, keys: Tensor, values: Tensor, ends: Tensor, longest: int, scale: float) -> Tensor:
+    """Return `[tokens, heads, d]` by PyTorch's kernel for sequences of several lengths, which takes 16 bits only.
+
+    `ends` are the first token of each sequence and the end of the last one, int32 `[sequences + 1]`.
+    """
     from torch.nn.attention.varlen import varlen_attn  # PyTorch has it since 2.10
 
-    ends, longest = packing.ends(queries.device), max(packing.lengths)
+    # PyTorch 2.11 has no such argument, and takes fewer key heads without it.
+    asks = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    shared: dict[str, Any] = {"enable_gqa": True} if asks and queries.shape[1] != keys.shape[1] else {}
     attended = varlen_attn(
-        *(queries, keys, values, ends, ends, longest, longest),
-        scale=scale,
-        window_size=(-1, 0),
-        enable_gqa=queries.shape[1] != keys.shape[1],
+        *(queries, keys, values, ends, ends, longest, longest), scale=scale, window_size=(-1, 0), **shared
     )
     assert isinstance(attended, Tensor)  # without auxiliary results
     return attended

@@ -128,8 +128,9 @@ def load_base_model(options: WorkerOptions) -> TorchModel:
 def _sampler(model: TorchModel, options: WorkerOptions, *, alone: bool) -> Sampler:
     forward = choose_forward(model)
     memory = kv_memory(forward.geometry, model.info.max_sequence_length, options.kv_cache_bytes, alone=alone)
+    defaults = device_settings(model.device.type, model.model.dtype)
     settings = replace(
-        sampler_settings(model.device.type),
+        sampler_settings(model.device.type, options.lora_products or defaults.lora_products),
         deterministic=options.deterministic_sampling,
         kv_cache_bytes=memory.nbytes,
         longest_row_tokens=memory.longest_row_tokens,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.attention.varlen
 from support.tiny_models import tiny_model
 from tinsmith_trainer.torch_model.attention import blocked_attention
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import wrap_linears
-from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states, packs
+from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states, packs, varlen_attention
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.tiny_model import TinyShape
 from torch import Tensor
@@ -49,6 +52,39 @@ def test_packed_sequences_come_out_as_the_model_computes_each_alone(family: str)
         for own, packed in zip(torch.split(tokens, LENGTHS), torch.split(together, LENGTHS), strict=True):
             alone = decoder(input_ids=own.unsqueeze(0), use_cache=False).last_hidden_state[0]
             torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
+def attended_apart(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, *_more: object, scale: float, **_options: Any
+) -> Tensor:
+    """Compute what PyTorch's `varlen_attn` of 2.11 computes, which has no argument for shared key heads."""
+    sequences = [torch.tensor_split(states.transpose(0, 1), ends[1:-1].long(), 1) for states in (query, key, value)]
+    parts = [
+        scaled_dot_product_attention(*own, is_causal=True, scale=scale, enable_gqa=True)
+        for own in zip(*sequences, strict=True)
+    ]
+    return torch.cat(parts, 1).transpose(0, 1)
+
+
+def attended_with_shared_heads(*states: Any, enable_gqa: bool = False, **options: Any) -> Tensor:
+    """Compute what `varlen_attn` of later versions computes. Without the argument it refuses shared key heads."""
+    assert enable_gqa == (states[0].shape[1] != states[1].shape[1])
+    return attended_apart(*states, **options)
+
+
+@pytest.mark.parametrize("varlen_attn", [attended_apart, attended_with_shared_heads])
+@pytest.mark.parametrize("key_heads", [2, 4])
+def test_the_attention_of_a_gpu_is_called_as_each_version_of_pytorch_asks(
+    monkeypatch: pytest.MonkeyPatch, varlen_attn: Any, key_heads: int
+) -> None:
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
+    lengths = (3, 16, 20)
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn((sum(lengths), heads, 16), generator=generator) for heads in (4, *[key_heads] * 2)]
+    ends = Packing(lengths).ends(torch.device("cpu"))
+    found = varlen_attention(*states, ends, max(lengths), scale=0.3)
+    expected = blocked_attention(*states, lengths, scale=0.3)[: sum(lengths)]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])

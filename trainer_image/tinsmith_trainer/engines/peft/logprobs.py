@@ -78,7 +78,7 @@ def trial(device: torch.device, dtype: torch.dtype) -> float:
         own = logits.to(device, dtype).requires_grad_()
         with torch.enable_grad():
             logprobs = logprobs_of_logits(own.clone(), targets, kernel)
-        found.append((logprobs.detach(), torch.autograd.grad(logprobs, own, upstream)[0].float()))
+        found.append((logprobs.detach(), torch.autograd.grad(logprobs, own, upstream)[0].detach().float()))
     return max(float((one - other).abs().max()) for one, other in zip(*found, strict=True))
 
 

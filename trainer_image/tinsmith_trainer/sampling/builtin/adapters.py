@@ -90,10 +90,16 @@ class LoadedAdapter:
 BASE_MODEL = LoadedAdapter("", BASE_SERIAL, AdapterShape(), {})
 
 
-def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer], device: torch.device) -> LoadedAdapter:
-    """Copy an adapter's weights to the device. On a CPU only padded weights are copied.
+def load_adapter(
+    key: str,
+    state: AdapterState,
+    layers: Mapping[str, LoraLayer],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> LoadedAdapter:
+    """Copy an adapter's weights to the device, in this dtype. On a CPU only padded weights are copied.
 
-    Raises ServerError if the weights do not fit the base model.
+    Weights of experts stay in float32. Raises ServerError if the weights do not fit the base model.
     """
     rank = padded_rank(state.lora.rank)
     names = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in state.tensors if _is_weight(name)})
@@ -106,9 +112,12 @@ def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer],
         lora_A, lora_B = _matrices(key, name, state, layers[name])
         if isinstance(layers[name], ExpertProjection):
             own[name] = OwnDelta(lora_A.to(device), lora_B.to(device), scale)
-        else:
+        elif dtype == torch.float32:
             deltas[name] = _delta(lora_A, lora_B, rank, scale, device)
             own[name] = _own(deltas[name], state.lora.rank, scale)
+        else:  # the scale is multiplied before the weights are rounded
+            deltas[name] = _delta(lora_A.to(dtype), (lora_B * scale).to(dtype), rank, 1.0, device)
+            own[name] = _own(deltas[name], state.lora.rank, 1.0)
     return LoadedAdapter(key, next(_serials), AdapterShape(rank, tuple(names)), deltas, own)
 
 
@@ -165,7 +174,7 @@ class AdapterProducts:
 
 
 def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
-    """Add the delta. Adapters are float32 for any dtype of the base model, and each sum is rounded once."""
+    """Add the delta. Each sum is rounded once to the base model's dtype, also if the adapter is float32."""
     if out.dtype == own.lora_A.dtype:
         out.addmm_(functional.linear(x, own.lora_A), own.lora_B.T, alpha=own.scale)
     else:
@@ -293,7 +302,8 @@ def _delta(lora_A: Tensor, lora_B: Tensor, padded: int, scale: float, device: to
     more = padded - len(lora_A)
     wide_A = functional.pad(lora_A, (0, 0, 0, more)) if more else lora_A
     wide_B = functional.pad(lora_B, (0, more)) if more else lora_B
-    return StackedDelta(wide_A[None].to(device), wide_B[None].to(device), torch.full((1, 1, 1), scale, device=device))
+    factor = torch.full((1, 1, 1), scale, dtype=lora_A.dtype, device=device)
+    return StackedDelta(wide_A[None].to(device), wide_B[None].to(device), factor)
 
 
 def _own(delta: StackedDelta, rank: int, scale: float) -> OwnDelta:

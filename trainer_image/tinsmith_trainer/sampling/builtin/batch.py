@@ -29,9 +29,9 @@ from tinsmith_trainer.sampling.builtin.draws import all_logprobs, draw_tokens, o
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass, prefix_spans
 from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
-from tinsmith_trainer.sampling.builtin.recorded_steps import RecordedSteps
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
-from tinsmith_trainer.sampling.builtin.steps import Feed, LaunchedStep, feed_of, token_ids
+from tinsmith_trainer.sampling.builtin.steps.launched import Feed, LaunchedStep, feed_of, token_ids
+from tinsmith_trainer.sampling.builtin.steps.recorded import RecordedSteps
 from tinsmith_trainer.torch_model.lora import Route
 
 SMALLEST_EXTENT = 256

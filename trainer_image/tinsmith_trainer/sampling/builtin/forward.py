@@ -27,7 +27,7 @@ from tinsmith_trainer.sampling.builtin.kv_cache import (
     SharedPrefix,
     StepView,
 )
-from tinsmith_trainer.sampling.builtin.recorded_steps import RecordedSteps, StepInputs, recorder_for
+from tinsmith_trainer.sampling.builtin.steps.recorded import RecordedSteps, StepInputs, recorder_for
 from tinsmith_trainer.torch_model.attention import Attention, grouped_attention, plain_attention, use_attention
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel

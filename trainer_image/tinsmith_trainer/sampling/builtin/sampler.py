@@ -18,7 +18,7 @@ from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward, choose_forward
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.model_language import ModelLanguage
-from tinsmith_trainer.torch_model.device import end_if_device_is_lost
+from tinsmith_trainer.torch_model.device import DTYPES, end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 
@@ -49,7 +49,9 @@ class BuiltinSampler(Sampler):
         self._memory = chosen.memory
         # Prompts with images need their own positions, which this sampler does not pass to transformers' caches.
         self._takes_images = torch_model.vision is not None and isinstance(chosen, ForwardPass)
-        self._loop = SamplingLoop(torch_model, chosen, settings or BuiltinSamplerSettings(), self._intake)
+        settings = settings or BuiltinSamplerSettings()
+        self._adapter_dtype = DTYPES[settings.adapter_dtype]
+        self._loop = SamplingLoop(torch_model, chosen, settings, self._intake)
         self._adapters_guard = threading.Lock()
         self._adapters: dict[str, LoadedAdapter] = {"": BASE_MODEL}
         self._thread = threading.Thread(target=self._run, name="builtin-sampler", daemon=True)
@@ -76,7 +78,8 @@ class BuiltinSampler(Sampler):
             return
         try:
             with self._torch_model.shared_device.sampling():
-                adapter = load_adapter(adapter_key, state, self._torch_model.layers, self._torch_model.device)
+                layers, device = self._torch_model.layers, self._torch_model.device
+                adapter = load_adapter(adapter_key, state, layers, device, self._adapter_dtype)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"There is no memory for another adapter: {error}") from error
         except Exception as error:

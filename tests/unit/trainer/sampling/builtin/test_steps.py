@@ -12,7 +12,7 @@ from support.sampler.jobs import bits, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.process.device_turns import Use
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings, prefix_cache
-from tinsmith_trainer.sampling.builtin.steps import LaunchedStep
+from tinsmith_trainer.sampling.builtin.steps.launched import LaunchedStep
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 SETTINGS = BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16, reads_behind=True)

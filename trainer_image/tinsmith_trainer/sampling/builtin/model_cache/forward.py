@@ -175,7 +175,7 @@ class Trial:
         if not self._expected.isfinite().all():
             raise ModelDirectoryInvalid(explain_non_finite(torch_model))
         forgetful = in_parts(lambda part, _: self._logits(part), self.ids, PARTS)
-        tolerance = TOLERANCE if torch_model.model.dtype == torch.float32 else TOLERANCE_IN_HALVES
+        tolerance = TOLERANCE if _rounds_to_float32(torch_model) else TOLERANCE_IN_HALVES
         self._most = tolerance * distance(forgetful, self._expected)
 
     def tokens(self, seed: int = 0) -> Tensor:
@@ -197,6 +197,12 @@ class Trial:
         with self._torch_model.shared_device.turns.held(Use.SAMPLING):
             logits: Tensor = self._torch_model.model(input_ids=ids, use_cache=False).logits
         return logits[0].float()
+
+
+def _rounds_to_float32(torch_model: TorchModel) -> bool:
+    """Return whether products have the precision of float32. With TF32 they have 11 bits, as float16 has."""
+    has_tf32 = torch_model.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    return torch_model.model.dtype == torch.float32 and not has_tf32
 
 
 def in_parts(compute: Callable[[Tensor, int], Tensor], ids: Tensor, parts: Sequence[int]) -> Tensor:

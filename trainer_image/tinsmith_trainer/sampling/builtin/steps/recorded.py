@@ -12,23 +12,24 @@ steps run as before.
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 import torch
 from torch import Tensor
 
-from tinsmith_trainer.errors import is_out_of_memory
-from tinsmith_trainer.torch_model.device import LaunchPace, end_if_device_is_lost
+from tinsmith_trainer.torch_model.device import LaunchPace
 from tinsmith_trainer.torch_model.lora import Route
 
 log = structlog.get_logger(__name__)
 
-MOST_RECORDINGS = 24
-"""The number of recordings of a batch. Each recording keeps the logits of a step."""
+MOST_RECORDINGS = 8
+"""The number of recordings of a batch. Each keeps the memory of a step, about 100 MB for 32 rows of an 8B model."""
 STEPS_AHEAD = 1
 """The number of steps that the host may launch before the device has computed them."""
 
@@ -77,28 +78,39 @@ class Recording(Protocol):
 
 
 class CudaGraphs:
-    """The recording of CUDA graphs, which share one pool of memory.
+    """The recording of CUDA graphs, each with its own memory.
 
-    Steps run one after another on one stream, and the output of a step is copied before the next step starts.
+    Kernels are recorded on a stream that nothing else uses. Another thread loads adapters on the sampler's stream, and
+    a recording would contain the copies, or fail. Only the calls of this thread are checked, because other threads use
+    the device meanwhile. `torch.cuda.graph` is not used: it would empty the cache of memory, which the engine needs.
     """
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Callable[[], Tensor]) -> Recording:
-        return _CudaGraph(compute, self._pool)
+        with _no_garbage_collection(), torch.cuda.stream(self._stream):
+            return _CudaGraph(compute)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage: the end of an older graph would be an illegal call during a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _CudaGraph:
-    """One CUDA graph.
+    """One CUDA graph."""
 
-    `torch.cuda.graph` would empty the cache of memory, which the engine needs. Other threads may use the device
-    meanwhile, for example to copy a state, so only calls of this thread are checked.
-    """
-
-    def __init__(self, compute: Callable[[], Tensor], pool: Any) -> None:
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        self._graph.capture_begin(capture_error_mode="thread_local")
         try:
             self.output = compute()
         finally:
@@ -124,10 +136,7 @@ class StepRecorder:
             if not self._is_checked:
                 self._check(recording, compute(inputs))
             return recording
-        except Exception as error:
-            end_if_device_is_lost(error)
-            if is_out_of_memory(error):
-                raise
+        except Exception as error:  # a model may do what cannot be recorded, or memory may be short
             self.is_on = False
             log.warning("decode steps are not recorded, and run slower", error=f"{type(error).__name__}: {error}")
             return None
@@ -143,7 +152,7 @@ class StepRecorder:
 
 def recorder_for(device: torch.device) -> StepRecorder | None:
     """Return the recorder for a device, or None for a CPU, where launches cost nothing next to the arithmetic."""
-    return StepRecorder(CudaGraphs(), LaunchPace(STEPS_AHEAD)) if device.type == "cuda" else None
+    return StepRecorder(CudaGraphs(device), LaunchPace(STEPS_AHEAD)) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True)
