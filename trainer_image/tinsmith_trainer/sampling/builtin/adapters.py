@@ -2,10 +2,10 @@
 
 A route is a route by products or a stacked route. A route by products is fast. In a route by products, the rows of one
 adapter are adjacent and share one product, so no weights are copied, and a batch may have adapters of any rank and
-size. A stacked route is used if the bits of a row must not depend on other rows, and on GPUs, where many small products
-cost more than copies. In a stacked route, the adapters of a batch have one padded rank and one set of modules, and each
-row is a group. Adapters of experts are never stacked. Adapters of experts are large, and the bits of their products do
-not depend on other rows anyway (torch_model/expert_products.py).
+size. A stacked route is used in deterministic mode, in which the bits of a row must not depend on other rows. In a
+stacked route, the adapters of a batch have one padded rank and one set of modules, and each row is a group. Adapters of
+experts are never stacked. Adapters of experts are large, and the bits of their products do not depend on other rows
+anyway (torch_model/expert_products.py).
 """
 
 from __future__ import annotations
@@ -199,12 +199,11 @@ def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
 class RowAdapters:
     """The stacked route of one batch. Most batches have only one adapter; in this case, no weights are copied.
 
-    If `fixed` is true, the products have one shape for any number of rows that share an adapter.
+    The products have one shape for any number of rows that share an adapter.
     """
 
-    def __init__(self, rows: int, *, fixed: bool) -> None:
+    def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._fixed = fixed
         self._uniform: tuple[LoadedAdapter, int, Route] | None = None
         self._stack: dict[str, StackedDelta] = {}
         self._stacked: list[LoadedAdapter | None] = [None] * rows
@@ -220,38 +219,25 @@ class RowAdapters:
             return self._uniform_route(adapter, rows)
         return self._stacked_route(adapters, rows)
 
-    def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Route:
-        """Return the route of these rows, which must not be idle. `adapters` has an entry for each row of the batch."""
-        used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
-        if len(used) == 1:
-            return self._same(next(iter(used.values())), len(rows))
-        self._fill(adapters)
-        return {**self._stack_of(list(rows)), **_of_rows([adapters[row] for row in rows])}
-
     def _uniform_route(self, adapter: LoadedAdapter, rows: int) -> Route:
         self._stack, self._stacked = {}, [None] * self._rows
         if self._uniform is None or self._uniform[0] is not adapter or self._uniform[1] != rows:
-            self._uniform = (adapter, rows, self._same(adapter, rows))
+            self._uniform = (adapter, rows, adapter.route(rows))
         return self._uniform[2]
-
-    def _same(self, adapter: LoadedAdapter, rows: int) -> Route:
-        return adapter.route(rows) if self._fixed else adapter.route_of_all()
 
     def _stacked_route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
         self._fill(adapters)
-        return {**self._stack_of(slice(rows)), **_of_rows(adapters[:rows])}
+        stacked = {
+            name: StackedDelta(delta.lora_A[:rows], delta.lora_B[:rows], delta.scale[:rows])
+            for name, delta in self._stack.items()
+        }
+        return {**stacked, **_of_rows(adapters[:rows])}
 
     def _fill(self, adapters: Sequence[LoadedAdapter | None]) -> None:
         self._uniform = None
         for row, adapter in enumerate(adapters):
             if adapter is not None and adapter is not self._stacked[row]:
                 self._copy_in(row, adapter)
-
-    def _stack_of(self, rows: slice | list[int]) -> Route:
-        return {
-            name: StackedDelta(delta.lora_A[rows], delta.lora_B[rows], delta.scale[rows])
-            for name, delta in self._stack.items()
-        }
 
     def _copy_in(self, row: int, adapter: LoadedAdapter) -> None:
         if not self._stack:

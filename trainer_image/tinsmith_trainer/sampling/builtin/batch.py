@@ -164,7 +164,7 @@ class DecodeBatch:
         self._samples: list[Sample | None] = [None] * plan.rows(key.extent)
         self._written = [0] * len(self._samples)  # for each row the number of positions that any sample has written
         self._kv = forward.geometry.allocate(len(self._samples), key.extent)
-        self._adapters = RowAdapters(len(self._samples), fixed=self._fixed)
+        self._adapters = RowAdapters(len(self._samples))
         self._groups = AdapterGroups(plan.settings.stacked_adapter_bytes)
         self._launched: LaunchedStep | None = None
         self._route_by_products: tuple[list[AdapterRun], Route] | None = None
@@ -305,7 +305,7 @@ class DecodeBatch:
             token_ids(feeds, before, device),
             positions,
             self._extent_in_use(feeds),
-            self._route(rows, samples),
+            self._route(samples),
             None if isinstance(rows, range) else list(rows),
             angles=_angles(positions, samples),
             shared=prefix_spans([None if sample is None else sample.prefix for sample in samples]),
@@ -329,12 +329,10 @@ class DecodeBatch:
             sample.kv = self._kv[:, :, row : row + 1].clone()
         self._take_out(row)
 
-    def _route(self, rows: Items[int], samples: list[Sample | None]) -> Route:
+    def _route(self, samples: list[Sample | None]) -> Route:
         if self._plan.by_products:
             return self._by_products(samples)
-        if isinstance(rows, range):
-            return self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
-        return self._adapters.route_of([None if s is None else s.run.adapter for s in self._samples], rows)
+        return self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
 
     def _by_products(self, samples: list[Sample | None]) -> Route:
         """Return the route by products.

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.sampler.jobs import random_adapter
-from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import (
     SIZE_BYTES,
     aligned_memory,
@@ -85,7 +85,7 @@ def test_weights_that_lie_askew_or_may_not_be_written_are_copied(model: TorchMod
 
 def test_each_row_gets_its_adapter_as_rows_change_hands(model: TorchModel) -> None:
     a, b, c = (loaded(model, rank=rank, seed=rank) for rank in (2, 5, 8))
-    rows = RowAdapters(3, fixed=True)
+    rows = RowAdapters(3)
     for adapters in ([a, b, c], [b, b, c], [b, None, a], [c, c, c], [a, c, None], [a, b]):
         delta = rows.route(adapters, len(adapters))[UNEMBED]
         for row, adapter in enumerate(adapters):
@@ -95,11 +95,14 @@ def test_each_row_gets_its_adapter_as_rows_change_hands(model: TorchModel) -> No
                 assert torch.equal(delta.scale[row], adapter.deltas[UNEMBED].scale[0])
 
 
-def test_on_a_gpu_one_adapter_in_all_rows_is_one_product(model: TorchModel) -> None:
-    adapter = loaded(model)
-    rows = RowAdapters(4, fixed=False)
-    assert rows.route([adapter] * 4, 4) == adapter.deltas
-    assert rows.route_of([adapter] * 4, [1, 3]) == adapter.deltas
+def test_in_bfloat16_the_scale_is_multiplied_before_the_weights_are_rounded(model: TorchModel) -> None:
+    state = replace(random_adapter(model, seed=1, rank=3), lora=LoraSpec(rank=3, alpha=10.0, seed=1))
+    exact, rounded = (
+        load_adapter("a", state, model.layers, model.device, dtype).own[UNEMBED]
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert rounded.scale == 1.0
+    torch.testing.assert_close(rounded.lora_B.float(), exact.lora_B * exact.scale, rtol=2**-8, atol=0)
 
 
 def test_products_of_runs_are_those_of_stacked_rows(model: TorchModel) -> None:

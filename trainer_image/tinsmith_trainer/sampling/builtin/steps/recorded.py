@@ -23,7 +23,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from tinsmith_trainer.torch_model.device import LaunchPace
+from tinsmith_trainer.torch_model.device import HIGH_PRIORITY, LaunchPace
 from tinsmith_trainer.torch_model.lora import Route
 
 log = structlog.get_logger(__name__)
@@ -86,7 +86,8 @@ class CudaGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # A recorded kernel keeps the priority of the stream on which it is recorded.
+        self._stream = torch.cuda.Stream(device, priority=HIGH_PRIORITY)  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Callable[[], Tensor]) -> Recording:
         with _no_garbage_collection(), torch.cuda.stream(self._stream):
