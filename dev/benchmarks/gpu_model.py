@@ -5,7 +5,9 @@ operation that launches a kernel costs the largest of three times: its floating-
 bytes at the memory's rate, and the time of a launch. The floor is the time of the matrix products alone. All layers of
 a model are equal, so the costs of two shallow models give those of a deep one.
 
-The figures are a lower bound of the time: a kernel rarely reaches the rates of its device.
+The figures are a lower bound of the time: a kernel rarely reaches the rates of its device. On an H200 the kernels of
+8 x 512 took 1.09 times as long as computed. Kernels of PyTorch and Liger for norms, losses and packed attention are
+stood in for by operations that move as many bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from gpu_step import LONGEST_TOKENS
 from rich.console import Console
 from rich.table import Table
 from tinsmith_trainer.engines.base import Datum, LoraProducts, LoraSpec, LossSpec, Work
-from tinsmith_trainer.engines.peft import PeftEngine, engine, shared_forward
+from tinsmith_trainer.engines.peft import PeftEngine, engine, logprobs, shared_forward
 from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.settings import (
     activations_room,
@@ -436,6 +438,8 @@ def on_a_gpu() -> Iterator[None]:
         mock.patch.object(engine, "packs_within_rounding", return_value=True),
         mock.patch.object(packing, "blocked_attention", new=packed_attention),
         mock.patch.object(expert_products, "takes_all_at_once", return_value=True),
+        mock.patch.object(engine, "choose_loss_kernel", return_value="liger"),
+        mock.patch.object(logprobs, "_losses_and_gradient", new=fused_losses),
         mock.patch.object(shared_forward, "_to_numpy", new=_zeros),
         mock.patch.object(products, "HAS_ONEDNN", new=False),
         mock.patch.object(gpu_step, "wrap_activations"),
@@ -486,6 +490,14 @@ class _PackedAttention(torch.autograd.Function):
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
     attended: Tensor = _PackedAttention.apply(query, key, value)
     return attended
+
+
+def fused_losses(logits: Tensor, targets: Tensor, *, trains: bool) -> tuple[Tensor, Tensor]:
+    """Move as many bytes as Liger's kernel, which reads logits twice and overwrites them, in one launch."""
+    del trains
+    overwritten = logits.data  # a kernel's writes are unknown to autograd
+    overwritten.add_(overwritten)
+    return torch.zeros(targets.shape, device=logits.device), logits
 
 
 def fused_norm(x: Tensor, *_: object) -> Tensor:

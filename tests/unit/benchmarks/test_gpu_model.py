@@ -31,8 +31,8 @@ def test_a_step_launches_no_more_kernels_and_moves_no_more_float32_than_it_did(
 ) -> None:
     """The limits fall with each improvement of the engine. None may rise."""
     step, optimizer = estimates["8 x 512"], estimates["AdamW and norm of one adapter"]
-    assert step["launches"] <= 5091
-    assert step["float32_bytes"] <= 39e9
+    assert step["launches"] <= 5053
+    assert step["float32_bytes"] <= 1.51e9
     assert optimizer["launches"] <= 14
     assert step["forwards"] == 1
 
@@ -55,5 +55,6 @@ def test_calls_of_64_adapters_cost_little_more_than_one_call_of_the_same_tokens(
     one, many = found["64 x 64"], found["64 adapters, each 64"]
     assert (one["tokens"], many["tokens"]) == (4096, 4096)
     assert (one["forwards"], many["forwards"]) == (1, 1)
-    assert many["gpu_seconds"] <= 1.36 * one["gpu_seconds"]
+    assert one["gpu_seconds"] <= 39.3e-3
+    assert many["gpu_seconds"] <= 57.4e-3
     assert many["host_seconds"] <= 1.26 * one["host_seconds"]

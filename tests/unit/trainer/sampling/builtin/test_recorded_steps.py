@@ -76,7 +76,7 @@ class Stale(Repeated):
 
 
 @pytest.mark.parametrize("record", [fails, Stale])
-def test_a_model_whose_steps_cannot_be_recorded_answers_without_recordings(
+def test_if_steps_cannot_be_recorded_they_are_answered_without_recordings(
     record: Callable[[Callable[[], Tensor]], Repeated],
 ) -> None:
     steps = Steps(record)
