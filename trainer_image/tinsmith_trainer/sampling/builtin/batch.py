@@ -342,6 +342,8 @@ class DecodeBatch:
         used = [sample.run.adapter for sample in samples if sample is not None]
         used += [used[-1]] * (len(samples) - len(used))
         runs = adapter_runs(used, 1)
+        if len(runs) == 1:  # one adapter has the same route for any number of rows, and recorded steps depend on it
+            runs = [(used[0], 1)]
         if self._route_by_products is None or self._route_by_products[0] != runs:
             self._route_by_products = runs, self._groups.route(runs, self._forward.modules)
         return self._route_by_products[1]

@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.engine.like_gpu import Repeated
+from support.engine.like_gpu import Repeated, sampling_like_gpu
+from support.sampler.jobs import ask_all, job, prompt_of
+from support.tiny_models import tiny_model
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings, forward
 from tinsmith_trainer.sampling.builtin.steps.recorded import MOST_RECORDINGS, RecordedSteps, StepInputs, StepRecorder
 from tinsmith_trainer.torch_model.lora import Route
 from torch import Tensor
@@ -62,6 +65,28 @@ def test_a_batch_keeps_a_limited_number_of_recordings() -> None:
         steps.run(1, extent)
         steps.run(2, extent)
     assert len(steps.recorded._recorded) == MOST_RECORDINGS
+
+
+def test_equal_requests_find_the_recordings_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of rows rises and falls as samples begin and end."""
+    recorded: list[Repeated] = []
+
+    class Counted(Repeated):
+        def __init__(self, compute: Callable[[], Tensor]) -> None:
+            recorded.append(self)
+            super().__init__(compute)
+
+    with sampling_like_gpu():
+        monkeypatch.setattr(forward, "recorder_for", lambda _device: StepRecorder(Counted, lambda: None))
+        sampler = BuiltinSampler(tiny_model(), BuiltinSamplerSettings())
+        counts = []
+        for _ in range(3):
+            jobs = [job(prompt_of(10, seed=n), max_tokens=12 * n, seed=n) for n in range(1, 6)]
+            ask_all(sampler, jobs)
+            counts.append(len(recorded))
+        sampler.close()
+    assert counts[0] > 0
+    assert counts[1] == counts[2]
 
 
 def fails(_compute: Callable[[], Tensor]) -> Repeated:
