@@ -14,8 +14,9 @@ from support.engine.datums import policy_datum, sft_datum, with_inputs, without_
 from support.engine.graphs import node, ref, traced_id, written
 from support.engine.peft import new_engine
 from tinsmith_rpc.custom_losses import loss_id_of
-from tinsmith_trainer.engines.base import Datum, Engine, LossSpec, Work
+from tinsmith_trainer.engines.base import Datum, Engine, LossSpec, Numerics, Work
 from tinsmith_trainer.engines.losses import VALID, prepare_loss
+from tinsmith_trainer.engines.peft import PeftEngineSettings
 from tinsmith_trainer.errors import UserError
 from torch import Tensor
 
@@ -140,3 +141,13 @@ def test_too_many_combinations_of_types_are_refused(engine: Engine) -> None:
 def test_an_engine_that_runs_none_says_what_to_do() -> None:
     with pytest.raises(UserError, match="runs it on the client"):
         prepare_loss(WEIGHTED, [sft_datum(5)])
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_a_call_with_a_custom_loss_shares_no_forward(numerics: Numerics) -> None:
+    """All custom losses have one name, so that two of them would otherwise be taken for one loss."""
+    sharing = new_engine(PeftEngineSettings(numerics=numerics, cobatch_tokens=2**20))
+    own_losses = [WEIGHTED, own(of_nothing, logprobs=1, weights=1)]
+    calls = [sharing.start(Work("a", [sft_datum(8)], loss)) for loss in (*own_losses, CROSS_ENTROPY)]
+    for waiting in (calls, calls[1:], calls[::-1]):
+        assert list(sharing.cobatch(waiting)) == waiting[:1]
