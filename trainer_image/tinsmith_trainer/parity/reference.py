@@ -22,8 +22,8 @@ from tinsmith_trainer.engines import adapters
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, Outcome, Work
 from tinsmith_trainer.engines.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
 from tinsmith_trainer.engines.peft_layout import peft_targets
-from tinsmith_trainer.engines.undivided_calls import UndividedCallRunner
 from tinsmith_trainer.options import WorkerOptions
+from tinsmith_trainer.parity.undivided_calls import UndividedCallRunner
 from tinsmith_trainer.torch_model.architecture import auto_class
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
 from tinsmith_trainer.torch_model.device import choose_device
