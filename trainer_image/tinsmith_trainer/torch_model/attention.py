@@ -59,23 +59,6 @@ def plain_attention(
     return attended
 
 
-def grouped_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """Compute attention of one token per row, in which query heads that share a key head are read as tokens.
-
-    Transformers' function repeats keys and values for each query head, which moves four times as many bytes as the keys
-    of an 8B model have.
-    """
-    rows, heads, length, width = query.shape
-    if length != 1 or heads == key.shape[1] or attention_mask is None:
-        return plain_attention(module, query, key, value, attention_mask, **options)
-    grouped = query.reshape(rows, key.shape[1], -1, width)
-    mask = attention_mask.expand(rows, 1, grouped.shape[2], key.shape[2])
-    attended = functional.scaled_dot_product_attention(grouped, key, value, mask, scale=options.get("scaling"))
-    return attended.reshape(rows, 1, heads, -1), None
-
-
 def _attention(module: nn.Module, *states: Tensor | None, **options: Any) -> tuple[Tensor, None]:
     attention: Attention = getattr(_current, "attention", None) or plain_attention
     return attention(module, *states, **options)

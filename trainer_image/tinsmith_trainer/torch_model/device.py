@@ -50,9 +50,12 @@ def needs_device() -> Iterator[None]:
 def is_device_fault(error: BaseException) -> bool:
     """Return whether the error makes the device unusable for this process.
 
-    A CUDA fault corrupts the context: every later call of the process fails in the same way.
+    A CUDA fault corrupts the context: every later call of the process fails in the same way. A call that cannot be
+    recorded in a CUDA graph is no such fault.
     """
     text = str(error)
+    if "captur" in text:
+        return False
     if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):  # passes when other jobs end
         return False
     # torch before 2.8 reports such a fault only in the text

@@ -119,7 +119,7 @@ def by_expert(x: Tensor, weight: Tensor | FrozenWeight, counts: Tensor) -> Tenso
 
 def by_all(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply all rows by one weight `[1, d_out, d_in]`."""
-    return by_expert(x, weight, torch.tensor([len(x)], device=x.device))
+    return by_expert(x, weight, torch.full((1,), len(x), device=x.device))
 
 
 def _sum_of_choices(x: Tensor) -> Tensor:

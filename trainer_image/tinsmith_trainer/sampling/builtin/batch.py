@@ -354,7 +354,7 @@ class DecodeBatch:
         longest = max(feed.own_position for feed in feeds) + 1
         step = TRIMMED_EXTENT_STEP
         if self._recorded is not None:
-            step = max(step, self.key.extent // RECORDED_EXTENTS)
+            step *= max(1, -(-self.key.extent // (RECORDED_EXTENTS * step)))
         return min(self.key.extent, -(-longest // step) * step)
 
 

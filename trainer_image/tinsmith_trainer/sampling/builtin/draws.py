@@ -89,7 +89,8 @@ def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[fl
 
     The k draws of a row are independent and from all tokens, so an ID may repeat. Temperature 0 is greedy.
     """
-    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+    flat = [number for row in uniforms for number in row]
+    numbers = on_device(flat, torch.float64, logits.device).view(len(uniforms), -1)
     if temperature == 0:
         return logits.argmax(-1, keepdim=True).expand_as(numbers)
     temperatures = torch.full((len(logits),), temperature, dtype=torch.float64, device=logits.device)

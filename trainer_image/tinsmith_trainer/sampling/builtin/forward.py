@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,8 +29,9 @@ from tinsmith_trainer.sampling.builtin.kv_cache import (
     StepView,
 )
 from tinsmith_trainer.sampling.builtin.steps.recorded import RecordedSteps, StepInputs, recorder_for
-from tinsmith_trainer.torch_model.attention import Attention, grouped_attention, plain_attention, use_attention
+from tinsmith_trainer.torch_model.attention import use_attention
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
+from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
 from tinsmith_trainer.torch_model.packing import changing_angles
@@ -76,7 +78,8 @@ class ForwardPass:
         self.geometry = self._probe()
         self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes(self._model))
         self.busy_seconds = 0.0
-        self.recorder = recorder_for(self.device)
+        # Experts read the numbers of their tokens from the device, which cannot be recorded.
+        self.recorder = None if expert_projections(torch_model.decoder) else recorder_for(self.device)
 
     @torch.inference_mode()
     def block(self, kv: Tensor, ids: Tensor, start: int, route: Route, *, all_logits: bool) -> Tensor:
@@ -127,7 +130,7 @@ class ForwardPass:
         Tokens after the end of a part are padding.
         """
         length = ids.shape[1]
-        starts = torch.tensor([part.start for part in parts], device=self.device)
+        starts = on_device([part.start for part in parts], torch.long, self.device)
         positions = starts[:, None] + torch.arange(length, device=self.device)
         end = max(part.end for part in parts)
         self._run(lambda: self._forward(self._decoder, ids, positions, PromptsView(parts), end), route)
@@ -156,23 +159,17 @@ class ForwardPass:
         own = positions.clone() if shared else positions
         for span in shared:
             own[span.start : span.end] -= span.prefix.tokens
-        inputs = StepInputs(ids, own, positions if shared and angles is None else angles, chosen)
+        inputs = StepInputs(ids, own, positions if shared and angles is None else angles)
 
         def compute(given: StepInputs) -> Tensor:
-            with use_attention(self._step_attention(shared)):
-                return self._logits(kv, given, extent)
+            with use_attention(SharedAttention(shared)) if shared else nullcontext():
+                return self._logits(StepView(kv, given.positions, extent, chosen), given, extent)
 
-        if recorded is None:
+        if recorded is None or rows is not None:  # the numbers of rows in a subset are too many to record
             return self._run(lambda: compute(inputs), route)
         return self._run(lambda: recorded.run(inputs, extent, route, compute), route)
 
-    def _step_attention(self, shared: Sequence[PrefixSpan]) -> Attention:
-        if shared:
-            return SharedAttention(shared)
-        return plain_attention if self.recorder is None else grouped_attention
-
-    def _logits(self, kv: Tensor, inputs: StepInputs, extent: int) -> Tensor:
-        view = StepView(kv, inputs.positions, extent, inputs.rows)
+    def _logits(self, view: StepView, inputs: StepInputs, extent: int) -> Tensor:
         output = self._forward(self._model, inputs.ids, inputs.positions, view, extent, angles=inputs.angles)
         logits: Tensor = output.logits.float()
         return logits[:, 0]

@@ -10,7 +10,13 @@ from support.engine.like_gpu import Repeated, sampling_like_gpu
 from support.sampler.jobs import ask_all, job, prompt_of
 from support.tiny_models import tiny_model
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings, forward
-from tinsmith_trainer.sampling.builtin.steps.recorded import MOST_RECORDINGS, RecordedSteps, StepInputs, StepRecorder
+from tinsmith_trainer.sampling.builtin.steps.recorded import (
+    MOST_RECORDINGS,
+    RECORDED_AT,
+    RecordedSteps,
+    StepInputs,
+    StepRecorder,
+)
 from tinsmith_trainer.torch_model.lora import Route
 from torch import Tensor
 
@@ -41,33 +47,47 @@ class Steps:
         return [inputs.ids.data_ptr() for inputs in self.inputs]
 
 
-def test_from_the_second_step_of_a_shape_on_all_steps_have_the_same_inputs_in_memory() -> None:
+def test_a_shape_that_has_come_often_enough_is_recorded_and_has_the_same_inputs_in_memory() -> None:
     steps = Steps()
-    logits = [steps.run(token) for token in range(6)]
-    assert len(set(steps.addresses[1:])) == 1
-    assert steps.addresses[0] not in steps.addresses[1:]
+    logits = [steps.run(token) for token in range(RECORDED_AT + 4)]
+    first, later = steps.addresses[: RECORDED_AT - 1], steps.addresses[RECORDED_AT - 1 :]
+    assert len(set(later)) == 1
+    assert set(first).isdisjoint(later)
     torch.testing.assert_close(logits[2], torch.tensor([[2.0], [3.0]]))  # later steps do not overwrite it
 
 
 @pytest.mark.parametrize("other", [{"extent": 64}, {"rows": 4}, {"route": {"q_proj": None}}], ids=str)
 def test_a_step_of_another_shape_or_route_is_not_taken_for_a_recorded_one(other: dict[str, object]) -> None:
     steps = Steps()
-    for token in range(4):
+    for token in range(RECORDED_AT + 1):
         steps.run(token)
     recorded_at = steps.addresses[-1]
     steps.run(9, **other)  # type: ignore[arg-type]
     assert steps.addresses[-1] != recorded_at
 
 
-def test_a_batch_keeps_a_limited_number_of_recordings() -> None:
+def test_a_batch_keeps_a_limited_number_of_recordings_and_those_that_are_in_use() -> None:
     steps = Steps()
     for extent in range(2 * MOST_RECORDINGS):
-        steps.run(1, extent)
-        steps.run(2, extent)
-    assert len(steps.recorded._recorded) == MOST_RECORDINGS
+        for token in range(RECORDED_AT):
+            steps.run(token, extent)
+        steps.run(0, extent=0)
+    recorded = [shape.extent for shape in steps.recorded._recorded]
+    assert len(recorded) == MOST_RECORDINGS
+    assert recorded[-1] == 0
 
 
-def test_equal_requests_find_the_recordings_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_has_diverged_does_not_end_recordings() -> None:
+    steps = Steps()
+    compute, infinite = steps._compute, torch.tensor([[torch.inf], [1.0]])
+    steps._compute = lambda inputs: compute(inputs) * infinite  # type: ignore[method-assign]
+    for _ in range(RECORDED_AT + 1):
+        steps.recorded.run(StepInputs(torch.ones(2, 1), torch.arange(2)[:, None]), 32, ROUTE, steps._compute)
+    assert steps.recorder.is_on
+    assert steps.recorded._recorded
+
+
+def test_equal_requests_find_the_recordings_of_earlier_ones() -> None:
     """The number of rows rises and falls as samples begin and end."""
     recorded: list[Repeated] = []
 
@@ -76,8 +96,8 @@ def test_equal_requests_find_the_recordings_of_earlier_ones(monkeypatch: pytest.
             recorded.append(self)
             super().__init__(compute)
 
-    with sampling_like_gpu():
-        monkeypatch.setattr(forward, "recorder_for", lambda _device: StepRecorder(Counted, lambda: None))
+    with sampling_like_gpu(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward, "recorder_for", lambda _device: StepRecorder(Counted, lambda: None))
         sampler = BuiltinSampler(tiny_model(), BuiltinSamplerSettings())
         counts = []
         for _ in range(3):
@@ -105,6 +125,21 @@ def test_if_steps_cannot_be_recorded_they_are_answered_without_recordings(
     record: Callable[[Callable[[], Tensor]], Repeated],
 ) -> None:
     steps = Steps(record)
-    for token in range(5):
+    for token in range(RECORDED_AT + 3):
         steps.run(token)
     assert not steps.recorder.is_on
+
+
+def test_if_memory_is_short_steps_are_recorded_later() -> None:
+    full = [True]
+
+    def record(compute: Callable[[], Tensor]) -> Repeated:
+        if full[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Repeated(compute)
+
+    steps = Steps(record)
+    for full[0] in (True, False):
+        for token in range(RECORDED_AT):
+            steps.run(token)
+    assert steps.recorded._recorded

@@ -5,31 +5,39 @@ launches them. So on a GPU the kernels of a step are recorded as a CUDA graph. A
 inputs, so the inputs of each step are copied into the tensors of the recording. A recording serves steps of one shape,
 one batch and one route.
 
-The first step of a shape is not recorded: it prepares the libraries, and many shapes occur only once. The first
-recording of a process is compared with the step itself. If recording fails or the results differ, the log says so, and
-steps run as before.
+The first step of a shape is not recorded: it prepares the libraries, and many shapes occur only once. Each recording
+is compared with the step itself. If recording fails or the results differ, the log says so, and steps run as before.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 import torch
 from torch import Tensor
 
+from tinsmith_trainer.errors import is_out_of_memory
 from tinsmith_trainer.torch_model.device import HIGH_PRIORITY, LaunchPace
 from tinsmith_trainer.torch_model.lora import Route
 
 log = structlog.get_logger(__name__)
 
-MOST_RECORDINGS = 8
-"""The number of recordings of a batch. Each keeps the memory of a step, about 100 MB for 32 rows of an 8B model."""
+MOST_RECORDINGS = 16
+"""The number of recordings of a batch, for which the least recently used ones make room."""
+RECORDED_AT = 3
+"""The step of a shape that is recorded.
+
+With several adapters the route changes each time a sample begins or ends, and a recording takes as long as two steps.
+"""
+TOLERANCE = math.sqrt(torch.finfo(torch.bfloat16).eps)
+"""The largest difference of a recorded step's logits from the step's own, as a part of the largest logit."""
 STEPS_AHEAD = 1
 """The number of steps that the host may launch before the device has computed them."""
 
@@ -38,30 +46,25 @@ STEPS_AHEAD = 1
 class StepInputs:
     """The inputs of a decode step on the device.
 
-    `ids`, `positions`, and the rotary positions `angles` are `[rows, 1]`. `rows` are row numbers `[rows]`, or None for
-    the first rows of the batch.
+    `ids`, `positions`, and the rotary positions `angles` are `[rows, 1]`.
     """
 
     ids: Tensor
     positions: Tensor
     angles: Tensor | None = None
-    rows: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.ids, self.positions, self.angles, self.rows
+        return self.ids, self.positions, self.angles
 
     def clone(self) -> StepInputs:
-        return StepInputs(self.ids.clone(), self.positions.clone(), _clone_of(self.angles), _clone_of(self.rows))
+        angles = None if self.angles is None else self.angles.clone()
+        return StepInputs(self.ids.clone(), self.positions.clone(), angles)
 
     def copy_from(self, other: StepInputs) -> None:
         for own, new in zip(self.tensors, other.tensors, strict=True):
             if own is not None and new is not None:
                 own.copy_(new)
-
-
-def _clone_of(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
 
 
 Compute = Callable[[StepInputs], Tensor]
@@ -78,7 +81,10 @@ class Recording(Protocol):
 
 
 class CudaGraphs:
-    """The recording of CUDA graphs, each with its own memory.
+    """The recording of CUDA graphs, which share one pool of memory.
+
+    Sharing is safe, because steps run one after another on one stream, and a step's output is copied at once. The pool
+    is lost when its last graph ends, so the newest graph is kept.
 
     Kernels are recorded on a stream that nothing else uses. Another thread loads adapters on the sampler's stream, and
     a recording would contain the copies, or fail. Only the calls of this thread are checked, because other threads use
@@ -86,12 +92,32 @@ class CudaGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        # A recorded kernel keeps the priority of the stream on which it is recorded.
-        self._stream = torch.cuda.Stream(device, priority=HIGH_PRIORITY)  # type: ignore[no-untyped-call]
+        self._device = device
+        self._stream = _new_stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._newest: _CudaGraph | None = None
+        self._failed: list[_CudaGraph] = []
 
     def __call__(self, compute: Callable[[], Tensor]) -> Recording:
-        with _no_garbage_collection(), torch.cuda.stream(self._stream):
-            return _CudaGraph(compute)
+        while self._stream == torch.cuda.current_stream(self._device):  # PyTorch gives out 32 streams in turn
+            self._stream = _new_stream(self._device)
+        graph = _CudaGraph()
+        try:
+            with _no_garbage_collection(), torch.cuda.stream(self._stream):
+                graph.record(compute, self._pool)
+        except Exception:
+            self._failed.append(graph)  # the allocator may still refer to it
+            # PyTorch leaves this out if the end of a recording fails, and later allocations would not free memory.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
+            raise
+        self._newest = graph
+        return graph
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream with the sampler's priority, because a recorded kernel keeps the priority of its stream."""
+    return torch.cuda.Stream(device, priority=HIGH_PRIORITY)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -109,9 +135,12 @@ def _no_garbage_collection() -> Iterator[None]:
 class _CudaGraph:
     """One CUDA graph."""
 
-    def __init__(self, compute: Callable[[], Tensor]) -> None:
+    def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        self._graph.capture_begin(capture_error_mode="thread_local")
+        self.output = torch.empty(0)
+
+    def record(self, compute: Callable[[], Tensor], pool: Any) -> None:
+        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             self.output = compute()
         finally:
@@ -128,27 +157,30 @@ class StepRecorder:
         self._record = record
         self.pace = pace
         self.is_on = True
-        self._is_checked = False
 
     def record(self, inputs: StepInputs, compute: Compute) -> Recording | None:
-        """Record a step. Returns None if this model's steps cannot be recorded."""
+        """Record a step, and compare the recording with the step itself. Returns None if this fails."""
         try:
             recording = self._record(lambda: compute(inputs))
-            if not self._is_checked:
-                self._check(recording, compute(inputs))
+            _check(recording, compute(inputs))
             return recording
         except Exception as error:  # a model may do what cannot be recorded, or memory may be short
-            self.is_on = False
-            log.warning("decode steps are not recorded, and run slower", error=f"{type(error).__name__}: {error}")
+            self.is_on = is_out_of_memory(error)
+            found = error.__context__ or error  # the end of a failed recording fails, too, and does not know the cause
+            log.warning("a decode step is not recorded, and runs slower", error=f"{type(found).__name__}: {found}")
             return None
 
-    def _check(self, recording: Recording, expected: Tensor) -> None:
-        """Raise ValueError if the recording computes other logits than the step itself."""
-        recording.replay()
-        apart = float((recording.output - expected).abs().max())
-        if not apart <= math.sqrt(torch.finfo(torch.bfloat16).eps) * float(expected.abs().max()):
-            raise ValueError(f"the recorded step's logits are {apart:g} apart")
-        self._is_checked = True
+
+def _check(recording: Recording, expected: Tensor) -> None:
+    """Raise ValueError if the recording computes other logits than the step itself.
+
+    Rows that are not finite are not compared: the weights of their adapter have diverged.
+    """
+    recording.replay()
+    rows = expected.isfinite().all(-1)
+    apart, largest = ((recording.output - expected)[rows].abs(), expected[rows].abs())
+    if rows.any() and not apart.max() <= TOLERANCE * largest.max():
+        raise ValueError(f"the recorded step's logits are {float(apart.max()):g} apart")
 
 
 def recorder_for(device: torch.device) -> StepRecorder | None:
@@ -161,7 +193,6 @@ class _Shape:
     extent: int
     rows: int
     has_angles: bool
-    has_rows: bool
 
 
 class RecordedSteps:
@@ -170,35 +201,36 @@ class RecordedSteps:
     def __init__(self, recorder: StepRecorder) -> None:
         self._recorder = recorder
         self._route: Route | None = None
-        self._seen: set[_Shape] = set()
+        self._seen: Counter[_Shape] = Counter()
         self._recorded: dict[_Shape, tuple[StepInputs, Recording]] = {}
 
     def run(self, inputs: StepInputs, extent: int, route: Route, compute: Compute) -> Tensor:
         """Return the logits of a step, from a recording if there is one. `compute` has the batch, extent and route."""
-        if route is not self._route:
+        if route is not self._route or not self._recorder.is_on:
             self._route = route
             self._seen.clear()
             self._recorded.clear()
-        shape = _Shape(extent, len(inputs.ids), inputs.angles is not None, inputs.rows is not None)
-        found = self._recorded.get(shape) or self._new(shape, inputs, compute)
-        if found is None:
+        shape = _Shape(extent, len(inputs.ids), inputs.angles is not None)
+        self._seen[shape] += 1
+        if shape not in self._recorded and not self._records(shape, inputs, compute):
             return compute(inputs)
-        own, recording = found
+        own, recording = self._recorded[shape] = self._recorded.pop(shape)  # the most recently used one comes last
         own.copy_from(inputs)
         recording.replay()
         logits = recording.output.clone()
         self._recorder.pace()
         return logits
 
-    def _new(self, shape: _Shape, inputs: StepInputs, compute: Compute) -> tuple[StepInputs, Recording] | None:
-        if shape not in self._seen or not self._recorder.is_on:
-            self._seen.add(shape)
-            return None
+    def _records(self, shape: _Shape, inputs: StepInputs, compute: Compute) -> bool:
+        """Record the step if it has come often enough. Return whether it is recorded."""
+        if self._seen[shape] < RECORDED_AT or not self._recorder.is_on:
+            return False
         own = inputs.clone()
         recording = self._recorder.record(own, compute)
         if recording is None:
-            return None
+            del self._seen[shape]  # tried again after as many steps, if memory was short
+            return False
         if len(self._recorded) >= MOST_RECORDINGS:
             del self._recorded[next(iter(self._recorded))]
         self._recorded[shape] = own, recording
-        return own, recording
+        return True
