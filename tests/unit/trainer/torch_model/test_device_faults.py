@@ -57,6 +57,8 @@ def test_a_sampler_that_lost_its_device_ends_the_process_and_blames_no_call_of_t
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         accelerator_error("CUDA error: out of memory", 2),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        accelerator_error("CUDA error: operation not permitted when stream is capturing", 900),
+        accelerator_error("CUDA error: operation failed due to a previous error during capture", 901),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
         ValueError("CUDA error is what the prompt was about"),
     ],
