@@ -38,6 +38,7 @@ SOURCES = ("api_server", "client", "operator", "rpc", "trainer_image", "dev/scri
 TESTS = (
     *(
         "tests/gpu/test_peft_engine.py",
+        "tests/gpu/test_fast_paths.py",
         "tests/gpu/test_sdk.py",
         "tests/contract/engine/test_places.py",
         "tests/contract/engine/test_long_datums.py",
