@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
+import structlog
 import torch
 from support.engine.like_gpu import Repeated, sampling_like_gpu
 from support.sampler.jobs import ask_all, job, prompt_of
@@ -13,6 +17,7 @@ from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSett
 from tinsmith_trainer.sampling.builtin.steps.recorded import (
     MOST_RECORDINGS,
     RECORDED_AT,
+    CudaGraphs,
     RecordedSteps,
     StepInputs,
     StepRecorder,
@@ -143,3 +148,64 @@ def test_if_memory_is_short_steps_are_recorded_later() -> None:
         for token in range(RECORDED_AT):
             steps.run(token)
     assert steps.recorded._recorded
+
+
+class StandInGraph:
+    """PyTorch's graph, which records nothing."""
+
+    def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+        assert not gc.isenabled(), "the end of an older graph would be a call that is not permitted"
+
+    def capture_end(self) -> None:
+        """End the recording."""
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand-ins for PyTorch's streams and graphs. Returns the pools whose recording was ended by hand.
+
+    They assume that PyTorch gives out streams in turn, and that the first one is the caller's.
+    """
+    ended: list[str] = []
+    streams = itertools.cycle(["the sampler's", "another"])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device, priority: next(streams))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: "the sampler's")
+    monkeypatch.setattr(torch.cuda, "stream", used_stream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", StandInGraph)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _index, pool: ended.append(pool), raising=False)
+    return ended
+
+
+@contextmanager
+def used_stream(name: str) -> Iterator[None]:
+    assert name == "another"
+    yield
+
+
+def test_a_step_is_recorded_on_a_stream_of_its_own(device: list[str]) -> None:
+    recording = CudaGraphs(torch.device("cuda"))(lambda: torch.ones(1))
+    assert recording.output.tolist() == [1.0]
+    assert gc.isenabled()
+    assert device == []
+
+
+def test_after_a_failure_the_allocator_is_as_before_and_the_cause_is_known(device: list[str]) -> None:
+    graphs = CudaGraphs(torch.device("cuda"))
+    recorder = StepRecorder(graphs, lambda: None)
+
+    def compute(_inputs: StepInputs) -> Tensor:
+        raise RuntimeError("a copy from the host")
+
+    inputs = StepInputs(torch.ones(1, 1), torch.ones(1, 1))
+    with structlog.testing.capture_logs() as logs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StandInGraph, "capture_end", fails_at_the_end)
+        assert recorder.record(inputs, compute) is None
+    assert device == ["pool"]
+    assert "a copy from the host" in logs[0]["error"]
+    assert gc.isenabled()
+
+
+def fails_at_the_end(_graph: StandInGraph) -> None:
+    raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
