@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.attention.varlen
 from support.tiny_models import tiny_model
 from tinsmith_trainer.torch_model.attention import blocked_attention
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -77,7 +78,8 @@ def attended_with_shared_heads(*states: Any, enable_gqa: bool = False, **options
 def test_the_attention_of_a_gpu_is_called_as_each_version_of_pytorch_asks(
     monkeypatch: pytest.MonkeyPatch, varlen_attn: Any, key_heads: int
 ) -> None:
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
+    # PyTorch has this module since 2.10.
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=varlen_attn))  # type: ignore[arg-type]
     lengths = (3, 16, 20)
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn((sum(lengths), heads, 16), generator=generator) for heads in (4, *[key_heads] * 2)]
