@@ -30,7 +30,6 @@ from tinsmith_trainer.engines.base import LoraProducts, LoraSpec
 from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
 from tinsmith_trainer.engines.peft.settings import device_settings, plan_memory
 from tinsmith_trainer.process.output import configure_logs
-from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, sampler_settings
 from tinsmith_trainer.torch_model.device import choose_device
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -137,34 +136,19 @@ class Bench:
             thread.join()
 
 
-def sample(sampler: BuiltinSampler, prompts: Sequence[np.ndarray], adapters: int, max_tokens: int) -> float:
-    """Draw one sample of each prompt, all at the same time. Returns the seconds. Raises the error of a sample."""
-    outcomes: list[SampleOutcome] = []
-    left = threading.Semaphore(0)
-
-    def done(outcome: SampleOutcome) -> None:
-        outcomes.append(outcome)
-        left.release()
-
-    params = SamplingParams(max_tokens=max_tokens, seed=1, stop_tokens=())
-    started = time.perf_counter()
-    for number, prompt in enumerate(prompts):
-        name = adapter_name(number % adapters)
-        sampler.submit(SampleJob(f"request-{number}", name, prompt.astype(np.int32), params), done)
-    for _ in prompts:
-        left.acquire()
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-    return time.perf_counter() - started
-
-
 def measure_decode(bench: Bench, sampler: BuiltinSampler, rows: int, adapters: int) -> MeasuredDecode:
     """Measure decode steps. The short samples run first, so that the long ones find the prompts in the cache."""
     prompts = [bench.tokens(PROMPT_TOKENS) for _ in range(rows)]
-    sample(sampler, prompts, adapters, SHORT_TOKENS)
-    short = sample(sampler, prompts, adapters, SHORT_TOKENS)
-    seconds = sample(sampler, prompts, adapters, LONG_TOKENS) - short
+    names = [adapter_name(number) for number in range(adapters)]
+
+    def seconds_for(max_tokens: int) -> float:
+        return gpu_step.seconds_of(
+            lambda: gpu_step.draw_samples(sampler, prompts, names, max_tokens), 1, torch.device("cpu")
+        )
+
+    seconds_for(SHORT_TOKENS)
+    short = seconds_for(SHORT_TOKENS)
+    seconds = seconds_for(LONG_TOKENS) - short
     steps = LONG_TOKENS - SHORT_TOKENS
     return MeasuredDecode(rows, adapters, seconds / steps, rows * steps / seconds)
 
@@ -178,7 +162,7 @@ def measure_decode_next_to_training(bench: Bench, sampler: BuiltinSampler, workl
 
 
 def sampler_of(bench: Bench, adapters: int) -> BuiltinSampler:
-    """Return a sampler with the engine's adapters. Their keys and values have the default size."""
+    """Return a sampler with the engine's adapters."""
     settings = sampler_settings(bench.device.type, bench.products)
     sampler = BuiltinSampler(bench.model, replace(settings, kv_cache_bytes=bench.options.kv_cache_bytes))
     for number in range(adapters):
@@ -225,9 +209,9 @@ def _decodes(bench: Bench, workload: Workload) -> list[MeasuredDecode]:
         found = list(bench.within_time(DECODES, lambda counts: measure_decode(bench, sampler, *counts)))
         if bench.options.profile is not None:
             prompts = [bench.tokens(PROMPT_TOKENS) for _ in range(8)]
-            write_profile(
-                lambda: sample(sampler, prompts, 1, SHORT_TOKENS), bench.device, bench.options.profile / "decode.txt"
-            )
+            file = bench.options.profile / "decode.txt"
+            names = [adapter_name(0)]
+            write_profile(lambda: gpu_step.draw_samples(sampler, prompts, names, SHORT_TOKENS), bench.device, file)
         with_training = bench.within_time([workload], lambda one: measure_decode_next_to_training(bench, sampler, one))
         return [*found, *with_training]
     finally:

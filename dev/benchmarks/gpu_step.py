@@ -228,13 +228,16 @@ def sampled_per_second(
     sampler = BuiltinSampler(loaded, sampler_settings(loaded.device.type, products))
     sampler.load_adapter("a", engine.state("a").weights_only())
     try:
-        _sample(sampler, prompts[:1], max_tokens)
-        return len(prompts) / seconds_of(lambda: _sample(sampler, prompts, max_tokens), 1, loaded.device)
+        draw_samples(sampler, prompts[:1], ["a"], max_tokens)
+        return len(prompts) / seconds_of(lambda: draw_samples(sampler, prompts, ["a"], max_tokens), 1, loaded.device)
     finally:
         sampler.close()
 
 
-def _sample(sampler: BuiltinSampler, prompts: np.ndarray, max_tokens: int) -> None:
+def draw_samples(
+    sampler: BuiltinSampler, prompts: Sequence[np.ndarray], adapters: Sequence[str], max_tokens: int
+) -> None:
+    """Draw one sample of each prompt, all at the same time. The adapters take turns. Raises the error of a sample."""
     outcomes: list[SampleOutcome] = []
     left = threading.Semaphore(0)
 
@@ -244,7 +247,8 @@ def _sample(sampler: BuiltinSampler, prompts: np.ndarray, max_tokens: int) -> No
 
     params = SamplingParams(max_tokens=max_tokens, seed=1, stop_tokens=())
     for number, prompt in enumerate(prompts):
-        sampler.submit(SampleJob(f"request-{number}", "a", prompt.astype(np.int32), params), done)
+        adapter = adapters[number % len(adapters)]
+        sampler.submit(SampleJob(f"request-{number}", adapter, prompt.astype(np.int32), params), done)
     for _ in prompts:
         left.acquire()
     for outcome in outcomes:
