@@ -386,7 +386,8 @@ def _run(options: argparse.Namespace, packages: Sequence[str], started: float) -
     counts = Counter(result.outcome for result in record.results)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "no test ran"
     print(f"{run['device']}: {summary} in {time.monotonic() - started:.0f} s, written to {record.file}")
-    return FAILED if counts["failed"] or not record.results or not record.measured else 0
+    is_complete = record.results and record.reports and record.measured
+    return FAILED if counts["failed"] or not is_complete else 0
 
 
 def _benchmarks(

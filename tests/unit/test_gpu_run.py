@@ -159,6 +159,21 @@ def test_a_program_that_outlasts_its_time_is_ended_as_by_ctrl_c(inherited: Any) 
     assert status == -signal.SIGINT
 
 
+@pytest.mark.parametrize("missing", ["gpu_step", "gpu_calls", None])
+def test_a_run_without_one_of_its_benchmarks_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str | None
+) -> None:
+    def run_tests(_tests: object, _marker: str, _seconds: float, _packages: object, record: gpu_run.Record) -> None:
+        record.results = [result("t.py::test_one", "passed")]
+
+    reports = {"gpu_step": REPORT, "gpu_calls": CALLS, missing: None}
+    monkeypatch.setattr(gpu_run, "device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(gpu_run, "run_tests", run_tests)
+    monkeypatch.setattr(gpu_run, "run_benchmark", lambda name, *_: reports[name])
+    status = gpu_run.main(["--commit", "0123abc", "--out", str(tmp_path)])
+    assert status == (gpu_run.FAILED if missing else 0)
+
+
 def test_a_machine_without_a_gpu_gets_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
