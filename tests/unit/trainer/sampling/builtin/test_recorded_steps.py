@@ -15,6 +15,7 @@ from support.sampler.jobs import ask_all, job, prompt_of
 from support.tiny_models import tiny_model
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings, forward
 from tinsmith_trainer.sampling.builtin.steps.recorded import (
+    MOST_FAILURES,
     MOST_RECORDINGS,
     RECORDED_AT,
     CudaGraphs,
@@ -135,19 +136,20 @@ def test_if_steps_cannot_be_recorded_they_are_answered_without_recordings(
     assert not steps.recorder.is_on
 
 
-def test_if_memory_is_short_steps_are_recorded_later() -> None:
-    full = [True]
+@pytest.mark.parametrize(("failures", "is_on"), [(1, True), (MOST_FAILURES, False)])
+def test_if_memory_is_short_steps_are_recorded_later_but_not_tried_for_ever(failures: int, is_on: bool) -> None:
+    left = iter(range(failures))
 
     def record(compute: Callable[[], Tensor]) -> Repeated:
-        if full[0]:
+        if next(left, None) is not None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return Repeated(compute)
 
     steps = Steps(record)
-    for full[0] in (True, False):
-        for token in range(RECORDED_AT):
-            steps.run(token)
-    assert steps.recorded._recorded
+    for token in range((failures + 1) * RECORDED_AT):
+        steps.run(token)
+    assert steps.recorder.is_on == is_on
+    assert bool(steps.recorded._recorded) == is_on
 
 
 class StandInGraph:

@@ -38,6 +38,8 @@ With several adapters the route changes each time a sample begins or ends, and a
 """
 TOLERANCE = math.sqrt(torch.finfo(torch.bfloat16).eps)
 """The largest difference of a recorded step's logits from the step's own, as a part of the largest logit."""
+MOST_FAILURES = 4
+"""The number of recordings that may fail for lack of memory before no more are tried."""
 STEPS_AHEAD = 1
 """The number of steps that the host may launch before the device has computed them."""
 
@@ -156,6 +158,7 @@ class StepRecorder:
     def __init__(self, record: Callable[[Callable[[], Tensor]], Recording], pace: Callable[[], None]) -> None:
         self._record = record
         self.pace = pace
+        self._failures = 0
         self.is_on = True
 
     def record(self, inputs: StepInputs, compute: Compute) -> Recording | None:
@@ -165,8 +168,9 @@ class StepRecorder:
             _check(recording, compute(inputs))
             return recording
         except Exception as error:  # a model may do what cannot be recorded, or memory may be short
-            self.is_on = is_out_of_memory(error)
             found = error.__context__ or error  # the end of a failed recording fails, too, and does not know the cause
+            self._failures += 1
+            self.is_on = is_out_of_memory(found) and self._failures < MOST_FAILURES
             log.warning("a decode step is not recorded, and runs slower", error=f"{type(found).__name__}: {found}")
             return None
 
