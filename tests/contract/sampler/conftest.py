@@ -95,7 +95,8 @@ def path_of(place: Place) -> AbstractContextManager[None]:
 def _new_sampler(request: pytest.FixtureRequest, model: TorchModel) -> Sampler:
     if request.param in PLACES:
         place, dtype = PLACES[request.param]
-        settings = BuiltinSamplerSettings(adapter_dtype=str(dtype).removeprefix("torch."), **SMALL_SETTINGS)
+        adapters = "bfloat16" if dtype == torch.bfloat16 else "float32"
+        settings = BuiltinSamplerSettings(adapter_dtype=adapters, **SMALL_SETTINGS)
         return BuiltinSampler(model_on(place, model.directory, dtype), settings)
     if request.param == IN_ANOTHER_PROCESS:
         from support.sampler.pool_replica import RemoteSampler

@@ -53,7 +53,8 @@ class AdapterGroups:
         if self._fits(runs):
             self._make_slots([adapter for adapter, _ in runs])
             slots = [(self._slots.index(adapter), rows) for adapter, rows in runs]
-            layout = GroupLayout.of(slots, len(self._slots), runs[0][0].device)
+            device = next(iter(self._stack.values())).down.device
+            layout = GroupLayout.of(slots, len(self._slots), device)
             route |= {name: GroupProducts(weights, layout) for name, weights in self._stack.items()}
         return route
 

@@ -66,11 +66,6 @@ class LoadedAdapter:
     def nbytes(self) -> int:
         return sum(self.deltas.get(name, own).nbytes for name, own in self.own.items())
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights. The base model has no weights, and no device."""
-        return next(iter(self.own.values())).lora_A.device
-
     def route(self, rows: int) -> Route:
         """Return a route that uses this adapter for each of `rows` groups, without copying weights."""
         return {**{name: _expanded(delta, rows) for name, delta in self.deltas.items()}, **self._of_experts()}

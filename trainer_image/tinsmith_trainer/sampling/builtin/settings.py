@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 MIB = 1 << 20
 
@@ -61,8 +62,8 @@ class BuiltinSamplerSettings:
     separate products.
     """
 
-    adapter_dtype: str = "float32"
-    """The precision of adapters, `float32` or `bfloat16`. `bfloat16` requires a base model in bfloat16."""
+    adapter_dtype: Literal["float32", "bfloat16"] = "float32"
+    """The precision of adapters. `bfloat16` requires a base model in bfloat16."""
     reads_behind: bool | None = None
     """Read a step's tokens while the device computes the next step. With None, `reads_behind` is on for GPUs only.
 
