@@ -65,11 +65,6 @@ class BatchPlan:
     max_sequence_length: int
 
     @property
-    def by_products(self) -> bool:
-        """Return whether adapters of different shapes share a batch."""
-        return not self.settings.deterministic
-
-    @property
     def reads_behind(self) -> bool:
         """Return whether the next step is launched before the previous step's tokens are read."""
         setting = self.settings.reads_behind
@@ -81,7 +76,7 @@ class BatchPlan:
         while extent <= sample_position:
             extent *= 2
         extent = min(extent, self.max_sequence_length)
-        if self.by_products:
+        if not self.settings.deterministic:
             return BatchKey(extent)
         large = adapter.nbytes * self.rows(extent) > self.settings.stacked_adapter_bytes
         return BatchKey(extent, adapter.shape, adapter.serial if large else 0)
@@ -102,7 +97,9 @@ class BatchPlan:
 
     def route_of_one(self, adapter: LoadedAdapter, tokens: int, modules: Items[str]) -> Route:
         """Return the route of a forward with this many tokens for one adapter."""
-        return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.route_of_all()
+        if self.settings.deterministic:
+            return adapter.route_of_all()
+        return route_by_products([(adapter, tokens)], modules)
 
     def filled_bytes(self, sample: Sample) -> int:
         """Return the number of bytes of the used positions in the sample's row."""
@@ -330,9 +327,9 @@ class DecodeBatch:
         self._take_out(row)
 
     def _route(self, samples: list[Sample | None]) -> Route:
-        if self._plan.by_products:
-            return self._by_products(samples)
-        return self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
+        if self._fixed:
+            return self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
+        return self._by_products(samples)
 
     def _by_products(self, samples: list[Sample | None]) -> Route:
         """Return the route by products.
