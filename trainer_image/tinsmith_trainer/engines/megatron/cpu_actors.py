@@ -5,16 +5,26 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import ray
-import torch
-from torch._C._distributed_c10d import TCPStore
-from typing_extensions import override
+from tinsmith_trainer.process import gc_pause
 
-from tinsmith_trainer.engines.megatron.local_rank import RankModel, build_rank, join_process_group
-from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.megatron.rank_group import Answer
-from tinsmith_trainer.engines.megatron.ray_cluster import RayCluster
-from tinsmith_trainer.engines.megatron.ray_ranks import ON_CPUS, RankPlacement, RankProcess, RayRanks, start_ranks_on
+# The first import in the process of a rank.
+with gc_pause():
+    import ray
+    import torch
+    from torch._C._distributed_c10d import TCPStore
+    from typing_extensions import override
+
+    from tinsmith_trainer.engines.megatron.local_rank import RankModel, build_rank, join_process_group
+    from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+    from tinsmith_trainer.engines.megatron.rank_group import Answer
+    from tinsmith_trainer.engines.megatron.ray_cluster import RayCluster
+    from tinsmith_trainer.engines.megatron.ray_ranks import (
+        ON_CPUS,
+        RankPlacement,
+        RankProcess,
+        RayRanks,
+        start_ranks_on,
+    )
 
 MEETING_TIMEOUT = timedelta(minutes=5)
 
