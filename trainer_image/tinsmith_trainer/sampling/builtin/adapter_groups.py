@@ -3,7 +3,8 @@
 With eight adapters and four rows per adapter, separate products (sixteen per module) took a third of a step's time,
 mostly for the overhead of calls. An adapter's weights are copied into the stack once, when the adapter's first row
 enters the batch. The stack is not used, and each adapter has separate products, if the weights are too large, if the
-shapes of adapters differ, or if the numbers of rows per adapter are too unequal.
+shapes of adapters differ, or if the numbers of rows per adapter are too unequal. The stacks of all batches share one
+memory. A batch that does not use its stack gives it up if another batch needs the memory.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -35,22 +37,72 @@ All groups together have at most this many times as many rows as the forward.
 """
 
 
-class AdapterGroups:
-    """The adapters of one batch.
-
-    An adapter keeps the same slot in the stack when other adapters are added or removed.
-    """
+class StackMemory:
+    """The memory for the stacks of all batches of a sampler."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
+        self.batches: WeakSet[AdapterGroups] = WeakSet()
+
+    def has_room(self, nbytes: int, batch: AdapterGroups) -> bool:
+        """Return whether a batch may have a stack of this size. Batches give up unused stacks if this makes room."""
+        others = [other for other in self.batches if other is not batch]
+        used = sum(other.nbytes for other in others if other.uses_stack)
+        if nbytes + used > self._most_bytes:
+            return False
+        if nbytes + sum(other.nbytes for other in others) > self._most_bytes:
+            for other in others:
+                if not other.uses_stack:
+                    other.give_up()
+        return True
+
+
+class AdapterGroups:
+    """The adapters of one batch.
+
+    An adapter keeps the same slot in the stack when other adapters are added or removed. `is_idle`: the batch has no
+    samples.
+    """
+
+    def __init__(self, memory: StackMemory) -> None:
+        self._memory = memory
+        self.is_idle = True
+        self._is_stacked = False
+        self._runs: list[AdapterRun] = []
+        self._route: dict[str, OwnProduct] = {}
         self._shape = AdapterShape()
         self._slots: list[LoadedAdapter] = []
         self._stack: dict[str, GroupWeights] = {}
+        memory.batches.add(self)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weights.nbytes for weights in self._stack.values())
+
+    @property
+    def uses_stack(self) -> bool:
+        return self._is_stacked and not self.is_idle
+
+    def give_up(self) -> None:
+        """Free the stack, and empty the last route, which uses it."""
+        self._route.clear()
+        self._runs, self._shape, self._slots, self._stack = [], AdapterShape(), [], {}
 
     def route(self, runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
-        """Return the route of a forward with one token for each row. Two runs in `runs` never have the same adapter."""
+        """Return the route of a forward with one token for each row. Two runs in `runs` never have the same adapter.
+
+        Equal runs have the same route, on which recorded steps depend.
+        """
+        if runs != self._runs:
+            self._runs = []  # an error below must not leave an older route for these runs
+            self._route = self._new_route(runs, modules)
+            self._runs = list(runs)
+        return self._route
+
+    def _new_route(self, runs: Sequence[AdapterRun], modules: Sequence[str]) -> dict[str, OwnProduct]:
         route = dict(route_by_products(runs, modules))
-        if self._fits(runs):
+        self._is_stacked = self._fits(runs)
+        if self._is_stacked:
             self._make_slots([adapter for adapter, _ in runs])
             slots = [(self._slots.index(adapter), rows) for adapter, rows in runs]
             device = next(iter(self._stack.values())).down.device
@@ -64,12 +116,13 @@ class AdapterGroups:
             return False
         rows, longest = sum(rows for _, rows in runs), max(rows for _, rows in runs)
         stacked = sum(delta.nbytes for delta in first.deltas.values())
-        return len(runs) * longest <= MOST_PADDING * rows and len(runs) * stacked <= self._most_bytes
+        return len(runs) * longest <= MOST_PADDING * rows and self._memory.has_room(len(runs) * stacked, self)
 
     def _make_slots(self, adapters: Sequence[LoadedAdapter]) -> None:
         """Give each new adapter a slot. Rebuild the stack if half of the stack's adapters have left the batch."""
         shape, slots = adapters[0].shape, self._slots
         if shape != self._shape or len(adapters) > len(slots) or 2 * len(adapters) <= len(slots):
+            self.give_up()
             self._shape = shape
             self._slots = slots = [BASE_MODEL] * len(adapters)
             self._stack = {name: GroupWeights(delta, len(adapters)) for name, delta in adapters[0].deltas.items()}
@@ -94,6 +147,10 @@ class GroupWeights:
         _, rank, d_in = like.lora_A.shape
         self.down = like.lora_A.new_zeros(groups, d_in, rank)
         self.up = like.lora_B.new_zeros(groups, rank, like.lora_B.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
 
     def put(self, group: int, delta: StackedDelta) -> None:
         self.down[group] = delta.lora_A[0].T

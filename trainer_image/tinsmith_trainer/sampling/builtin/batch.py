@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.sampling.base import DrawnToken, Sequence, TopkLogprobs
-from tinsmith_trainer.sampling.builtin.adapter_groups import AdapterGroups
+from tinsmith_trainer.sampling.builtin.adapter_groups import AdapterGroups, StackMemory
 from tinsmith_trainer.sampling.builtin.adapters import (
     AdapterRun,
     AdapterShape,
@@ -63,6 +63,10 @@ class BatchPlan:
     geometry: RowGeometry
     settings: BuiltinSamplerSettings
     max_sequence_length: int
+    stacks: StackMemory = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stacks", StackMemory(self.settings.stacked_adapter_bytes))
 
     @property
     def reads_behind(self) -> bool:
@@ -162,12 +166,11 @@ class DecodeBatch:
         self._written = [0] * len(self._samples)  # for each row the number of positions that any sample has written
         self._kv = forward.geometry.allocate(len(self._samples), key.extent)
         self._adapters = RowAdapters(len(self._samples))
-        self._groups = AdapterGroups(plan.settings.stacked_adapter_bytes)
+        self._groups = AdapterGroups(plan.stacks)
         self._launched: LaunchedStep | None = None
-        self._route_by_products: tuple[list[AdapterRun], Route] | None = None
         # The library for products may choose another kernel for a recording, so equal bits exclude recordings.
-        recorder = None if self._fixed else forward.recorder
-        self._recorded = None if recorder is None else RecordedSteps(recorder)
+        most = 0 if self._fixed else plan.settings.recorded_steps
+        self._recorded = RecordedSteps(forward.recorder, most) if forward.recorder is not None and most else None
 
     @property
     def samples(self) -> list[Sample]:
@@ -199,6 +202,7 @@ class DecodeBatch:
             self._write(row, sample.kv[:, :, 0, :, : sample.own_position])
         sample.kv = None
         self._samples[row] = sample
+        self._groups.is_idle = False
 
     def _write(self, row: int, kv: Tensor) -> None:
         """Copy keys and values to the beginning of a row."""
@@ -214,6 +218,7 @@ class DecodeBatch:
         sample = self._vacate(row)
         if self._launched is not None:
             self._launched.forget(sample)
+        self._groups.is_idle = not self.samples
         return sample
 
     def _vacate(self, row: int) -> Sample:
@@ -341,9 +346,7 @@ class DecodeBatch:
         runs = adapter_runs(used, 1)
         if len(runs) == 1:  # one adapter has the same route for any number of rows, and recorded steps depend on it
             runs = [(used[0], 1)]
-        if self._route_by_products is None or self._route_by_products[0] != runs:
-            self._route_by_products = runs, self._groups.route(runs, self._forward.modules)
-        return self._route_by_products[1]
+        return self._groups.route(runs, self._forward.modules)
 
     def _extent_in_use(self, feeds: Items[Feed | Sample]) -> int:
         if self._fixed:

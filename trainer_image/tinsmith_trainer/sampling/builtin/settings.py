@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tinsmith_trainer.sampling.builtin.steps.recorded import MOST_RECORDINGS
+
 MIB = 1 << 20
 
 
@@ -56,10 +58,10 @@ class BuiltinSamplerSettings:
     The least recently used prefixes are evicted first. With 0, no prefixes are kept.
     """
     stacked_adapter_bytes: int = 256 * MIB
-    """The size of the adapter copies in one batch, in bytes.
+    """The size of the adapter copies in all batches, in bytes.
 
-    In deterministic mode each row has a copy, and larger adapters have separate batches. Otherwise larger adapters have
-    separate products.
+    In deterministic mode each row of a batch has a copy, this is the size for one batch, and larger adapters have
+    separate batches. Otherwise larger adapters have separate products.
     """
 
     adapter_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -69,6 +71,8 @@ class BuiltinSamplerSettings:
 
     On a CPU, `reads_behind` saves no time.
     """
+    recorded_steps: int = MOST_RECORDINGS
+    """The number of decode steps that are recorded on a GPU, in all batches. With 0, no steps are recorded."""
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_rows & (self.max_rows - 1):
@@ -76,8 +80,9 @@ class BuiltinSamplerSettings:
         for name in ("prefill_block_tokens", "prefill_forward_tokens", "prefill_tokens_per_step", "kv_cache_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.prefix_cache_bytes < 0 or self.stacked_adapter_bytes < 0:
-            raise ValueError("prefix_cache_bytes and stacked_adapter_bytes must not be negative.")
+        for name in ("prefix_cache_bytes", "stacked_adapter_bytes", "recorded_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative.")
 
 
 def sampler_settings(device_type: str, products: str = "float32") -> BuiltinSamplerSettings:

@@ -62,6 +62,7 @@ def test_an_adapter_too_large_to_copy_per_row_has_batches_of_its_own() -> None:
         ("kv_cache_bytes", 0),
         ("prefix_cache_bytes", -1),
         ("stacked_adapter_bytes", -1),
+        ("recorded_steps", -1),
     ],
 )
 def test_a_setting_without_sense_is_refused(setting: str, value: int) -> None:

@@ -72,15 +72,31 @@ def test_a_step_of_another_shape_or_route_is_not_taken_for_a_recorded_one(other:
     assert steps.addresses[-1] != recorded_at
 
 
-def test_a_batch_keeps_a_limited_number_of_recordings_and_those_that_are_in_use() -> None:
+def test_batches_together_keep_a_limited_number_of_recordings_and_those_that_are_in_use() -> None:
     steps = Steps()
+    batches = [steps.recorded, RecordedSteps(steps.recorder)]
     for extent in range(2 * MOST_RECORDINGS):
+        steps.recorded = batches[extent % 2]
         for token in range(RECORDED_AT):
             steps.run(token, extent)
+        steps.recorded = batches[0]
         steps.run(0, extent=0)
-    recorded = [shape.extent for shape in steps.recorded._recorded]
+    recorded = [shape.extent for batch in batches for shape in batch.recorded]
     assert len(recorded) == MOST_RECORDINGS
-    assert recorded[-1] == 0
+    assert min(recorded) == 0
+    assert {*recorded} - {0} == set(range(MOST_RECORDINGS + 1, 2 * MOST_RECORDINGS))
+
+
+def test_a_recording_that_made_room_is_not_recorded_at_its_next_step_again() -> None:
+    """Otherwise steps of more shapes than recordings would all be recorded, which takes as long as two steps."""
+    steps = Steps()
+    steps.recorded = RecordedSteps(steps.recorder, most=1)
+    for token in range(RECORDED_AT):
+        steps.run(token, extent=32)
+    for token in range(RECORDED_AT):
+        steps.run(token, extent=64)
+    steps.run(0, extent=32)
+    assert [shape.extent for shape in steps.recorded.recorded] == [64]
 
 
 def test_an_adapter_that_has_diverged_does_not_end_recordings() -> None:
@@ -90,7 +106,7 @@ def test_an_adapter_that_has_diverged_does_not_end_recordings() -> None:
     for _ in range(RECORDED_AT + 1):
         steps.recorded.run(StepInputs(torch.ones(2, 1), torch.arange(2)[:, None]), 32, ROUTE, steps._compute)
     assert steps.recorder.is_on
-    assert steps.recorded._recorded
+    assert steps.recorded.recorded
 
 
 def test_equal_requests_find_the_recordings_of_earlier_ones() -> None:
@@ -149,7 +165,7 @@ def test_if_memory_is_short_steps_are_recorded_later_but_not_tried_for_ever(fail
     for token in range((failures + 1) * RECORDED_AT):
         steps.run(token)
     assert steps.recorder.is_on == is_on
-    assert bool(steps.recorded._recorded) == is_on
+    assert bool(steps.recorded.recorded) == is_on
 
 
 class StandInGraph:

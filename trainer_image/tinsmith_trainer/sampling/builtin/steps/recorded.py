@@ -12,12 +12,14 @@ is compared with the step itself. If recording fails or the results differ, the 
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import structlog
 import torch
@@ -30,7 +32,7 @@ from tinsmith_trainer.torch_model.lora import Route
 log = structlog.get_logger(__name__)
 
 MOST_RECORDINGS = 16
-"""The number of recordings of a batch, for which the least recently used ones make room."""
+"""The number of recordings of all batches, for which the least recently used ones make room."""
 RECORDED_AT = 3
 """The step of a shape that is recorded.
 
@@ -160,6 +162,14 @@ class StepRecorder:
         self.pace = pace
         self._failures = 0
         self.is_on = True
+        self.batches: WeakSet[RecordedSteps] = WeakSet()
+        self.uses = itertools.count()
+
+    def make_room(self, most: int) -> None:
+        """Drop the least recently used recordings of all batches, until one more makes at most `most`."""
+        held = [(own.last_use, batch, shape) for batch in self.batches for shape, own in batch.recorded.items()]
+        for _, batch, shape in sorted(held, key=lambda one: one[0])[: max(0, len(held) + 1 - most)]:
+            batch.drop(shape)
 
     def record(self, inputs: StepInputs, compute: Compute) -> Recording | None:
         """Record a step, and compare the recording with the step itself. Returns None if this fails."""
@@ -199,29 +209,43 @@ class _Shape:
     has_angles: bool
 
 
-class RecordedSteps:
-    """The recorded steps of one batch. All are dropped when the route changes."""
+@dataclass(slots=True)
+class _RecordedStep:
+    inputs: StepInputs
+    recording: Recording
+    last_use: int = 0
 
-    def __init__(self, recorder: StepRecorder) -> None:
+
+class RecordedSteps:
+    """The recorded steps of one batch. All are dropped when the route changes. `most` is the limit for all batches."""
+
+    def __init__(self, recorder: StepRecorder, most: int = MOST_RECORDINGS) -> None:
         self._recorder = recorder
+        self._most = most
         self._route: Route | None = None
         self._seen: Counter[_Shape] = Counter()
-        self._recorded: dict[_Shape, tuple[StepInputs, Recording]] = {}
+        self.recorded: dict[_Shape, _RecordedStep] = {}
+        recorder.batches.add(self)
+
+    def drop(self, shape: _Shape) -> None:
+        """Drop a recording. The shape must come as often as a new one before it is recorded again."""
+        del self.recorded[shape], self._seen[shape]
 
     def run(self, inputs: StepInputs, extent: int, route: Route, compute: Compute) -> Tensor:
         """Return the logits of a step, from a recording if there is one. `compute` has the batch, extent and route."""
         if route is not self._route or not self._recorder.is_on:
             self._route = route
             self._seen.clear()
-            self._recorded.clear()
+            self.recorded.clear()
         shape = _Shape(extent, len(inputs.ids), inputs.angles is not None)
         self._seen[shape] += 1
-        if shape not in self._recorded and not self._records(shape, inputs, compute):
+        if shape not in self.recorded and not self._records(shape, inputs, compute):
             return compute(inputs)
-        own, recording = self._recorded[shape] = self._recorded.pop(shape)  # the most recently used one comes last
-        own.copy_from(inputs)
-        recording.replay()
-        logits = recording.output.clone()
+        own = self.recorded[shape]
+        own.last_use = next(self._recorder.uses)
+        own.inputs.copy_from(inputs)
+        own.recording.replay()
+        logits = own.recording.output.clone()
         self._recorder.pace()
         return logits
 
@@ -229,12 +253,11 @@ class RecordedSteps:
         """Record the step if it has come often enough. Return whether it is recorded."""
         if self._seen[shape] < RECORDED_AT or not self._recorder.is_on:
             return False
+        self._recorder.make_room(self._most)
         own = inputs.clone()
         recording = self._recorder.record(own, compute)
         if recording is None:
             del self._seen[shape]  # tried again after as many steps, if memory was short
             return False
-        if len(self._recorded) >= MOST_RECORDINGS:
-            del self._recorded[next(iter(self._recorded))]
-        self._recorded[shape] = own, recording
+        self.recorded[shape] = _RecordedStep(own, recording)
         return True
