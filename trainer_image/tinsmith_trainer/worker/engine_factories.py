@@ -17,6 +17,7 @@ from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, sampler_settings
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo, model_directory
@@ -127,15 +128,15 @@ def load_base_model(options: WorkerOptions) -> TorchModel:
 
 def _sampler(model: TorchModel, options: WorkerOptions, *, alone: bool) -> Sampler:
     forward = choose_forward(model)
-    memory = kv_memory(forward.geometry, model.info.max_sequence_length, options.kv_cache_bytes, alone=alone)
     defaults = device_settings(model.device.type, model.model.dtype)
     settings = replace(
         sampler_settings(model.device.type, options.lora_products or defaults.lora_products),
         deterministic=options.deterministic_sampling,
-        kv_cache_bytes=memory.nbytes,
-        longest_row_tokens=memory.longest_row_tokens,
     )
-    return BuiltinSampler(model, settings, forward)
+    sizes = forward.step_sizes(settings) if isinstance(forward, ForwardPass) else None
+    context = model.info.max_sequence_length
+    memory = kv_memory(forward.geometry, context, options.kv_cache_bytes, alone=alone, sizes=sizes)
+    return BuiltinSampler(model, memory.within(settings), forward)
 
 
 def _limited(info: BaseModelInfo, options: WorkerOptions) -> BaseModelInfo:

@@ -16,6 +16,7 @@ from tinsmith_trainer.engines.peft.settings import (
     plan_memory,
     recomputed_bytes_per_token,
 )
+from tinsmith_trainer.sampling.builtin.steps.memory import StepSizes
 from torch import Tensor
 from transformers import Qwen3Config
 
@@ -112,4 +113,10 @@ def test_the_memory_plan_agrees_with_the_code() -> None:
     in_a_call = 5 * 4 + 2 * 2
     assert f"| adapters, {parameters * in_a_call / GB:.1f} GB each | {10 * parameters * in_a_call / GB:.1f} |" in plan
     assert f"{in_a_call} bytes per parameter during a call" in plan
-    assert f"| {(85 * GB - WEIGHTS) / 4 / GB:.1f} | a quarter" in plan
+    token = 2 * 36 * 8 * 128 * 2
+    share = (85 * GB - WEIGHTS) // 4
+    steps = StepSizes(36, 4, 151_936, 2, rows=32, records=True).memory(share, 40_960 * token)
+    kept = share - steps.nbytes
+    assert f"| keys and values of samples | {kept / GB:.1f} | {round(kept // token, -3):,} tokens" in plan
+    assert f"| stacks of adapters for samples | {steps.stacked_adapter_bytes / GB:.1f} | 1 GiB" in plan
+    assert f"| {steps.recorded_steps} recorded steps of samples | {steps.recorded_bytes / GB:.1f} | a quarter" in plan

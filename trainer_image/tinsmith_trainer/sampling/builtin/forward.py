@@ -28,6 +28,8 @@ from tinsmith_trainer.sampling.builtin.kv_cache import (
     SharedPrefix,
     StepView,
 )
+from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.steps.memory import StepSizes
 from tinsmith_trainer.sampling.builtin.steps.recorded import RecordedSteps, StepInputs, recorder_for
 from tinsmith_trainer.torch_model.attention import use_attention
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
@@ -80,6 +82,19 @@ class ForwardPass:
         self.busy_seconds = 0.0
         # Experts read the numbers of their tokens from the device, which cannot be recorded.
         self.recorder = None if expert_projections(torch_model.decoder) else recorder_for(self.device)
+
+    def step_sizes(self, settings: BuiltinSamplerSettings) -> StepSizes:
+        """Return the sizes of the largest decode step."""
+        config = self._model.config.get_text_config()
+        repeats = config.num_attention_heads // self.geometry.kv_heads
+        return StepSizes(
+            self.geometry.layers,
+            repeats,
+            config.vocab_size,
+            self._model.dtype.itemsize,
+            settings.max_rows,
+            records=self.recorder is not None and not settings.deterministic,
+        )
 
     @torch.inference_mode()
     def block(self, kv: Tensor, ids: Tensor, start: int, route: Route, *, all_logits: bool) -> Tensor:

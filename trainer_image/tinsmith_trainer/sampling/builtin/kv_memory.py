@@ -1,13 +1,14 @@
 """The memory for keys and values: a size that the operator sets, or a share of the device's free memory.
 
-The size is decided once, when the weights are loaded. Many models allow longer sequences than fit in memory. If a
+On a GPU the share also holds the stacks of adapters and the recorded decode steps. The sizes are decided once, when the
+weights are loaded. Many models allow longer sequences than fit in memory. If a
 sequence of full length does not fit, the sampler serves only shorter sequences, and the log states the largest length.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -15,6 +16,8 @@ import torch
 
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
+from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.steps.memory import StepMemory, StepSizes
 
 log = structlog.get_logger(__name__)
 
@@ -37,22 +40,45 @@ class KvMemory:
     """The memory in bytes.
 
     `longest_row_tokens` is the length of the longest sequence that the sampler serves. The length of a sequence is
-    limited by the model's context and by the memory.
+    limited by the model's context and by the memory. `steps` is the memory next to keys and values.
     """
 
     nbytes: int
     longest_row_tokens: int
+    steps: StepMemory | None = None
+
+    def within(self, settings: BuiltinSamplerSettings) -> BuiltinSamplerSettings:
+        """Return the settings with the limits of this memory."""
+        limited = replace(settings, kv_cache_bytes=self.nbytes, longest_row_tokens=self.longest_row_tokens)
+        if self.steps is None:
+            return limited
+        return replace(
+            limited,
+            stacked_adapter_bytes=self.steps.stacked_adapter_bytes,
+            recorded_steps=self.steps.recorded_steps,
+        )
 
 
-def kv_memory(geometry: RowGeometry, context: int, configured: int | None, *, alone: bool) -> KvMemory:
+def kv_memory(
+    geometry: RowGeometry, context: int, configured: int | None, *, alone: bool, sizes: StepSizes | None = None
+) -> KvMemory:
     """Return the configured memory, or a share of the free memory. `alone`: no other program computes on the device.
 
-    Sequences have at most `context` tokens. Raises ServerError if the memory is too small for the shortest row.
+    Sequences have at most `context` tokens. `sizes` are those of a decode step; without them the share holds only keys
+    and values. Raises ServerError if the memory is too small for the shortest row.
     """
     free = free_bytes(geometry.device)
     share = shared_bytes(geometry.device.type, free, alone=alone)
-    chosen = chosen_bytes(configured, geometry, context, free, share)
+    steps = sizes.memory(share, geometry.row_bytes(context)) if sizes and geometry.device.type != "cpu" else None
+    chosen = chosen_bytes(configured, geometry, context, free, share - (steps.nbytes if steps else 0))
     longest = min(context, geometry.tokens_in(chosen))
+    log.info(
+        "planned the sampler's memory",
+        kv_cache_bytes=chosen,
+        stacked_adapter_bytes=steps and steps.stacked_adapter_bytes,
+        recorded_steps=steps and steps.recorded_steps,
+        recorded_step_bytes=steps and steps.recorded_bytes,
+    )
     if longest < context:
         log.warning(
             "samples are shorter than the model's context: memory for keys and values holds no more",
@@ -60,7 +86,7 @@ def kv_memory(geometry: RowGeometry, context: int, configured: int | None, *, al
             context=context,
             kv_cache_bytes=chosen,
         )
-    return KvMemory(chosen, longest)
+    return KvMemory(chosen, longest, steps)
 
 
 def chosen_bytes(configured: int | None, geometry: RowGeometry, context: int, free: int, share: int) -> int:
