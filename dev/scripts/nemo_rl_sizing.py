@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import get_args
 
+from tinsmith_trainer.engines.megatron.engine import SHARED_BYTES_PER_PARAMETER, SHARING_BYTES
 from tinsmith_trainer.engines.megatron.flags import RankRecompute
 from tinsmith_trainer.engines.megatron.sharding import LOGPROB_CHUNK_TOKENS
 
@@ -27,6 +28,8 @@ ADAPTER_BYTES = 2 + 4 + 4 + 8
 """The bytes of an adapter weight in the model: bfloat16, float32 gradient, float32 master, and Adam's two moments."""
 SLOT_BYTES = 4 + 8 + 4
 """The bytes in host memory for a weight while another adapter is in the model: master, moments, and a gradient."""
+SLOTS = 8
+"""The adapters that may share a forward, if the memory for them suffices: the default of `adapters.slots`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,14 @@ class Layout:
         whole = (sizes.kv_heads % self.tensor, sizes.layers % self.pipeline, sizes.vocab % self.tensor)
         return whole == (0, 0, 0) and self.tensor <= GPUS_PER_NODE and not (sizes.tied and self.pipeline > 1)
 
+    def sharing_bytes(self, sizes: Sizes, rank: int) -> float:
+        """Return the memory for the adapters of a shared forward, as `MegatronEngine` limits it.
+
+        Each adapter has a copy of its weights, and its gradients, both in float32.
+        """
+        each = SHARED_BYTES_PER_PARAMETER * sizes.adapter_parameters(rank) / self.gpus
+        return min(SHARING_BYTES, SLOTS * each)
+
     def gpu_bytes(self, sizes: Sizes, rank: int, tokens: int, recompute: RankRecompute = "layers") -> float:
         """Return the memory that the fullest GPU uses. `tokens`: the number of tokens in a microbatch."""
         base = BASE_BYTES * sizes.parameters / self.gpus
@@ -108,7 +119,7 @@ class Layout:
         # One chunk of tokens: bfloat16 logits and their gradient, and float32 logits with the intermediate values of
         # softmax.
         logits = (2 * 2 + 3 * 4) * min(tokens, LOGPROB_CHUNK_TOKENS) * sizes.vocab / self.tensor
-        return base + adapter + kept + max(working, logits) + OTHERS_GIB * GIB
+        return base + adapter + self.sharing_bytes(sizes, rank) + kept + max(working, logits) + OTHERS_GIB * GIB
 
 
 def smallest(sizes: Sizes, rank: int, tokens: int) -> Layout | None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nemo_rl_sizing import GIB, MODELS, RANKS, SLOT_BYTES, TOKENS, Layout, Sizes, smallest
 from tinsmith_operator.api.base import parse_quantity
+from tinsmith_trainer.engines.megatron.engine import SHARING_BYTES
 
 ROOT = Path(__file__).parents[2]
 DIVIDED = re.compile(r"^  engine: (nemo-rl|miles)$", re.MULTILINE)
@@ -44,6 +45,17 @@ def test_more_of_anything_takes_more_of_each_gpu_and_more_tensor_ranks_less(
     assert layout.gpu_bytes(sizes, rank + 1, tokens) > used
     assert layout.gpu_bytes(sizes, rank, tokens + 1) > used
     assert replace(layout, tensor=layout.tensor * 2).gpu_bytes(sizes, rank, tokens) < used
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "gib"),
+    [pytest.param("Qwen3-0.6B", 32, 1.5, id="eight small ones"), pytest.param("Qwen3-8B", 32, 4.0, id="the limit")],
+)
+def test_the_adapters_of_a_shared_forward_take_what_the_engine_lets_them_take(name: str, rank: int, gib: float) -> None:
+    [sizes] = [sizes for sizes in MODELS if sizes.name == name]
+    layout = Layout(1, 1)
+    assert round(layout.sharing_bytes(sizes, rank) / GIB, 1) == gib
+    assert layout.sharing_bytes(sizes, rank) == min(SHARING_BYTES, 8 * 2 * 4 * sizes.adapter_parameters(rank))
 
 
 def test_a_copy_is_never_laid_out_as_the_workers_would_refuse_it() -> None:

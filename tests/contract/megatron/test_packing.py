@@ -13,6 +13,7 @@ from support.engine.contract import CROSS_ENTROPY, compute_together, forward_bac
 from support.engine.datums import sft_datum
 from support.nemo_rl.engines import in_process_engine
 from tinsmith_trainer.engines.base import Engine, Outcome, Work
+from tinsmith_trainer.engines.megatron.engine import SHARING_BYTES
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.model.gpt_model import CausalAttention
 from tinsmith_trainer.torch_model.tiny_model import Family
@@ -70,6 +71,14 @@ def test_calls_on_ranks_with_experts_share_no_forward() -> None:
     calls = [engine.start(Work(adapter, DATUMS, CROSS_ENTROPY)) for adapter in "ab"]
     assert engine.cobatch_room(calls[0]) == 0
     assert engine.cobatch(calls) == calls[:1]
+
+
+def test_a_start_prints_how_many_adapters_share_a_forward_and_their_memory() -> None:
+    with capture_logs() as logs:
+        engine_with_adapters(FAST)
+    [printed] = [line for line in logs if line["event"] == "calls share forwards"]
+    assert printed["bytes_of_a_rank"] == SHARING_BYTES
+    assert printed["calls"] == SHARING_BYTES // printed["bytes_per_adapter"]
 
 
 def test_ranks_that_refuse_packed_sequences_compute_rows_and_the_log_gives_the_reason(

@@ -130,6 +130,9 @@ class MegatronEngine(Engine):
         if reason := self._reason_to_compute_alone(calls):
             log.info("each forward has one call", reason=reason)
             calls = 1
+        else:
+            each = SHARED_BYTES_PER_PARAMETER * largest
+            log.info("calls share forwards", calls=calls, bytes_per_adapter=each, bytes_of_a_rank=SHARING_BYTES)
         return SharingLimits(self._settings.token_budget * self._ranks.parallelism.data, calls)
 
     def _reason_to_compute_alone(self, calls: int) -> str | None:
