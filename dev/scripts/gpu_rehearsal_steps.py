@@ -32,7 +32,9 @@ SDK = "tests/gpu/test_sdk.py"
 PARITY = ("-m", "tinsmith_trainer.parity.command", "--engine", "peft:device=cpu,dtype=float32", "--engine")
 LIKE_GPU = "support.engine.like_gpu:build_for_worker:device=cpu,dtype="
 PLAIN_PEFT = ("--engine", "peft-reference:device=cpu,dtype=bfloat16")
-BENCHMARK = ("dev/benchmarks/gpu_step.py", "--model", "tiny", "--device", "cpu", "--json", "--dtype")
+TINY = ("--model", "tiny", "--device", "cpu", "--json")
+BENCHMARK = ("dev/benchmarks/gpu_step.py", *TINY, "--dtype")
+CALLS = ("dev/benchmarks/gpu_calls.py", *TINY, "--decode", "--repeats", "1", "--only", "8 ragged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,14 @@ def tokens_per_second(output: str) -> int:
     return int(entries[0]["engine"]) if entries else 0
 
 
+def calls_and_decodes(output: str) -> int:
+    """Count the calls and the decode steps with a time in the report of `make gpu-run`."""
+    try:
+        return len(gpu_run.calls_entries([], [json.loads(output)], {}))
+    except json.JSONDecodeError:
+        return 0
+
+
 def _number(pattern: str, output: str) -> int:
     found = re.search(pattern, output)
     return int(found[1]) if found else 0
@@ -96,6 +106,7 @@ STEPS = (
         Step(f"benchmark in {dtype}", (*BENCHMARK, dtype), tokens_per_second, 1, "tokens per second")
         for dtype in ("float32", "bfloat16")
     ),
+    Step("calls and decode", CALLS, calls_and_decodes, 7, "measured"),
 )
 
 

@@ -16,6 +16,11 @@ REPORT = (
     '{"model": "tiny", "dtype": "float32", "rows": 8, "tokens": 512, "bare": {"tokens_per_second": 100.0, "error": %s},'
     ' "engine": {"tokens_per_second": 123.4, "peak_gb": null, "error": null}, "sampled_tokens_per_second": 5.0}'
 )
+CALLS_REPORT = (
+    '{"model": "tiny", "calls": [{"name": "8 ragged", "tokens": 1029, "forwards": 2, "seconds": 0.2, "peak_gb": null}],'
+    ' "decodes": [{"name": "decode of 1 rows", "rows": 1, "adapters": 1, "step_seconds": 0.01,'
+    ' "tokens_per_second": 84.0, "calls_per_second": null}]}'
+)
 
 
 def values_after(option: str) -> Iterator[str]:
@@ -43,6 +48,8 @@ def test_collection_is_of_the_tests_that_a_run_on_a_gpu_asks_for() -> None:
         (steps.tokens_per_second, REPORT % "null", 123),
         (steps.tokens_per_second, REPORT % '"out of memory"', 0),
         (steps.tokens_per_second, "no report", 0),
+        (steps.calls_and_decodes, CALLS_REPORT, 2),
+        (steps.calls_and_decodes, "no report", 0),
     ],
 )
 def test_a_step_is_counted_by_its_output(count: Callable[[str], int], output: str, expected: int) -> None:
