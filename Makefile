@@ -58,7 +58,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check sizes docs golden format proto lock bench \
-    test-nodes test-programs test-nodes-and-programs test-clusters test-faults test-clusters-and-units test-contracts test-contracts-and-recipes test-recipes test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -101,9 +101,10 @@ test-all: ## run every test that this machine can run, also on other installed P
 	@$(call each,test test-rest)
 
 test-rest: venv ## run the tests that `make test` leaves out
-	@# The three lanes run in parallel, because cluster tests wait half of the time. Each lane takes about as long as the others.
+	@# Three targets run at a time, because cluster tests wait half of the time. The longest start first: none is left at the end.
 	@MAKE="$(MAKE)" SELECT='-m "not quick and $(NOT_ASKED_FOR)"' \
-	    $(BIN)/python dev/scripts/side_by_side.py test-nodes-and-programs test-clusters-and-units test-contracts-and-recipes $(ALSO)
+	    $(BIN)/python dev/scripts/side_by_side.py --at-once=3 test-contracts test-nodes test-clusters test-programs test-faults \
+	    $(ALSO) test-recipes test-unit test-vllm test-other-pythons
 
 test-nodes: venv ## run the tests in a Kubernetes that runs pods
 	$(PYTEST) $(SELECT) --lane nodes
@@ -111,26 +112,17 @@ test-nodes: venv ## run the tests in a Kubernetes that runs pods
 test-programs: venv ## run whole user programs: SDK programs and tutorials
 	$(PYTEST) $(SELECT) --lane programs
 
-test-nodes-and-programs: venv ## run test-nodes, then test-programs
-	@$(call each,test-nodes test-programs)
-
 test-clusters: venv ## run the tests of the chart, and the tests that need a Kubernetes without nodes
 	$(PYTEST) $(SELECT) --lane clusters
 
 test-faults: venv ## run programs during faults, and API servers with a changing fleet
 	$(PYTEST) $(SELECT) --lane faults
 
-test-clusters-and-units: venv ## run test-unit, test-clusters, test-faults, then test-other-pythons
-	@$(call each,test-unit test-clusters test-faults test-other-pythons)
-
 test-contracts: venv ## run the contract tests that need no Kubernetes, and attacks
 	$(PYTEST) $(SELECT) --lane contracts
 
 test-recipes: venv ## run third-party recipes, except those that take minutes, which `make recipes` runs
 	$(PYTEST) $(SELECT) --lane recipes
-
-test-contracts-and-recipes: venv ## run test-contracts, test-vllm, then test-recipes
-	@$(call each,test-contracts test-vllm test-recipes)
 
 test-unit: venv ## run all unit tests, including slow ones
 	$(PYTEST) $(SELECT) --lane unit

@@ -1,4 +1,4 @@
-"""The end of a test run's output when one of its halves failed."""
+"""The order of targets that run at the same time, and the end of the output when one of them failed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ fails)
     echo "FAILED tests/test_a.py::test_one - AssertionError: 1 is not 2"
     echo "========= 1 failed, 1 passed in 2 s ========="
     exit 1 ;;
+first)
+    sleep 0.3
+    echo "it has ended" > ended ;;
+second)
+    cat ended ;;
 breaks)
     echo "no such program"
     exit 2 ;;
@@ -38,7 +43,7 @@ def make(tmp_path: Path) -> Path:
 def run(make: Path, *targets: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *targets]
     environment = {"MAKE": str(make), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=make.parent, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_the_failure_of_the_first_half_is_reported_at_the_end(make: Path) -> None:
@@ -51,3 +56,9 @@ def test_the_failure_of_the_first_half_is_reported_at_the_end(make: Path) -> Non
         "  FAILED tests/test_a.py::test_one - AssertionError: 1 is not 2",
         "  ========= 1 failed, 1 passed in 2 s =========",
     ]
+
+
+def test_no_more_targets_run_at_once_than_asked_for(make: Path) -> None:
+    done = run(make, "--at-once=1", "first", "second")
+
+    assert (done.returncode, done.stdout) == (0, "second | it has ended\n")
