@@ -84,13 +84,13 @@ def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: Torch
 
 def test_a_cancelled_job_ends_with_an_error_and_others_continue(sampler: Sampler, model: TorchModel) -> None:
     with model.shared_device.turns.held(Use.TRAINING):
-        jobs = [job(prompt_of(20 + n), max_tokens=900, request_id=f"job-{n}") for n in range(20)]
+        jobs = [job(prompt_of(20 + n), max_tokens=200, request_id=f"job-{n}") for n in range(20)]
         answers = [submit(sampler, asked) for asked in jobs]
         for cancelled in jobs[1:]:
             sampler.cancel(cancelled.request_id)
         sampler.cancel("unknown")
     assert all("cancelled" in str(answer.get().error) for answer in answers[1:])
-    assert len(answers[0].get().sequences[0].tokens) == 900
+    assert len(answers[0].get().sequences[0].tokens) == 200
     assert all(len(answer.outcomes) == 1 for answer in answers)
 
 

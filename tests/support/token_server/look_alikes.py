@@ -22,6 +22,14 @@ TESTS = Path(__file__).parents[2]
 CALL_SECONDS = 30.0
 START_FAILURE = "STAND_IN_FAILS_WITH"
 """A variable with words that vLLM's says, at once, instead of starting."""
+STAND_IN = """from tinsmith_trainer.process import gc_pause
+
+with gc_pause():
+    from support.token_server.{kind} import main
+
+main()
+"""
+"""The program of a stand-in, which imports as a worker does."""
 FAIL_IF_TOLD = f'if [ -n "${START_FAILURE}" ]; then echo "${START_FAILURE}"; exit 1; fi\n'
 
 
@@ -31,10 +39,11 @@ def environment_with_look_alikes(folder: Path) -> dict[str, str]:
     (packages / "sglang").mkdir(parents=True)
     programs.mkdir()
     vllm = programs / "vllm"
-    vllm.write_text(f'#!/bin/sh\n{FAIL_IF_TOLD}exec {sys.executable} -m support.token_server.vllm "$@"\n')
+    program = STAND_IN.format(kind="vllm")
+    vllm.write_text(f"#!/bin/sh\n{FAIL_IF_TOLD}exec {sys.executable} -c '{program}' \"$@\"\n")
     vllm.chmod(0o755)
     (packages / "sglang" / "__init__.py").write_text("")
-    (packages / "sglang" / "launch_server.py").write_text("from support.token_server.sglang import main\n\nmain()\n")
+    (packages / "sglang" / "launch_server.py").write_text(STAND_IN.format(kind="sglang"))
     python_path = os.pathsep.join([str(packages), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": python_path}
 
