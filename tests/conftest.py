@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +50,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # two threads took five times the CPU of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Until the tests are collected: the collector would scan all imported modules again and again.
+gc.disable()
+
 # structlog's own default shows the local variables of every frame, which other threads change while it reads them: no
 # program of ours logs like that.
 structlog.configure(
@@ -75,6 +81,7 @@ _MOST_NAMED = 20
 _own_place = pytest.StashKey[OwnPlace]()
 _left_behind = pytest.StashKey[list[str]]()
 _LEFT_BEHIND = "left_behind"
+_ended: list[pytest.Session] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,6 +95,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but never scan what has been imported."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Report temporary files that were left, after all fixtures have ended.
 
@@ -97,6 +111,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     session.config.stash.setdefault(_left_behind, []).extend(left)
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output[_LEFT_BEHIND] = left
+    _ended.append(session)
+
+
+@atexit.register
+def _leave_modules() -> None:
+    """Exit without unloading the modules, as a worker does: PyTorch takes seconds to unload. It is called last."""
+    for session in _ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(session.exitstatus)
 
 
 @pytest.hookimpl(optionalhook=True)

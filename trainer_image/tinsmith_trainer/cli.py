@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tinsmith_trainer.errors import CheckpointInvalid, TrainerError
+from tinsmith_trainer.process import gc_pause
 from tinsmith_trainer.process.output import make_console
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def make_tiny_model(
     The same arguments write the same bytes. The command downloads nothing.
     """
     _make_output_folder(directory, "make-tiny-model")
-    from tinsmith_trainer.torch_model.tiny_model import make_tiny_model as write_tiny_model
+    with gc_pause():
+        from tinsmith_trainer.torch_model.tiny_model import make_tiny_model as write_tiny_model
 
     _hide_progress_bars()
     write_tiny_model(directory, family=family.value, seed=seed)
@@ -74,8 +76,9 @@ def export_files(checkpoint: str, base_model: str, to: Path, layout: ExportLayou
 
     Raises typer.Exit after an error message.
     """
-    from tinsmith_trainer.engines.peft import build_peft_engine
-    from tinsmith_trainer.torch_model.loading import load_torch_model
+    with gc_pause():
+        from tinsmith_trainer.engines.peft import build_peft_engine
+        from tinsmith_trainer.torch_model.loading import load_torch_model
 
     _hide_progress_bars()
     try:

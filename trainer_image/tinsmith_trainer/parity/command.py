@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import structlog
 import typer
 
+from tinsmith_trainer.process import gc_pause
 from tinsmith_trainer.process.output import make_console
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ def parity(
 
     The exit status is 0 if the engines agree, 1 if they differ, 2 if nothing could be compared.
     """
-    from tinsmith_trainer.errors import TrainerError
-    from tinsmith_trainer.options import UsageError
-    from tinsmith_trainer.parity.sides import options_of, parse_choice, run_gate
+    with gc_pause():
+        from tinsmith_trainer.errors import TrainerError
+        from tinsmith_trainer.options import UsageError
+        from tinsmith_trainer.parity.sides import options_of, parse_choice, run_gate
 
     if len(engine) < 2:
         _fail("Give --engine at least twice, once for each side.")
