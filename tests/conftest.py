@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from support.selection import (
     left_out_by_folder,
     processor_seconds,
 )
-from support.temporary_files import OwnPlace
+from support.temporary_files import LAST_OF_ALL, OwnPlace
 
 if TYPE_CHECKING:
     from support.token_server.shared import SharedServer
@@ -114,13 +114,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     _ended.append(session)
 
 
-@atexit.register
 def _leave_modules() -> None:
-    """Exit without unloading the modules, as a worker does: PyTorch takes seconds to unload. It is called last."""
+    """Exit without unloading the modules, as a worker does: PyTorch takes seconds to unload."""
     for session in _ended:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(session.exitstatus)
+
+
+# Behind all else that ends with the process, such as the place of temporary files.
+Finalize(None, _leave_modules, exitpriority=LAST_OF_ALL)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -22,6 +22,8 @@ _OF_LIBRARIES = ("pymp-", "torchinductor_")
 _ENDS_OF_LIBRARIES = ("wandb-media", "wandb-artifacts")
 # Multiprocessing's own folder goes at -100.
 _LAST = -1000
+LAST_OF_ALL = 2 * _LAST
+"""The priority of what ends the process."""
 
 
 @dataclass(frozen=True)
