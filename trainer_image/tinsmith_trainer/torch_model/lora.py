@@ -33,6 +33,8 @@ from tinsmith_trainer.torch_model.products import (
 
 ATTENTION_PARENTS = ("self_attn", "attention", "attn", "linear_attn", "mamba")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
+ALIGNMENT_BYTES = 64
+"""The alignment of PyTorch's new memory on a CPU."""
 MIXER_PARENT = "mixer"
 """A layer name that models use for attention, for state spaces and for MLPs.
 
@@ -116,22 +118,23 @@ class DeltasApart:
         one = self.groups[0] if len(self.groups) == 1 else None
         spans = list(self.spans()) if one is None else [OwnSpan(0, len(x), one)]
         batches: dict[tuple[str, int], list[int]] = {}
+        are_batched: dict[tuple[int, torch.dtype], bool] = {}  # equal for all adapters of one rank
         for place, span in enumerate(spans):
-            is_short = self._is_short(span, x)
-            key = ("rank", span.own.lora_A.shape[0]) if is_short else ("place", place)
-            batches.setdefault(key, []).append(place)
+            rank, dtype = kind = span.own.lora_A.shape[0], span.own.lora_A.dtype
+            if kind not in are_batched:
+                are_batched[kind] = dtype == x.dtype and self._can_batch(span.own, x)
+            is_short = are_batched[kind] and span.tokens <= (self.product_tokens or 0)
+            batches.setdefault(("rank", rank) if is_short else ("place", place), []).append(place)
         return [
-            _ShortGroups(places, [spans[place] for place in places], self.product_tokens or 0)
+            _ShortGroups.of(places, [spans[place] for place in places], self.product_tokens or 0)
             if key[0] == "rank"
             else _LongGroup(places, spans[places[0]], self.product_tokens)
             for key, places in batches.items()
         ]
 
-    def _is_short(self, span: OwnSpan, x: Tensor) -> bool:
-        """Return whether the group is so short that a batched product has the same bits as separate products."""
-        part, own = self.product_tokens or 0, span.own
-        if own.lora_A.dtype != x.dtype or span.tokens > part:
-            return False
+    def _can_batch(self, own: OwnDelta, x: Tensor) -> bool:
+        """Return whether a batched product of short groups has the same bits as separate products."""
+        part = self.product_tokens or 0
         return not (uses_onednn(x, own.lora_A, part) or uses_onednn(x, own.lora_B, part))
 
     def spans(self) -> Iterator[OwnSpan]:
@@ -303,12 +306,21 @@ class _ShortGroups:
 
     Each product of a batch is computed separately, so the bits of a product do not depend on other groups. Eight
     adapters of 16 tokens in a batch take as long as two adapters in sequence, because the calls cost more than the
-    arithmetic.
+    arithmetic. `are_full`: the groups follow each other, and none needs padding, so their rows are not copied.
     """
 
     places: Sequence[int]
     spans: Sequence[OwnSpan]
     part: int
+    are_full: bool
+
+    @classmethod
+    def of(cls, places: Sequence[int], spans: Sequence[OwnSpan], part: int) -> _ShortGroups:
+        starts = range(spans[0].start, spans[0].start + len(spans) * part, part)
+        are_full = all(
+            (span.start, span.end) == (start, start + part) for span, start in zip(spans, starts, strict=True)
+        )
+        return cls(places, spans, part, are_full)
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
         down = torch.bmm(self._stacked(x), self._lora_A().mT) * self._scales(x)
@@ -327,12 +339,32 @@ class _ShortGroups:
         return zip(of_A.unbind(), of_B.unbind(), strict=True)
 
     def _stacked(self, x: Tensor) -> Tensor:
-        """Return `[groups, part, d]`, with zeros after each group's rows."""
+        """Return `[groups, part, d]`, with zeros after each group's rows. The result may be a view."""
+        in_place = self._in_place(x)
+        return self._copied(x) if in_place is None else in_place
+
+    def _in_place(self, x: Tensor) -> Tensor | None:
+        """Return a view `[groups, part, d]` if the groups are full, otherwise None.
+
+        BLAS may choose its kernel by alignment, so the view must be aligned like new memory.
+        """
+        if not self.are_full:
+            return None
+        rows = x[self.spans[0].start : self.spans[-1].end]
+        is_like_new = rows.is_contiguous() and rows.data_ptr() % ALIGNMENT_BYTES == 0
+        return rows.view(len(self.spans), self.part, -1) if is_like_new else None
+
+    def _copied(self, x: Tensor) -> Tensor:
         stacked = pad_sequence([span.of(x) for span in self.spans], batch_first=True)
-        return functional.pad(stacked, (0, 0, 0, self.part - stacked.shape[1]))
+        missing = self.part - stacked.shape[1]
+        return functional.pad(stacked, (0, 0, 0, missing)) if missing else stacked
 
     def _add(self, out: Tensor, left: Tensor, right: Tensor) -> None:
-        sums = self._stacked(out).baddbmm_(left, right)
+        in_place = self._in_place(out)
+        if in_place is not None:
+            in_place.baddbmm_(left, right)
+            return
+        sums = self._copied(out).baddbmm_(left, right)
         for span, own in zip(self.spans, sums.unbind(), strict=True):
             span.of(out).copy_(own[: span.tokens])
 

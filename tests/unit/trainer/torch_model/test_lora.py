@@ -156,6 +156,43 @@ def test_an_adapters_gradients_have_the_bits_they_have_without_the_others() -> N
         assert torch.equal(mine, others)
 
 
+@pytest.mark.parametrize("d_in", [16, 18], ids=["rows are aligned", "rows are not aligned"])
+def test_groups_that_fill_their_products_have_the_same_bits_next_to_one_that_does_not(d_in: int) -> None:
+    """Rows of full groups are read and added to in place, and others are copied."""
+    full, short = PRODUCT_TOKENS, PRODUCT_TOKENS - 5
+    lora = layer(d_in)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2 * full + short, d_in, generator=generator)
+    together, apart_from_it = torch.arange(len(x)), torch.cat([torch.arange(full), torch.arange(full + short, len(x))])
+    found = [
+        outputs_and_gradients(lora, x[chosen], counts, seeds)
+        for chosen, counts, seeds in (
+            (together, (full, short, full), (1, 2, 3)),
+            (apart_from_it, (full, full), (1, 3)),
+        )
+    ]
+    (out, grad_x, grads), (own_out, own_grad_x, own_grads) = found
+    assert torch.equal(out[apart_from_it], own_out)
+    assert torch.equal(grad_x[apart_from_it], own_grad_x)
+    assert all(map(torch.equal, [*grads[0:2], *grads[4:6]], own_grads))
+
+
+def outputs_and_gradients(
+    lora: StackedLoraLinear, x: Tensor, counts: tuple[int, ...], seeds: tuple[int, ...]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return output, gradient of the input, and gradients of A and B of each group."""
+    owns = [
+        OwnDelta(stack.lora_A[0].detach().requires_grad_(), stack.lora_B[0].detach().requires_grad_(), 0.5)
+        for stack in (delta(lora, 1, seed=seed) for seed in seeds)
+    ]
+    x = x.clone().requires_grad_()
+    with routed({"layer": DeltasApart(tuple(owns), counts, PRODUCT_TOKENS)}):
+        out = lora(x)
+    tensors = [x, *(tensor for own in owns for tensor in (own.lora_A, own.lora_B))]
+    grad_x, *grads = torch.autograd.grad(out.square().sum(), tensors)
+    return out.detach(), grad_x, grads
+
+
 def test_rank_padded_with_zeros_adds_nothing_and_receives_exactly_nothing() -> None:
     one = layer()
     x, small = rows(one, 1), delta(one, 1, rank=3)
