@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from support.engine.contract import CROSS_ENTROPY, IMPORTANCE_SAMPLING, compute_together, forward_backward, spec
 from support.engine.datums import policy_datum, sft_datum
 from support.nemo_rl.engines import engine_over
@@ -43,7 +44,9 @@ class Sides(NamedTuple):
 def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
     family, parallelism = LAYOUTS[request.param]
     model, workers = tiny_model(family), GlooWorkers(tiny_sizes(MAX_RANK, family), parallelism)
-    engine = engine_over(workers, model, MegatronSettings(numerics="fast", max_rank=MAX_RANK, token_budget=64))
+    with capture_logs() as logs:
+        engine = engine_over(workers, model, MegatronSettings(numerics="fast", max_rank=MAX_RANK, token_budget=64))
+    assert "datums are padded to rows of one length" not in {line["event"] for line in logs}
     yield Sides(engine, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
     workers.close()
 
@@ -52,7 +55,7 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
 def test_adapters_with_a_divided_a_matrix_train_as_on_the_peft_engine(sides: Sides) -> None:
     """An adapter of a rank that tensor ranks do not share evenly; two in turn; clipped by the norm over all ranks.
 
-    At the end calls of both adapters share a forward, except on ranks with experts.
+    Datums are packed. At the end calls of both adapters share a forward, except on ranks with experts.
     """
     engine, peft = sides
     for each in sides:

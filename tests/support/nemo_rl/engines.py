@@ -62,7 +62,7 @@ class AsIfNew(RankGroup):
     """Ranks without the adapters of those who had them before: each user's adapters have names of their own."""
 
     _users = itertools.count()
-    _ABOUT_NO_ADAPTER = ("ts_parts", "ts_packs")
+    _ABOUT_NO_ADAPTER = ("ts_parts",)
 
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks

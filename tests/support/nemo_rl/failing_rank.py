@@ -49,11 +49,6 @@ class FailingSchedule(Schedule):
         self._schedule = schedule
         self._switch = switch
 
-    @property
-    @override
-    def packs(self) -> bool:
-        return self._schedule.packs
-
     @override
     def __call__(
         self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool, packed: bool = False

@@ -150,8 +150,6 @@ class MegatronEngine(Engine):
             reason = "numerics are exact"
         elif self._ranks.parallelism.context > 1:
             reason = "NeMo RL packs for context ranks itself"
-        elif not all(self._ranks.all("ts_packs")):
-            reason = f"{self._name} packs only for context ranks"
         elif not self._trial_agrees():
             reason = "the trial at the start failed"
         else:

@@ -22,6 +22,7 @@ from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed, atte
 from tinsmith_trainer.engines.megatron.step.optimizer import wrap_for_training
 from tinsmith_trainer.engines.megatron.step.rank import LoraTarget, Rank
 from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
+from tinsmith_trainer.engines.megatron.step.unembedding import defer_unembedding
 from tinsmith_trainer.errors import ServerError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -69,7 +70,7 @@ def build_rank(model: RankModel, rank: int) -> Rank:
         step = AdapterStep(ddp, optimizer, part.lora.tensors)
     lora = part.lora
     places = LoraTarget(tuple(tensor.part() for tensor in lora.tensors), lora.set_scale, lora.route)
-    return Rank(step, MegatronSchedule(ddp), places, model.parallelism, rank)
+    return Rank(step, MegatronSchedule(ddp, defer_unembedding(ddp)), places, model.parallelism, rank)
 
 
 _joining = threading.Lock()

@@ -84,12 +84,13 @@ def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
     """Build a rank from `actor`, after the call of `actor.init`. Miles' training methods are never called."""
     from tinsmith_trainer.engines.megatron.model.canonical_lora import adapted_rank
     from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
+    from tinsmith_trainer.engines.megatron.step.unembedding import defer_unembedding
 
     if len(actor.model) != 1:
         raise ServerError(f"Miles built {len(actor.model)} model chunks on one rank; only one is supported.")
     (chunk,) = actor.model
     return adapted_rank(
-        chunk, actor.optimizer, lambda: MegatronSchedule(chunk, **_precision(chunk)), parallelism, number
+        chunk, actor.optimizer, lambda: MegatronSchedule(chunk, defer_unembedding(chunk)), parallelism, number
     )
 
 
@@ -116,10 +117,3 @@ def sums_in(bridge: type[Any]) -> Iterator[None]:
         yield
     finally:
         bridge.to_megatron_provider = stock
-
-
-def _precision(chunk: Any) -> dict[str, bool]:
-    """Return options that keep hidden states in half precision, as the output layer requires."""
-    from megatron.core.transformer.module import Float16Module
-
-    return {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}

@@ -136,10 +136,12 @@ class _Cut:
 class NemoSchedule(Schedule):
     """A schedule on a constructed `MegatronPolicyWorkerImpl`.
 
-    Without packing, the schedule calls the worker's output layer, and the model does not call this layer.
+    Without context ranks, the schedule calls the worker's output layer, and the model does not call this layer. Rows
+    pass through NeMo RL's functions. Packed rows bypass these functions: NeMo RL's packing returns no hidden states, so
+    `MegatronSchedule` runs the worker's model on them.
 
-    With packing, the model calls the output layer: NeMo RL cuts sequences out of the model's output, and tensor ranks
-    would have only pieces of the hidden states.
+    For context ranks NeMo RL packs, and the model calls the output layer: NeMo RL cuts sequences out of the model's
+    output, and tensor ranks would have only pieces of the hidden states.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -147,12 +149,6 @@ class NemoSchedule(Schedule):
 
         self._worker = worker
         self._unembedding = None if worker.cfg["sequence_packing"]["enabled"] else defer_unembedding(worker.model)
-
-    @property
-    @override
-    def packs(self) -> bool:
-        """False: NeMo RL itself packs, for context ranks, and then no longer returns hidden states."""
-        return False
 
     @override
     def __call__(
@@ -166,8 +162,9 @@ class NemoSchedule(Schedule):
         """
         from nemo_rl.models.megatron.train import LossPostProcessor, megatron_forward_backward
 
-        assert not packed, "the engine asks first"
         worker = self._worker
+        if packed:
+            return self._packed(microbatches, loss, forward_only=forward_only)
         cuts = [self._cut(list(of_one)) for _, of_one in groupby(microbatches, _shapes)]
         count = sum(cut.count for cut in cuts)
         tinker = self._loss(loss, general=TARGET_IDS in microbatches[0])
@@ -183,6 +180,13 @@ class NemoSchedule(Schedule):
             straggler_timer=worker.mcore_state.straggler_timer,
         )
         return [result for metric in metrics or [] for result in metric[ROWS]]
+
+    def _packed(self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool) -> list[RowResults]:
+        from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
+
+        assert not self._worker.cfg["sequence_packing"]["enabled"], "NeMo RL packs for context ranks itself"
+        schedule = MegatronSchedule(self._worker.model, self._unembedding)
+        return schedule(microbatches, loss, forward_only=forward_only, packed=True)
 
     def _loss(self, loss: Loss, *, general: bool) -> TinkerLoss:
         unembedding = self._unembedding

@@ -13,9 +13,8 @@ from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.miles.rank import _precision, sums_in
+from tinsmith_trainer.engines.miles.rank import sums_in
 from tinsmith_trainer.errors import ServerError
-from torch import nn
 
 SETTINGS = MegatronSettings(adapter_slots=2, max_rank=8)
 
@@ -61,12 +60,3 @@ def test_a_model_of_several_chunks_is_refused() -> None:
         rank.prepare()
         with pytest.raises(ServerError, match="Miles built 2 model chunks on one rank"):
             rank.join("127.0.0.1", 0)
-
-
-def test_hidden_states_of_a_model_in_half_precision_stay_unconverted() -> None:
-    from megatron.core.transformer.module import Float16Module
-
-    half = Float16Module.__new__(Float16Module)
-    nn.Module.__init__(half)
-    assert _precision(SimpleNamespace(module=half)) == {"fp32_output": False}
-    assert _precision(SimpleNamespace(module=nn.Identity())) == {}

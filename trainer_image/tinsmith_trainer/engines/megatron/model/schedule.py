@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -15,7 +16,7 @@ from tinsmith_trainer.engines.megatron.batch import INPUT_IDS, Batch, RowResults
 from tinsmith_trainer.engines.megatron.model.packed_rows import PackedRows
 from tinsmith_trainer.engines.megatron.step.rank import Schedule
 from tinsmith_trainer.engines.megatron.step.shared_calls import Loss
-from tinsmith_trainer.engines.megatron.step.unembedding import defer_unembedding
+from tinsmith_trainer.engines.megatron.step.unembedding import DeferredUnembedding
 
 Scored = tuple[Tensor, Tensor, dict[str, Any]]
 
@@ -23,26 +24,21 @@ Scored = tuple[Tensor, Tensor, dict[str, Any]]
 class MegatronSchedule(Schedule):
     """A schedule that runs in the same way on every rank of the model.
 
-    `chunk` is this rank's stage. The schedule calls the output layer of the stage, and the model itself no longer calls
-    this layer. Gradients are plain sums over tokens, rows and microbatches. `calculate_per_token_loss` disables
-    averaging. Without averaging, Megatron requires a token count; with a count of 0, nothing is divided.
+    `chunk` is this rank's stage. The schedule calls the output layer of the stage, which `defer_unembedding` returns,
+    and the model itself does not call this layer. Gradients are plain sums over tokens, rows and microbatches.
+    `calculate_per_token_loss` disables averaging. Without averaging, Megatron requires a token count; with a count of
+    0, nothing is divided.
     """
 
-    def __init__(self, chunk: nn.Module, **model_arguments: Any) -> None:
-        """Prepare the stage. `model_arguments` are passed to every call of the model."""
+    def __init__(self, chunk: nn.Module, unembedding: DeferredUnembedding | None) -> None:
         config: Any = chunk.config
         if not config.calculate_per_token_loss:
             raise ValueError("Megatron would average over microbatches: calculate_per_token_loss is off.")
         self._chunk = chunk
-        self._model_arguments = model_arguments
+        self._precision = _precision(chunk)
         self._device = next(chunk.parameters()).device
-        self._unembedding = defer_unembedding(chunk)
+        self._unembedding = unembedding
         self._pieces = config.tensor_model_parallel_size if config.sequence_parallel else 1
-
-    @property
-    @override
-    def packs(self) -> bool:
-        return True
 
     @override
     def __call__(
@@ -69,7 +65,7 @@ class MegatronSchedule(Schedule):
         on_host = next(batches)
         batch = {name: column.to(self._device) for name, column in on_host.items()}
         rows = PackedRows.of(on_host, multiple_of=self._pieces, device=self._device) if packed else None
-        out: Tensor = chunk(*self._inputs(batch, rows), **self._model_arguments, **_packing(rows))
+        out: Tensor = chunk(*self._inputs(batch, rows), **self._precision, **_packing(rows))
         return out, partial(self._score, batch=batch, rows=rows, loss=loss, collected=collected)
 
     def _inputs(self, batch: Batch, rows: PackedRows | None) -> tuple[Tensor, Tensor, None]:
@@ -92,6 +88,11 @@ class MegatronSchedule(Schedule):
         terms = loss(logprobs, seen.inputs)
         collected.append(row_results(batch, logprobs, terms))
         return total_loss(batch, terms), torch.tensor(0, dtype=torch.int), {}
+
+
+def _precision(chunk: Any) -> dict[str, bool]:
+    """Return options that keep hidden states in half precision, as the output layer requires."""
+    return {"fp32_output": False} if isinstance(chunk.module, Float16Module) else {}
 
 
 def _packing(rows: PackedRows | None) -> dict[str, Any]:

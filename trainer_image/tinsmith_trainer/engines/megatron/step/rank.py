@@ -22,10 +22,6 @@ from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep, StepS
 
 
 class Schedule(Protocol):
-    @property
-    def packs(self) -> bool:
-        """True if the model can compute packed rows."""
-
     def __call__(
         self, microbatches: Sequence[Batch], loss: Loss, *, forward_only: bool, packed: bool = False
     ) -> list[RowResults]:
@@ -64,10 +60,6 @@ class Rank:
     def ts_parts(self) -> tuple[TensorPart, ...]:
         """Return the parts that this rank holds of every adapter."""
         return self._places.parts
-
-    def ts_packs(self) -> bool:
-        """Return whether calls may be packed."""
-        return self._schedule.packs
 
     def ts_create(self, adapter_id: str, scale: float, weights: Tensors) -> None:
         """Create an adapter. `weights` are whole tensors; `scale` is alpha / rank."""
