@@ -8,12 +8,13 @@ subcommands. The extras of the distribution that the command needs are in bracke
 from __future__ import annotations
 
 import ast
+import atexit
 import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
@@ -138,8 +139,36 @@ COMPLETED_LINE = {"bash": "COMP_WORDS"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit. The status is 0 for success, 1 for failure, and 2 for misuse."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run one command and exit. The status is 0 for success, 1 for failure, and 2 for misuse.
+
+    Without `arguments`, the command is the program of this process, and the process exits without unloading modules.
+    """
+    ended: list[int] = []
+    if arguments is None:
+        # The first registered function is called last.
+        atexit.register(_leave_modules, ended)
+    try:
+        _run(sys.argv[1:] if arguments is None else arguments)
+    except SystemExit as leaving:
+        if isinstance(leaving.code, int):
+            ended.append(leaving.code)
+        raise
+
+
+def _leave_modules(ended: list[int]) -> None:
+    """Exit without unloading the modules, because PyTorch takes a second or more to unload.
+
+    All threads have ended before this call. After an error, `ended` is empty, and Python reports the error.
+    """
+    if not ended:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(ended[0])
+
+
+def _run(arguments: Sequence[str]) -> None:
     try:
         run(find_commands(), arguments)
     except MissingExtra as missing:

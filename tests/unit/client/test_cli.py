@@ -177,3 +177,11 @@ def helped(command: Any, path: str) -> Iterator[tuple[str, str]]:
 def test_help_is_written_in_sentences_that_stand_alone(name: str) -> None:
     program = typer.main.get_command(build_app(find_commands(), find_commands()[name]))
     assert {place: text for place, text in helped(program, "tinsmith") if FRAGMENTS.match(text)} == {}
+
+
+@pytest.mark.parametrize(("command", "status", "output"), [("version", 0, "tinsmith "), ("no-such-command", 2, "")])
+def test_a_program_writes_all_its_output_and_exits_with_the_status_of_its_command(
+    command: str, status: int, output: str
+) -> None:
+    done = subprocess.run([sys.executable, "-m", "tinsmith", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.startswith(output), bool(done.stderr)) == (status, True, status != 0)
