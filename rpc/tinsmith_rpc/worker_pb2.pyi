@@ -171,6 +171,7 @@ class DescribeReply(_message.Message):
     VOLUME_FULL_FIELD_NUMBER: _builtins.int
     MODEL_PLACES_FIELD_NUMBER: _builtins.int
     STREAMS_SAVES_FIELD_NUMBER: _builtins.int
+    IDLE_SECONDS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """new at every start of the process"""
     epoch: _builtins.int
@@ -198,6 +199,8 @@ class DescribeReply(_message.Message):
     """the most models, in memory or parked; 0: as many as slots, without parking"""
     streams_saves: _builtins.bool
     """supports StreamSave; for a sampler: supports AdapterRef.source"""
+    idle_seconds: _builtins.float
+    """since the last call for a client ended; 0: work runs or waits"""
     @_builtins.property
     def base_model(self) -> Global___BaseModel: ...
     @_builtins.property
@@ -227,10 +230,11 @@ class DescribeReply(_message.Message):
         volume_full: _builtins.bool = ...,
         model_places: _builtins.int = ...,
         streams_saves: _builtins.bool = ...,
+        idle_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "base_model", b"base_model", "capabilities", b"capabilities", "metrics", b"metrics", "volume_free_bytes", b"volume_free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "adapters_used", b"adapters_used", "base_model", b"base_model", "capabilities", b"capabilities", "draining", b"draining", "epoch", b"epoch", "instance_id", b"instance_id", "last_snapshot_time", b"last_snapshot_time", "metrics", b"metrics", "model_name", b"model_name", "model_places", b"model_places", "models", b"models", "pid", b"pid", "running_seconds", b"running_seconds", "snapshot_seconds", b"snapshot_seconds", "streams_saves", b"streams_saves", "volume_free_bytes", b"volume_free_bytes", "volume_full", b"volume_full", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "adapters_used", b"adapters_used", "base_model", b"base_model", "capabilities", b"capabilities", "draining", b"draining", "epoch", b"epoch", "idle_seconds", b"idle_seconds", "instance_id", b"instance_id", "last_snapshot_time", b"last_snapshot_time", "metrics", b"metrics", "model_name", b"model_name", "model_places", b"model_places", "models", b"models", "pid", b"pid", "running_seconds", b"running_seconds", "snapshot_seconds", b"snapshot_seconds", "streams_saves", b"streams_saves", "volume_free_bytes", b"volume_free_bytes", "volume_full", b"volume_full", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__volume_free_bytes: _TypeAlias = _typing.Literal["volume_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__volume_free_bytes: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes"]  # noqa: Y015

@@ -61,6 +61,15 @@ async def test_a_worker_says_what_is_free_on_its_volume_and_whether_it_is_full(s
     assert (full.HasField("volume_free_bytes"), full.volume_full) == (True, True)
 
 
+async def test_a_worker_is_idle_only_while_no_operation_waits(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create())
+    await worker.finished(0)
+    assert describe(worker.service, WorkerName()).idle_seconds > 0
+    await worker.submit(train(2))
+    assert describe(worker.service, WorkerName()).idle_seconds == 0
+
+
 async def test_a_full_volume_takes_the_release_that_empties_it(start: StartWorker, tmp_path: Path) -> None:
     worker = await start()
     await worker.submit(create(), train(1), step(2))

@@ -34,6 +34,7 @@ from tinsmith_trainer.oplog.model_queue import UnknownModel
 from tinsmith_trainer.oplog.server_assigned_seq_ids import NumbersMixed
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
+from tinsmith_trainer.worker.client_activity import ClientActivity, CountCalls
 from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler
 from tinsmith_trainer.worker.peers import AdmitPeers, Context, is_operator
 from tinsmith_trainer.worker.rendering_queue import RenderingQueue
@@ -81,7 +82,8 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
     A server without a sampler refuses sample requests.
     """
 
-    def __init__(self, samples: Samples | None, base: BaseModelInfo) -> None:
+    def __init__(self, samples: Samples | None, base: BaseModelInfo, activity: ClientActivity) -> None:
+        self.activity = activity
         self._samples = samples
         self._model_directory = Path(base.directory or base.path)
         self._rendering = RenderingQueue()
@@ -186,7 +188,7 @@ class SamplerServicer(SamplingServicer):
     def __init__(
         self, samples: Samples, base: BaseModelInfo, capabilities: EngineCapabilities, name: WorkerName
     ) -> None:
-        super().__init__(samples, base)
+        super().__init__(samples, base, ClientActivity())
         self._taken = samples
         self._name = name
         self._base = base
@@ -195,7 +197,10 @@ class SamplerServicer(SamplingServicer):
 
     @override
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
-        return describe_sampler(self._instance_id, self._name, self._base, self._capabilities, self._taken)
+        idle_seconds = self.activity.idle_seconds(works=self._taken.unfinished > 0)
+        return describe_sampler(
+            self._instance_id, self._name, self._base, self._capabilities, self._taken, idle_seconds
+        )
 
     @override
     async def TakeUsage(self, request: worker_pb2.TakeUsageRequest, context: Context) -> worker_pb2.TakeUsageReply:
@@ -242,7 +247,7 @@ class WorkerServicer(SamplingServicer):
     """The calls of a worker. `worker.proto` specifies each call."""
 
     def __init__(self, service: WorkerService, name: WorkerName) -> None:
-        super().__init__(service.samples, service.parts.engine.base_model())
+        super().__init__(service.samples, service.parts.engine.base_model(), service.activity)
         self._service = service
         self._name = name
 
@@ -344,7 +349,9 @@ def tenant_of(context: Context) -> str:
 
 async def serve(servicer: SamplingServicer, address: str, tls: TlsDirectory | None = None) -> grpc.aio.Server:
     """Start the server on `unix:/path`, or on `host:port` with `tls`. Raises ServerError if the address is in use."""
-    server = grpc.aio.server(interceptors=[AdmitPeers()] if tls else [], options=SERVER_OPTIONS)
+    # A call that is refused is no use, so the peers are checked first.
+    interceptors = [*([AdmitPeers()] if tls else []), CountCalls(servicer.activity)]
+    server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     try:
         if tls is None:

@@ -48,11 +48,17 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         volume_full=not service.parts.volume.room.has_room_for(0),
         model_places=service.model_places,
         streams_saves=service.parts.offered_saves.keeps_any,
+        idle_seconds=service.activity.idle_seconds(works=service.works),
     )
 
 
 def describe_sampler(
-    instance_id: str, name: WorkerName, base: BaseModelInfo, capabilities: EngineCapabilities, samples: Samples
+    instance_id: str,
+    name: WorkerName,
+    base: BaseModelInfo,
+    capabilities: EngineCapabilities,
+    samples: Samples,
+    idle_seconds: float,
 ) -> worker_pb2.DescribeReply:
     """Describe a process that only samples.
 
@@ -71,6 +77,7 @@ def describe_sampler(
         draining=samples.is_draining,
         adapters_used=len(samples.adapters),
         streams_saves=True,
+        idle_seconds=idle_seconds,
     )
 
 

@@ -44,6 +44,7 @@ from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.wire.unknown_fields import unknown_fields_of, unknown_fields_of_operation
 from tinsmith_trainer.worker.accounting import Accounting
 from tinsmith_trainer.worker.admission import Admission
+from tinsmith_trainer.worker.client_activity import ClientActivity
 from tinsmith_trainer.worker.volume import Volume, check_base_model
 
 log = structlog.get_logger(__name__)
@@ -101,6 +102,7 @@ class WorkerService:
     def __init__(self, parts: WorkerParts) -> None:
         self.instance_id = uuid.uuid4().hex
         self.epoch = 0
+        self.activity = ClientActivity()
         # the reading of the journal, which all activating calls share
         self._recovery: asyncio.Task[None] | None = None
         self.parts = parts
@@ -221,6 +223,14 @@ class WorkerService:
         if self._recovery is None or not self._recovery.done():
             return self._adapters_in_journal
         return sum(queue.holds_a_place for queue in self.queues.open())
+
+    @property
+    def works(self) -> bool:
+        """True if work runs or waits. Operations that wait for another image do not count."""
+        if self._recovery is None or not self._recovery.done() or self.scheduler.running_seconds() > 0:
+            return True
+        waits = any(queue.order.waiting_count and not queue.quarantined for queue in self.queues.open())
+        return waits or (self.samples is not None and self.samples.unfinished > 0)
 
     def note_contact(self) -> None:
         self._last_contact_at = time.monotonic()
