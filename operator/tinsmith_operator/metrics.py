@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.base import Manifest, parse_quantity, parse_time
 from tinsmith_operator.api.names import POOL_KIND
+from tinsmith_operator.api.serving_spec import GPU
 from tinsmith_operator.kube.resources import ApiCall
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -125,6 +126,7 @@ class StateCollector(Collector):
         )
         yield self._conditions()
         yield self._replicas()
+        yield self._idle_gpu_seconds()
         yield self._certificate_ends()
         yield GaugeMetricFamily(
             f"{PREFIX}_certificates_kept",
@@ -175,6 +177,20 @@ class StateCollector(Collector):
             family.add_metric([*place, "ready"], (pool.get("status") or {}).get("readyReplicas", 0))
         return family
 
+    def _idle_gpu_seconds(self) -> Metric:
+        family = CounterMetricFamily(
+            f"{PREFIX}_idle_gpu_seconds",
+            "GPU seconds that suspensions of an idle session or pool have left to others.",
+            labels=["kind", "namespace", "name"],
+        )
+        now = datetime.now(UTC)
+        for owner in (owner for owner in self._owners() if (owner.get("status") or {}).get("idle")):
+            metadata = owner["metadata"]
+            family.add_metric(
+                [owner["kind"], metadata["namespace"], metadata["name"]], gpus_of(owner) * idle_seconds(owner, now)
+            )
+        return family
+
     def _certificate_ends(self) -> Metric:
         family = GaugeMetricFamily(
             f"{PREFIX}_certificate_expiry_timestamp_seconds",
@@ -184,3 +200,19 @@ class StateCollector(Collector):
         for namespace, secret, not_after in self._certificates():
             family.add_metric([namespace, secret], not_after.timestamp())
         return family
+
+
+def gpus_of(owner: Manifest) -> int:
+    """Return the GPUs of all pods of a session or pool."""
+    spec = owner["spec"]
+    limits = (spec.get("resources") or {}).get("limits") or {}
+    pods = spec.get("replicas", 1) if owner["kind"] == POOL_KIND else (spec.get("parallelism") or {}).get("nodes", 1)
+    return int(parse_quantity(limits.get(GPU, 0))) * int(pods)
+
+
+def idle_seconds(owner: Manifest, now: datetime) -> float:
+    """Return how long a session or pool has been suspended because of idleness, in all."""
+    idle = owner["status"]["idle"]
+    began = parse_time(idle.get("suspendedTime"))
+    present = max(0.0, (now - began).total_seconds()) if began is not None else 0.0
+    return float(idle.get("suspendedSeconds", 0)) + present

@@ -11,8 +11,8 @@ READ = ("get", "list", "watch")
 
 # What operator/tinsmith_operator calls for sessions and pools. Watching is listing first; `get` looks after a conflict.
 OPERATOR = {
-    "tinsmith.dev/trainingsessions": {*READ, "patch"},  # finalizers
-    "tinsmith.dev/samplerpools": {*READ},
+    "tinsmith.dev/trainingsessions": {*READ, "patch", "delete"},  # finalizers; the deletion of idle ones
+    "tinsmith.dev/samplerpools": {*READ, "delete"},
     "tinsmith.dev/trainingsessions/status": {"patch"},
     "tinsmith.dev/samplerpools/status": {"patch"},
     "tinsmith.dev/trainingsessions/finalizers": {"update"},  # owner references that block their owner's deletion
@@ -43,6 +43,8 @@ OPERATOR_OWN = {
 API_SERVER = {
     "tinsmith.dev/trainingsessions": {"list", "watch"},
     "tinsmith.dev/samplerpools": {"list", "watch"},
+    "tinsmith.dev/trainingsessions/status": {"patch"},  # wake requests
+    "tinsmith.dev/samplerpools/status": {"patch"},
     "discovery.k8s.io/endpointslices": {"list", "watch"},
     "/persistentvolumeclaims": {"list"},
 }

@@ -60,6 +60,21 @@ RESTART_REQUEST_ANNOTATION = f"{GROUP}/restart-requested-at"
 SNAPSHOT_REQUEST_ANNOTATION = f"{GROUP}/snapshot-requested-at"
 """An annotation that users set on a session: a time. For each new time, the worker writes one snapshot."""
 
+WAKE_REQUEST_ANNOTATION = f"{GROUP}/wake-requested-at"
+"""An annotation that users set on a session or pool: a time. Each new time ends a suspension because of idleness.
+
+API servers write the same request into `status.wantedTime`, because they may not write anything but the status.
+"""
+
+PAUSED_ANNOTATION = f"{GROUP}/paused"
+"""An annotation that users set on a session or pool: with the value `true`, the operator writes nothing but the status.
+
+A paused session or pool is still deleted with its children by Kubernetes, unless its finalizer waits for the operator.
+"""
+
+SKIP_FINALIZER_ANNOTATION = f"{GROUP}/skip-finalizer"
+"""An annotation that users set on a session: with the value `true`, a deletion saves no adapter and keeps the claim."""
+
 POD_RETRY_ANNOTATION = f"{GROUP}/pods-retried-at"
 """An annotation on a workload: when the operator last asked its controller to create refused pods again."""
 

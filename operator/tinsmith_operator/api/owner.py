@@ -8,15 +8,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
 from tinsmith_operator.api.base import Manifest, parse_time
-from tinsmith_operator.api.names import API_VERSION
+from tinsmith_operator.api.names import API_VERSION, PAUSED_ANNOTATION, WAKE_REQUEST_ANNOTATION
 from tinsmith_operator.api.serving_spec import ServingSpec
 from tinsmith_operator.api.status import OwnerStatus
+
+LONGEST_WAKE_REQUEST = 64
 
 
 class Unreadable(ValueError):
@@ -46,6 +48,7 @@ class Owner(ABC):
     annotations: Mapping[str, str]
     creation_time: datetime | None
     deletion_time: datetime | None
+    wake_request: str | None
     spec: ServingSpec
     status: OwnerStatus
 
@@ -57,6 +60,25 @@ class Owner(ABC):
     @property
     def is_being_deleted(self) -> bool:
         return self.deletion_time is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """True if a user has asked the operator to write nothing but the status."""
+        return self.annotations.get(PAUSED_ANNOTATION) == "true"
+
+    @property
+    def deadline(self) -> datetime | None:
+        """The time at which the owner must stop, by `spec.activeDeadlineSeconds`."""
+        seconds = self.spec.active_deadline_seconds
+        if seconds is None or self.creation_time is None:
+            return None
+        return self.creation_time + timedelta(seconds=seconds)
+
+    @property
+    def is_suspended_as_idle(self) -> bool:
+        """True if the status says that the operator has suspended the owner because no client used it."""
+        idle = self.status.idle
+        return self.spec.idle is not None and idle is not None and idle.suspended_time is not None
 
     @property
     def owner_reference(self) -> Manifest:
@@ -84,7 +106,16 @@ def identity_of(body: Mapping[str, Any]) -> dict[str, Any]:
         "annotations": metadata.get("annotations") or {},
         "creation_time": parse_time(metadata.get("creationTimestamp")),
         "deletion_time": parse_time(metadata.get("deletionTimestamp")),
+        "wake_request": wake_request_of(body),
     }
+
+
+def wake_request_of(body: Mapping[str, Any]) -> str | None:
+    """Return the latest wake requests of users and of API servers, as one text, or None without a request."""
+    by_user = (body["metadata"].get("annotations") or {}).get(WAKE_REQUEST_ANNOTATION)
+    by_server = (body.get("status") or {}).get("wantedTime")
+    requests = [str(request)[:LONGEST_WAKE_REQUEST] for request in (by_user, by_server) if request is not None]
+    return " ".join(requests) or None
 
 
 def unreadable(kind: str, body: Mapping[str, Any], error: ValidationError) -> Unreadable:

@@ -46,6 +46,25 @@ class Reason(StrEnum):
         "`spec.suspend` is true, and no pod is left. The volume keeps everything.",
         "Set `spec.suspend: false` to resume.",
     )
+    IDLE = (
+        "Idle",
+        Progress.DONE,
+        "No client has used it for `spec.idle.suspendAfterSeconds`, and no pod is left. A session's volume keeps "
+        "everything.",
+        "Nothing: the next request of a client wakes it. `kubectl tinsmith wake` wakes it without a request.",
+    )
+    DEADLINE_EXCEEDED = (
+        "DeadlineExceeded",
+        Progress.DONE,
+        "It has existed for `spec.activeDeadlineSeconds`, and no pod is left. A session's volume keeps everything.",
+        "Raise or remove `spec.activeDeadlineSeconds` to continue, or delete it.",
+    )
+    PAUSED = (
+        "Paused",
+        Progress.STUCK,
+        "The annotation `tinsmith.dev/paused` is `true`. The operator changes nothing, and a deletion waits.",
+        "Remove the annotation.",
+    )
     AS_WANTED = "AsWanted", Progress.DONE, "The objects are as the spec asks, and nothing is under way."
     AS_EXPECTED = "AsExpected", Progress.DONE, "No problem apart from what `Ready` reports."
     SLOTS_FREE = "SlotsFree", Progress.DONE, "The worker has room for another adapter."
@@ -144,7 +163,12 @@ class Reason(StrEnum):
         Progress.MOVING,
         "The node of a replica does not answer. Kubernetes starts another replica after a few minutes.",
     )
-    SUSPENDING = "Suspending", Progress.MOVING, "`spec.suspend` is true. The worker saves a snapshot and stops."
+    SUSPENDING = (
+        "Suspending",
+        Progress.MOVING,
+        "`spec.suspend` is true, or it is idle or past its deadline. Its pods finish their work and stop; a worker "
+        "saves a snapshot first.",
+    )
     WORKER_HUNG = (
         "WorkerHung",
         Progress.MOVING,

@@ -78,6 +78,13 @@ class PodOverrides(Resource):
     startup_timeout_seconds: int = 1800
 
 
+class IdlePolicy(Resource):
+    """The policy for a session or pool without clients. Its times begin with the end of the last request."""
+
+    suspend_after_seconds: int | None = None
+    delete_after_seconds: int | None = None
+
+
 class ServingSpec(Resource):
     """The spec of a process that serves a base model, for training or only for sampling."""
 
@@ -85,6 +92,8 @@ class ServingSpec(Resource):
     max_sequence_length: int | None = None
     resources: Resources = Resources()
     pod: PodOverrides = PodOverrides()
+    idle: IdlePolicy | None = None
+    active_deadline_seconds: int | None = None
 
     @property
     def model_claims(self) -> dict[str, str]:

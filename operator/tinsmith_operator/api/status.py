@@ -67,10 +67,26 @@ class Requests(PoolRequests):
     snapshot: str | None = None
 
 
+class IdleState(Resource):
+    """The idleness of a session or pool.
+
+    - `since`: since when no client has used it.
+    - `suspended_time`: when the operator suspended it; None while it is awake.
+    - `wake_request`: the latest wake request that was carried out.
+    - `suspended_seconds`: the total length of the earlier suspensions.
+    """
+
+    since: Time | None = None
+    suspended_time: Time | None = None
+    wake_request: str | None = None
+    suspended_seconds: int = 0
+
+
 class OwnerStatus(Resource):
     observed_generation: int | None = None
     conditions: tuple[Condition, ...] = ()
     certificate_expiry_time: Time | None = None
+    idle: IdleState | None = None
 
     def condition(self, type_: str) -> Condition | None:
         return next((condition for condition in self.conditions if condition.type == type_), None)

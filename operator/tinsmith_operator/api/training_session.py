@@ -181,6 +181,11 @@ class TrainingSession(Owner):
         return self.name
 
     @property
+    def is_suspended(self) -> bool:
+        """True if a user, or the operator because of idleness, has suspended the session."""
+        return self.spec.suspend or self.is_suspended_as_idle
+
+    @property
     def has_finalizer(self) -> bool:
         return CLAIM_FINALIZER in self.finalizers
 

@@ -27,6 +27,9 @@ PROGRESS_MARGIN_SECONDS = 600
 The Deployment's progress deadline is the sum of this time and the spec's `startup_timeout_seconds`.
 """
 
+NOT_OF_THE_PODS = {"replicas", "idle", "active_deadline_seconds"}
+"""The fields of a pool's spec that do not change its pods."""
+
 SCRATCH_PATH = "/var/lib/tinsmith/scratch"
 SCRATCH_LIMIT = "256Gi"
 """The disk space of a replica for compiled kernels and for the adapters that the server reads from disk."""
@@ -115,7 +118,7 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
     so a new default image takes effect only at the next rollout. Default values and the number of replicas are not in
     the hash, either.
     """
-    spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
+    spec = pool.spec.model_dump(mode="json", exclude=NOT_OF_THE_PODS, exclude_defaults=True)
     return _hashed(spec, pool, installation, restart)
 
 
@@ -128,7 +131,7 @@ def equivalent_sampler_hashes(
 
     `pull_secrets` are the pull Secrets of the live template.
     """
-    spec = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
+    spec = pool.spec.model_dump(mode="json", exclude=NOT_OF_THE_PODS, exclude_defaults=True)
     ways = pull_variants(spec.pop("pod", {}), pull_secrets)
     specs = [{**spec, "pod": pod} if pod else spec for pod in ways]
     return frozenset(_hashed(spec, pool, installation, restart) for spec in specs)

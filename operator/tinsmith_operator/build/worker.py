@@ -41,6 +41,9 @@ The step is large, so that not every measurement changes the StatefulSet.
 
 LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "restart"})
 
+NOT_OF_THE_POD = {"suspend": True, "storage": True, "idle": True, "active_deadline_seconds": True}
+"""The fields of a session's spec that do not change its pod."""
+
 
 @dataclass(frozen=True)
 class PinnedImage:
@@ -114,7 +117,7 @@ def equivalent_hashes(
 def spec_hash(session: TrainingSession, plan: WorkerPlan) -> str:
     """Return a hash of the inputs that come from the session's spec. All other inputs come from the installation."""
     spec = session.spec.model_dump(
-        mode="json", exclude={"suspend": True, "storage": True, "pod": {"image", *PULL_FIELDS}}, exclude_defaults=True
+        mode="json", exclude={**NOT_OF_THE_POD, "pod": {"image", *PULL_FIELDS}}, exclude_defaults=True
     )
     inputs = {
         "spec": {name: value for name, value in spec.items() if value},
@@ -127,9 +130,7 @@ def spec_hash(session: TrainingSession, plan: WorkerPlan) -> str:
 
 
 def _inputs(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    spec = session.spec.model_dump(
-        mode="json", exclude={"suspend": True, "storage": True, "pod": {"image"}}, exclude_defaults=True
-    )
+    spec = session.spec.model_dump(mode="json", exclude={**NOT_OF_THE_POD, "pod": {"image"}}, exclude_defaults=True)
     return {
         "spec": spec,
         "claim": session.claim_name,

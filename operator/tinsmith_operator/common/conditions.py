@@ -10,6 +10,9 @@ from tinsmith_operator.common.diagnosis import found
 
 AS_WANTED = found(Reason.AS_WANTED, "Everything is as the spec asks.")
 BRINGING = found(Reason.CREATING_OBJECTS, "Objects are being updated to the spec.")
+PAUSED = found(
+    Reason.PAUSED, "The annotation tinsmith.dev/paused is true: the operator reports, and changes nothing. Remove it."
+)
 READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
 
 

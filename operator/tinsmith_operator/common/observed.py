@@ -40,6 +40,7 @@ class WorkerReport:
     - `snapshot_seconds`: the duration of the longest complete snapshot since the worker started; 0 before the first
       snapshot.
     - `volume_full`: the worker accepts no operation, because the journal's volume is full.
+    - `idle_seconds`: the seconds since the last call for a client ended; 0 while work runs or waits.
     """
 
     pod_uid: str
@@ -51,6 +52,7 @@ class WorkerReport:
     snapshot_seconds: float
     last_snapshot_time: datetime | None
     volume_full: bool
+    idle_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -215,11 +217,16 @@ class Observed(Surroundings):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedPool(Surroundings):
-    """The observed state of one pool. `pods` are the pods of the pool's Deployment from all ReplicaSets, by name."""
+    """The observed state of one pool.
+
+    - `pods`: the pods of the pool's Deployment from all ReplicaSets, by name.
+    - `reports`: the latest report of each pod that was called, by the pod's UID.
+    """
 
     pool: SamplerPool
     budget: Manifest | None = None
     pods: tuple[Manifest, ...] = ()
+    reports: Mapping[str, WorkerReport] = field(default_factory=dict)
 
     @property
     @override

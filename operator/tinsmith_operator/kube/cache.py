@@ -48,7 +48,7 @@ SEEN_FOR_THEIR_NAMES = frozenset(
     resource.kind for resource in (WORKLOADS, RAY_CLUSTERS, DEPLOYMENTS, SERVICES, POLICIES, BUDGETS, CLAIMS)
 )
 POD_SPEC = ("nodeName", "imagePullSecrets", "schedulingGates")
-POD_STATUS = ("phase", "conditions", "containerStatuses", "reason", "message")
+POD_STATUS = ("phase", "conditions", "containerStatuses", "reason", "message", "podIP")
 # An annotation may repeat the whole object: `kubectl apply` writes one that does.
 LARGE_METADATA = frozenset({"annotations", "managedFields"})
 

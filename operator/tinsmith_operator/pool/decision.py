@@ -12,6 +12,7 @@ from tinsmith_operator.common.actions import Action, Annotate, Decision, Delete
 from tinsmith_operator.common.certificate import certificate_is_foreign, ensure_certificate, renewal_time
 from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import ensure_child, still_refused
+from tinsmith_operator.common.idleness import delete_idle, idle_moments
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import owned_workload
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, annotate_for_retry, requeue_after, requeue_times_of
@@ -32,6 +33,11 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
     if observed.pool.is_being_deleted:
         return Decision(())
     situation = assess_pool(observed, installation, now)
+    if situation.pool.is_paused:
+        conditions = pool_conditions(situation, diagnose_pool(situation, None), acts=False)
+        return Decision(write_pool_status(situation, conditions))
+    if deletion := delete_idle(situation.pool, situation.idle, situation.use, now):
+        return Decision(deletion)
     children = _ensure_children(situation, installation)
     diagnosis = diagnose_pool(situation, refusal(still_refused(observed.refusals, children)))
     conditions = pool_conditions(situation, diagnosis, acts=bool(children))
@@ -88,5 +94,6 @@ def _moments(situation: PoolSituation) -> Iterator[datetime | None]:
         yield renewal_time(observed.certificate)
     for pod in situation.staying_pods:
         yield from requeue_times_of(pod)
+    yield from idle_moments(situation.pool, situation.idle)
     if not situation.rollout.is_done(situation.replicas):
         yield situation.now + LOOK_FOR_WARNINGS

@@ -36,11 +36,11 @@ class PoolDiagnosis:
 
 
 def diagnose_pool(situation: PoolSituation, refusal: Finding | None) -> PoolDiagnosis:
-    pool, observed, rollout = situation.pool, situation.observed, situation.rollout
-    conflict = common.name_conflict(pool, situation.foreign)
+    observed, rollout = situation.observed, situation.rollout
+    conflict = common.name_conflict(situation.pool, situation.foreign)
     ca_problem = common.ca_problem(observed)
     certificate = common.missing_certificate(observed)
-    unfinished = None if rollout.is_done(pool.spec.replicas) else _why_unfinished(situation)
+    unfinished = None if rollout.is_done(situation.replicas) else _why_unfinished(situation)
     is_ready = situation.replicas > 0 and rollout.ready > 0 and conflict is None
     trouble = (
         None
@@ -63,15 +63,15 @@ def _why_unfinished(situation: PoolSituation) -> Finding:
 
 def _scaled_to_zero(situation: PoolSituation) -> Finding | None:
     rollout = situation.rollout
-    if situation.pool.spec.replicas > 0 or situation.observed.workload is None:
+    if situation.replicas > 0 or situation.observed.workload is None:
         return None
     if not rollout.is_done(0):
         return found(Reason.ROLLING_OUT, "The last replicas finish their requests and stop.")
-    return found(Reason.SCALED_TO_ZERO, "No replica is wanted, and none is left.")
+    return situation.rest or found(Reason.SCALED_TO_ZERO, "No replica is wanted, and none is left.")
 
 
 def _counts(situation: PoolSituation) -> str:
-    replicas, rollout = situation.pool.spec.replicas, situation.rollout
+    replicas, rollout = situation.replicas, situation.rollout
     return f"{rollout.ready} of {replicas} replicas are ready, and {rollout.updated} are up to date"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -14,9 +15,11 @@ from tinsmith_operator.api.names import (
     RESTART_REQUEST_ANNOTATION,
 )
 from tinsmith_operator.api.sampler_pool import SamplerPool
+from tinsmith_operator.api.status import IdleState
 from tinsmith_operator.build.deployment import build_sampler_template, equivalent_sampler_hashes
 from tinsmith_operator.common.diagnosis import Evidence, blocking_reason
 from tinsmith_operator.common.drift import has_foreign_content
+from tinsmith_operator.common.idleness import Use, assess_idleness, rest, use_of
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import foreign_objects, owned_workload
 from tinsmith_operator.common.pod import Pod, read_pod
@@ -67,6 +70,8 @@ class PoolSituation:
     - `staying_pods`: the pods that count as replicas. Terminating and ended pods do not count, because new pods replace
       terminating and ended pods.
     - `failed_pods`: the failed pods, the latest first. A ReplicaSet keeps its failed pods and creates other pods.
+    - `use`, `idle`: the use by clients that the pods report, and the idle state for the status.
+    - `rest`: why the pool must have no replicas although its spec asks for them.
     """
 
     observed: ObservedPool
@@ -80,6 +85,9 @@ class PoolSituation:
     evidence: Evidence
     staying_pods: tuple[Pod, ...]
     failed_pods: tuple[Pod, ...]
+    use: Use | None
+    idle: IdleState | None
+    rest: Finding | None
 
     @property
     def pool(self) -> SamplerPool:
@@ -87,8 +95,8 @@ class PoolSituation:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas that the spec requests and the policy allows."""
-        return self.pool.spec.replicas if self.blocking_reason is None else 0
+        """The number of replicas that the spec requests, unless the pool is idle or the policy allows none."""
+        return self.pool.spec.replicas if self.blocking_reason is None and self.rest is None else 0
 
 
 def assess_pool(observed: ObservedPool, installation: Installation, now: datetime) -> PoolSituation:
@@ -105,6 +113,8 @@ def assess_pool(observed: ObservedPool, installation: Installation, now: datetim
         must_be_written = blocked is None and _must_be_written(live, built, same, staying)
         rollout = replace(read_rollout(live), is_known=False) if must_be_written else read_rollout(live)
         template = built if must_be_written else live.template
+    use = _use_of(observed, staying)
+    idle = assess_idleness(observed.pool, use, now)
     failed = [pod for pod in pods if pod.has_failed and not pod.is_terminating]
     failed.sort(key=lambda pod: (str(pod.manifest["metadata"].get("creationTimestamp")), pod.name), reverse=True)
     return PoolSituation(
@@ -119,7 +129,17 @@ def assess_pool(observed: ObservedPool, installation: Installation, now: datetim
         evidence=Evidence(observed.warnings, now),
         staying_pods=staying,
         failed_pods=tuple(failed),
+        use=use,
+        idle=idle,
+        rest=rest(observed.pool, idle, now),
     )
+
+
+def _use_of(observed: ObservedPool, pods: Sequence[Pod]) -> Use | None:
+    """Return the use of the pool, or None while the report of a pod is missing. A pod that is not ready has no use."""
+    reports = [observed.reports.get(pod.uid) for pod in pods if pod.is_ready]
+    present = [report for report in reports if report is not None]
+    return use_of(present) if len(present) == len(reports) else None
 
 
 def image_of(template: Manifest) -> str:

@@ -10,6 +10,7 @@ from tinsmith_operator.common.actions import Action
 from tinsmith_operator.common.conditions import (
     AS_WANTED,
     BRINGING,
+    PAUSED,
     standard_conditions,
     status_changes,
     upgrade_available,
@@ -34,6 +35,7 @@ def build_pool_status(situation: PoolSituation, conditions: tuple[ConditionState
         observed_generation=pool.generation,
         conditions=move_conditions(before, conditions, generation=pool.generation, now=situation.now),
         certificate_expiry_time=situation.observed.certificate_expiry_time,
+        idle=situation.idle,
         replicas=rollout.replicas,
         ready_replicas=rollout.ready,
         updated_replicas=rollout.updated,
@@ -49,7 +51,7 @@ def _requests(situation: PoolSituation) -> PoolRequests | None:
     A restart is complete when every replica has the template of the restart.
     """
     pool = situation.pool
-    is_done = situation.rollout.is_done(pool.spec.replicas)
+    is_done = situation.rollout.is_done(situation.replicas)
     running_for = restart_of(situation.template) if is_done else None
     answered = answered_restart(pool, _restart(pool.status), running_for)
     return PoolRequests(restart=answered) if answered is not None else None
@@ -65,6 +67,8 @@ def pool_conditions(situation: PoolSituation, diagnosis: PoolDiagnosis, *, acts:
     samples = found(Reason.REPLICAS_READY, f"Replicas serve {situation.pool.spec.model.name}.")
     readiness = diagnosis.trouble or samples
     progress = _progress_of_a_ready_pool(diagnosis, acts=acts) if diagnosis.is_ready else readiness
+    if situation.pool.is_paused:
+        progress = PAUSED
     standard = standard_conditions(readiness, progress, _degradation(situation, diagnosis, progress))
     return (*standard, upgrade_available(image_of(situation.template), image_of(situation.next_template)))
 
@@ -77,6 +81,6 @@ def _degradation(situation: PoolSituation, diagnosis: PoolDiagnosis, progress: F
     """Return why a ready pool is degraded: replicas are missing, or a person must act."""
     if not diagnosis.is_ready:
         return diagnosis.ca_problem
-    if situation.rollout.ready < situation.pool.spec.replicas:
+    if situation.rollout.ready < situation.replicas:
         return diagnosis.unfinished
     return progress if progress.reason.progress is Progress.STUCK else diagnosis.ca_problem

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
+    PAUSED_ANNOTATION,
     RESTART_REQUEST_ANNOTATION,
+    RPC_PORT,
+    SKIP_FINALIZER_ANNOTATION,
     SNAPSHOT_REQUEST_ANNOTATION,
     WORKER_CONTAINER,
     endpoint,
 )
-from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.owner import Owner, wake_request_of
 from tinsmith_operator.api.sampler_pool import SamplerPool, parse_pool
 from tinsmith_operator.api.training_session import TrainingSession, parse_session
 from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import Decision
-from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool
+from tinsmith_operator.common.idleness import is_at_rest, is_due, report_period_seconds
+from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool, WorkerReport
 from tinsmith_operator.common.requests import snapshot_request
 from tinsmith_operator.common.workloads import Workload
 from tinsmith_operator.installation import Installation
@@ -34,6 +38,14 @@ from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import Reports, Snapshots, Target
 from tinsmith_operator.session.decision import decide
+
+USERS_ANNOTATIONS = (
+    RESTART_REQUEST_ANNOTATION,
+    SNAPSHOT_REQUEST_ANNOTATION,
+    PAUSED_ANNOTATION,
+    SKIP_FINALIZER_ANNOTATION,
+)
+"""The annotations by which users change the state that they request. A wake request is read separately."""
 
 
 class Kind(Protocol):
@@ -84,7 +96,8 @@ class Reconciler:
             return None
         metadata = body["metadata"]
         annotations = metadata.get("annotations") or {}
-        requests = (annotations.get(RESTART_REQUEST_ANNOTATION), annotations.get(SNAPSHOT_REQUEST_ANNOTATION))
+        by_annotation = (annotations.get(name) for name in USERS_ANNOTATIONS)
+        requests = (*by_annotation, wake_request_of(body))
         return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), requests
 
     def identify(self, key: Key) -> dict[str, object]:
@@ -153,7 +166,8 @@ class SessionKind:
         children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
         # A deleted session waits until its worker reports that it holds no adapter.
         worker = worker_of(children)
-        self.reports.follow(key, worker, closely=session.is_being_deleted)
+        closely = session.is_being_deleted
+        self.reports.follow(key, worker, closely=closely, at_most_seconds=report_period_seconds(session))
         self.snapshots.request(key, worker, snapshot_request(session))
         return replace(
             children,
@@ -174,7 +188,7 @@ class SessionKind:
         """
         ready = observed.session.status.condition("Ready")
         is_ready = ready is not None and ready.status == "True" and observed.image_pull is None
-        at_rest = observed.session.spec.suspend or is_ready
+        at_rest = observed.session.spec.suspend or is_ready or is_at_rest(observed.session, self.clock())
         nothing_is_made = observed.workload is None and observed.conversion is None
         return () if at_rest or nothing_is_made else await self.events.warnings(observed.session)
 
@@ -197,20 +211,45 @@ def _has_started(pod: Manifest) -> bool:
     return any(container["name"] == WORKER_CONTAINER and container.get("started") for container in containers)
 
 
+def replica_of(pool: SamplerPool, pod: Manifest) -> Target | None:
+    """Return the sampler in a ready pod of a pool with an idle policy, at the pod's own address."""
+    status = pod.get("status") or {}
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
+    address = status.get("podIP")
+    if pool.spec.idle is None or not ready or not address:
+        return None
+    return Target(
+        pod["metadata"]["uid"], f"[{address}]:{RPC_PORT}" if ":" in address else f"{address}:{RPC_PORT}", pool.uid
+    )
+
+
+def replica_key(pool: Key, pod: Manifest) -> Key:
+    """Return a key for a replica's reports. No object has a name with a slash."""
+    return pool._replace(name=f"{pool.name}/{pod['metadata']['name']}")
+
+
+def pool_of_replica(replica: Key) -> Key:
+    """Return the key of the pool with this replica."""
+    return replica._replace(name=replica.name.partition("/")[0])
+
+
 @dataclass(frozen=True)
 class PoolKind:
     cache: Cache
     actor: Actor
     events: Events
+    reports: Reports
     issuer: Issuer
     installation: Installation
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    followed: dict[Key, frozenset[Key]] = field(default_factory=dict)
 
     async def decide(self, key: Key, body: Manifest) -> tuple[SamplerPool, Decision]:
         pool = parse_pool(body)
         children = observe_pool(self.cache, key, pool, self.issuer.known_fingerprint)
         observed = replace(
             children,
+            reports=self._follow(key, children),
             warnings=await self._warnings(children),
             refusals=self.actor.refusals(key),
             stored=self.actor.stored(key),
@@ -222,7 +261,24 @@ class PoolKind:
         """Do nothing, because the operator keeps no state for pools."""
 
     def forget(self, key: Key) -> None:
-        """Do nothing, because the operator keeps no state for pools."""
+        for replica in self.followed.pop(key, frozenset()):
+            self.reports.forget(replica)
+
+    def _follow(self, key: Key, observed: ObservedPool) -> Mapping[str, WorkerReport]:
+        """Call the ready pods of a pool with an idle policy, and return their latest reports by the pods' UIDs.
+
+        A pool is suspended only while all its pods have just reported that no client uses them.
+        """
+        pool, now = observed.pool, self.clock()
+        targets = {replica_key(key, pod): target for pod in observed.pods if (target := replica_of(pool, pod))}
+        for gone in self.followed.get(key, frozenset()) - targets.keys():
+            self.reports.forget(gone)
+        self.followed[key] = frozenset(targets)
+        closely, period_seconds = is_due(pool, now), report_period_seconds(pool)
+        for replica, target in targets.items():
+            self.reports.follow(replica, target, closely=closely, at_most_seconds=period_seconds)
+        answers = (self.reports.answer(replica) for replica in targets)
+        return {answer.pod_uid: answer for answer in answers if answer is not None}
 
     async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
         """Return the warnings if the session or pool has a problem that a warning could explain.
@@ -230,5 +286,7 @@ class PoolKind:
         For a pool without a problem, no request is sent.
         """
         replicas, deployment = observed.pool.spec.replicas, observed.workload
+        if is_at_rest(observed.pool, self.clock()):
+            return ()
         at_rest = deployment is None or replicas == 0 or read_rollout(Workload(deployment)).is_done(replicas)
         return () if at_rest else await self.events.warnings(observed.pool)

@@ -42,7 +42,7 @@ from tinsmith_operator.runtime.informer import Informer
 from tinsmith_operator.runtime.leader import Leader
 from tinsmith_operator.runtime.observe import certificate_at
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
-from tinsmith_operator.runtime.reconcile import Kind, PoolKind, Reconciler, SessionKind
+from tinsmith_operator.runtime.reconcile import Kind, PoolKind, Reconciler, SessionKind, pool_of_replica
 from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import (
     Describe,
@@ -96,6 +96,9 @@ class Operator:
         describe = describe or GrpcDescriber(self._issuer.operator_leaf)
         leads = self._leading.is_set
         self._reports = Reports(describe, settings.describe_seconds, self._enqueue, leads)
+        self._replica_reports = Reports(
+            describe, settings.describe_seconds, lambda replica: self._enqueue(pool_of_replica(replica)), leads
+        )
         self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._issuer.operator_leaf), self._enqueue, leads)
         self._turns = Turns(settings.restart_policy, self._cache, self._enqueue, self._clock.now)
         self._controller = self._make_controller()
@@ -161,7 +164,7 @@ class Operator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._reports.close()
+        await asyncio.gather(self._reports.close(), self._replica_reports.close())
         await self._snapshots.close()
         await self._leader.release()
         await asyncio.gather(*(watch.stop() for watch in self._watches))
@@ -253,7 +256,9 @@ class Operator:
                 self._turns,
                 self._clock.now,
             ),
-            POOLS.kind: PoolKind(self._cache, actor, events, self._issuer, installation, self._clock.now),
+            POOLS.kind: PoolKind(
+                self._cache, actor, events, self._replica_reports, self._issuer, installation, self._clock.now
+            ),
         }
         reconciler = Reconciler(self._cache, actor, kinds)
         return Controller(
@@ -340,7 +345,7 @@ class Operator:
         else:
             self._leading.clear()
             self._acts.clear()
-            for background in (self._turns, self._reports, self._snapshots):
+            for background in (self._turns, self._reports, self._replica_reports, self._snapshots):
                 background.end()
 
     def _take(self, resource: Resource, event_type: str | None, manifest: Manifest) -> None:

@@ -77,7 +77,12 @@ class Turns:
         return self._taken
 
     def _running(self) -> int:
-        return sum(not session["spec"].get("suspend") for session in self._cache.of_kind(SESSIONS.kind))
+        return sum(not _is_suspended(session) for session in self._cache.of_kind(SESSIONS.kind))
+
+
+def _is_suspended(session: Manifest) -> bool:
+    idle = (session.get("status") or {}).get("idle") or {}
+    return bool(session["spec"].get("suspend")) or "suspendedTime" in idle
 
 
 def _has_turn(session: Manifest) -> bool:

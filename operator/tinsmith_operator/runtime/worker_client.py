@@ -168,15 +168,18 @@ class Reports(WorkerCalls[float, WorkerReport]):
         self._describe = describe
         self._period_seconds = period_seconds
 
-    def follow(self, key: Key, target: Target | None, *, closely: bool = False) -> None:
-        """Call this worker from now on.
+    def follow(
+        self, key: Key, target: Target | None, *, closely: bool = False, at_most_seconds: float | None = None
+    ) -> None:
+        """Call this worker from now on, at least once in `at_most_seconds`.
 
-        `worker` None ends the calls. If the worker is the same as before, nothing changes.
+        `target` None ends the calls. If the worker is the same as before, nothing changes.
 
-        If `closely` is true, a deletion waits for the next report. While a deletion waits, calls are frequent, and
-        earlier reports are forgotten.
+        If `closely` is true, a deletion or a suspension waits for the next report. While it waits, calls are frequent,
+        and earlier reports are forgotten.
         """
-        period_seconds = min(CLOSE_PERIOD_SECONDS, self._period_seconds) if closely else self._period_seconds
+        periods = [self._period_seconds, at_most_seconds, CLOSE_PERIOD_SECONDS if closely else None]
+        period_seconds = min(period for period in periods if period is not None)
         changed = self._begin(key, (target, period_seconds) if target is not None else None)
         if changed and closely:
             # Reports are dated by this process's clock, and deletions by the API server's. The two clocks may differ.
@@ -293,4 +296,5 @@ def parse_reply(reply: worker_pb2.DescribeReply, pod_uid: str, received_at: date
         snapshot_seconds=reply.snapshot_seconds,
         last_snapshot_time=datetime.fromtimestamp(snapshot, UTC) if snapshot else None,
         volume_full=reply.volume_full,
+        idle_seconds=reply.idle_seconds,
     )

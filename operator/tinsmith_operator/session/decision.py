@@ -11,11 +11,12 @@ from tinsmith_operator.common.actions import Action, Decision
 from tinsmith_operator.common.certificate import renewal_time
 from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import still_refused
+from tinsmith_operator.common.idleness import delete_idle, idle_moments
 from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.session.claim import ensure_claim, grow_claim
-from tinsmith_operator.session.deletion import decide_deletion, ensure_finalizer
+from tinsmith_operator.session.deletion import decide_deletion, ensure_finalizer, skips_finalizer
 from tinsmith_operator.session.diagnosis import Diagnosis, diagnose
 from tinsmith_operator.session.group import stop_left_behind
 from tinsmith_operator.session.jobs import ensure_conversion, ensure_image_pull
@@ -37,16 +38,28 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     If decisions are made and carried out repeatedly, a decision without actions follows in the end.
     """
     situation = assess(observed, installation, now)
+    if observed.session.is_paused:
+        return _report_only(situation)
     if observed.session.is_being_deleted:
         return decide_deletion(situation)
     if finalizer := ensure_finalizer(situation):
         return Decision(finalizer)
+    if deletion := _delete_idle(situation):
+        return Decision(deletion)
     children = ensure_children(situation)
     diagnosis = diagnose(situation, refusal(still_refused(observed.refusals, children)))
     conditions = desired_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first, so that it is written even if the API server refuses a later action.
     actions = (*write_status(situation, conditions), *(children or retry_refused_pods(situation)))
     return Decision(actions, seconds_until_next_look(situation, diagnosis), wants_turn(situation, diagnosis))
+
+
+def _report_only(situation: Situation) -> Decision:
+    """Return the status of a paused session. A finalizer that a user wants to skip is removed nevertheless."""
+    if situation.session.is_being_deleted and skips_finalizer(situation.session):
+        return decide_deletion(situation)
+    conditions = desired_conditions(situation, diagnose(situation, None), acts=False)
+    return Decision(write_status(situation, conditions), wants_turn=False)
 
 
 def ensure_children(situation: Situation) -> tuple[Action, ...]:
@@ -65,12 +78,21 @@ def ensure_children(situation: Situation) -> tuple[Action, ...]:
     return (*before, *workload, *stopped, *grow_claim(observed, claim_plan), *ensure_image_pull(situation))
 
 
+def _delete_idle(situation: Situation) -> tuple[Action, ...]:
+    """Return the deletion of an idle session that holds no model. A client that still lives keeps its models."""
+    adapters = situation.adapters
+    if adapters is None or adapters.used > 0:
+        return ()
+    return delete_idle(situation.session, situation.idle, situation.use, situation.now)
+
+
 def seconds_until_next_look(situation: Situation, diagnosis: Diagnosis) -> float | None:
     observed, now = situation.observed, situation.now
     moments = [renewal_time(observed.certificate)] if observed.certificate is not None else []
     for each in (*situation.owned.pods, *situation.owned.converters):
         moments += requeue_times_of(each)
+    moments += idle_moments(situation.session, situation.idle)
     is_awaited = not diagnosis.is_ready or diagnosis.image_pull is not None
-    if is_awaited and not situation.session.spec.suspend:
+    if is_awaited and not situation.is_stopped:
         moments.append(now + LOOK_FOR_WARNINGS)
     return requeue_after(moments, now)

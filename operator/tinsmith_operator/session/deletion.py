@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 
 from tinsmith_operator.api.base import Manifest, parse_time
 from tinsmith_operator.api.conditions import ConditionState, ConditionType, Finding, Truth
-from tinsmith_operator.api.names import CLAIM_FINALIZER
+from tinsmith_operator.api.names import CLAIM_FINALIZER, SKIP_FINALIZER_ANNOTATION
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.workload import build_workload
-from tinsmith_operator.common.actions import Action, AddFinalizer, Decision, Delete, RemoveFinalizer
+from tinsmith_operator.common.actions import Action, AddFinalizer, Decision, Delete, Emit, EventType, RemoveFinalizer
 from tinsmith_operator.common.conditions import standard_conditions
 from tinsmith_operator.common.diagnosis import found
 from tinsmith_operator.common.drift import ensure_child
@@ -26,6 +26,12 @@ from tinsmith_operator.session.status import upgrade_state, write_status
 from tinsmith_operator.session.workload import delete_workload, ensure_access, stop_orphans
 
 LOOK_AGAIN_SECONDS = 10.0
+
+SKIPPED = Emit(
+    EventType.WARNING,
+    "FinalizerSkipped",
+    f"The annotation {SKIP_FINALIZER_ANNOTATION} is true: no adapter was saved as a checkpoint, and the claim is kept.",
+)
 
 
 def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinalizer, ...]:
@@ -39,11 +45,18 @@ def ensure_finalizer(situation: Situation) -> tuple[AddFinalizer | RemoveFinaliz
     return (RemoveFinalizer(CLAIM_FINALIZER),) if session.has_finalizer else (AddFinalizer(CLAIM_FINALIZER),)
 
 
+def skips_finalizer(session: TrainingSession) -> bool:
+    """Return whether a user has asked to delete the session without its adapters being saved."""
+    return session.annotations.get(SKIP_FINALIZER_ANNOTATION) == "true"
+
+
 def decide_deletion(situation: Situation) -> Decision:
     """Return the next step of the deletion.
 
     The session gives up its turn to restart, because the session's node may never come back.
     """
+    if situation.session.has_finalizer and skips_finalizer(situation.session):
+        return Decision((SKIPPED, RemoveFinalizer(CLAIM_FINALIZER)), wants_turn=False)
     return replace(_next_step(situation), wants_turn=False)
 
 

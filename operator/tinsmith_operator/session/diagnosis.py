@@ -57,7 +57,7 @@ def diagnose(situation: Situation, refusal: Finding | None) -> Diagnosis:
     is_ready = observed.claim_holder is None and pod is not None and pod.is_ready and conflict is None
     stops = (
         situation.blocking_reason is not None
-        or situation.session.spec.suspend
+        or situation.is_stopped
         or plan.stop_first
         or situation.restart.must_restart
         or situation.is_hung
@@ -158,13 +158,15 @@ def _claim_trouble(situation: Situation, refusal: Finding | None) -> Finding | N
 
 
 def _suspension(situation: Situation) -> Finding | None:
-    if not situation.session.spec.suspend:
+    if not situation.is_stopped:
         return None
     if situation.observed.pod is not None or situation.observed.members:
         return found(Reason.SUSPENDING, "The worker saves a snapshot and stops.")
     if any(not pod.has_ended for pod in situation.owned.converters):
         return found(Reason.SUSPENDING, "The Job that converts the model is being stopped.")
-    return found(Reason.SUSPENDED, "The worker is stopped. Its volume keeps everything.")
+    if situation.session.spec.suspend or situation.rest is None:
+        return found(Reason.SUSPENDED, "The worker is stopped. Its volume keeps everything.")
+    return situation.rest
 
 
 def _queue(situation: Situation) -> Finding | None:

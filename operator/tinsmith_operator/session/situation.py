@@ -12,12 +12,13 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import ConditionType, Finding
 from tinsmith_operator.api.names import CONVERSION_ANNOTATION
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.api.status import AdapterUsage
+from tinsmith_operator.api.status import AdapterUsage, IdleState
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.jobs import conversion_digest
 from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.diagnosis import Evidence, blocking_reason, lost_node
+from tinsmith_operator.common.idleness import Use, assess_idleness, rest, use_of
 from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
 from tinsmith_operator.common.ownership import OwnedObjects, owned_objects
 from tinsmith_operator.common.pod import Pod
@@ -44,6 +45,8 @@ class Situation:
     - `adapters`: the numbers in the latest report, even while no worker runs.
     - `snapshot`: the worker's answer to a request for a snapshot, redacted.
     - `lost_node`: a node of the session's pods does not answer.
+    - `use`, `idle`: the use by clients that the present pod reports, and the idle state for the status.
+    - `rest`: why the session must have no worker although its spec asks for one.
     """
 
     observed: Observed
@@ -64,6 +67,9 @@ class Situation:
     restart: RestartPlan
     is_hung: bool
     lost_node: Finding | None
+    use: Use | None
+    idle: IdleState | None
+    rest: Finding | None
 
     @property
     def session(self) -> TrainingSession:
@@ -80,6 +86,11 @@ class Situation:
         return self.owned.members
 
     @property
+    def is_stopped(self) -> bool:
+        """True if the session must have no worker now: it is suspended, idle, or past its deadline."""
+        return self.session.spec.suspend or self.rest is not None
+
+    @property
     def claim(self) -> Manifest | None:
         """The claim that holds the journal, if the session may use this claim."""
         return self.claim_plan.usable
@@ -91,8 +102,12 @@ def assess(observed: Observed, installation: Installation, now: datetime) -> Sit
     pins = read_pins(observed.claim)
     image_plan = plan_image(pins, observed, owned, installation, restart)
     claim_plan = plan_claim(observed, owned, image_plan.pins.annotations())
-    worker, awaits = _plan_worker(observed, owned, image_plan, claim_plan.usable, restart)
     report = _report_of(owned.pod, observed.report)
+    use = use_of([report] if report is not None else [])
+    idle = assess_idleness(session, use, now)
+    resting = rest(session, idle, now)
+    runs = not session.spec.suspend and resting is None and not image_plan.stop_first
+    worker, awaits = _plan_worker(observed, owned, image_plan, claim_plan.usable, restart, runs=runs)
     return Situation(
         observed=observed,
         owned=owned,
@@ -112,6 +127,9 @@ def assess(observed: Observed, installation: Installation, now: datetime) -> Sit
         blocking_reason=blocking_reason(observed, installation, image_plan.pins.image.reference),
         lost_node=lost_node(_awaited_pods(owned, awaits_conversion=awaits), now),
         snapshot=_redacted(observed.snapshot, owned.pod),
+        use=use,
+        idle=idle,
+        rest=resting,
     )
 
 
@@ -129,12 +147,17 @@ def _awaited_pods(owned: OwnedObjects, *, awaits_conversion: bool) -> tuple[Pod,
 
 
 def _plan_worker(
-    observed: Observed, owned: OwnedObjects, image_plan: ImagePlan, claim: Manifest | None, restart: str | None
+    observed: Observed,
+    owned: OwnedObjects,
+    image_plan: ImagePlan,
+    claim: Manifest | None,
+    restart: str | None,
+    *,
+    runs: bool,
 ) -> tuple[WorkerPlan | None, bool]:
     """Return the plan for the worker, and whether the worker waits for the conversion of the model."""
     if claim is None:
         return None, False
-    runs = not observed.session.spec.suspend and not image_plan.stop_first
     plan = WorkerPlan(claim["metadata"]["uid"], image_plan.pins.image, 1 if runs else 0, restart)
     awaits = _awaits_conversion(observed, owned, plan)
     return (replace(plan, replicas=0) if awaits else plan), awaits

@@ -13,6 +13,7 @@ from tinsmith_operator.common.actions import Action, Emit, EventType
 from tinsmith_operator.common.conditions import (
     AS_WANTED,
     BRINGING,
+    PAUSED,
     standard_conditions,
     status_changes,
     upgrade_available,
@@ -78,6 +79,7 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
         observed_generation=session.generation,
         conditions=moved,
         certificate_expiry_time=situation.observed.certificate_expiry_time,
+        idle=situation.idle,
         endpoint=endpoint(session.name, session.namespace),
         worker_id=claim["metadata"]["uid"] if claim is not None else before.worker_id,
         volume_size=situation.claim_plan.volume_size if claim is not None else before.volume_size,
@@ -184,6 +186,8 @@ def desired_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool
     serves = found(Reason.WORKER_READY, f"The worker serves {situation.session.spec.model.name}.")
     readiness = serves if diagnosis.is_ready else diagnosis.trouble or serves
     progress = _progress_of_a_ready_session(diagnosis, acts=acts) if diagnosis.is_ready else readiness
+    if situation.session.is_paused:
+        progress = PAUSED
     standard = standard_conditions(readiness, progress, situation.lost_node or _degradation(diagnosis))
     takes = situation.observed.has_turn and wants_turn(situation, diagnosis)
     upgrade = taking_turn() if takes else upgrade_state(situation, diagnosis.image_pull)
@@ -192,7 +196,7 @@ def desired_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool
 
 def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
     """Return whether the session waits for its turn of an automatic restart, or has its turn and does not serve yet."""
-    if situation.session.spec.suspend or situation.blocking_reason is not None:
+    if situation.is_stopped or situation.blocking_reason is not None:
         return False
     is_on_its_way = diagnosis.trouble is not None or diagnosis.image_pull is not None
     # A restart would start a new default image, or apply new settings of the installation.

@@ -134,7 +134,7 @@ def _node_to_pull_on(requested: str, pins: Pins, observed: Observed, owned: Owne
     If the Job's pod finds no room on the node or in the quota, the worker is stopped immediately, because the image may
     be usable.
     """
-    if observed.session.spec.suspend or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
+    if observed.session.is_suspended or observed.session.is_being_deleted or _is_being_stopped(owned.workload):
         return None
     pod, job = owned.pod, owned.image_pull
     is_ready = pod is not None and pod.is_ready
@@ -183,7 +183,7 @@ def _stays_on_image(
     """
     if pins.by_session or installation.trainer_image in (pins.image.reference, pins.refused) or observed.has_turn:
         return False
-    if observed.session.spec.suspend or _is_being_stopped(owned.workload) or _is_new(observed, pins):
+    if observed.session.is_suspended or _is_being_stopped(owned.workload) or _is_new(observed, pins):
         return False
     return not _restarts_anyway(pins, observed, owned, installation, restart)
 

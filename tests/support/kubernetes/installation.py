@@ -105,9 +105,9 @@ class Installation:
 
     # ---- sessions
 
-    def condition(self, session: str, type: str = "Ready") -> Object:
-        """Return the session's condition, or an empty one until it speaks of the present spec."""
-        found = self.get("trainingsession", session) or {}
+    def condition(self, name: str, type: str = "Ready", *, kind: str = "trainingsession") -> Object:
+        """Return the condition of a session or pool, or an empty one until it speaks of the present spec."""
+        found = self.get(kind, name) or {}
         conditions = (found.get("status") or {}).get("conditions") or []
         generation = found.get("metadata", {}).get("generation")
         of_type = (condition for condition in conditions if condition["type"] == type)
@@ -116,14 +116,18 @@ class Installation:
     def wait_ready(self, session: str, timeout_seconds: float = 420) -> None:
         self.wait_reason(session, "WorkerReady", timeout_seconds)
 
-    def wait_reason(self, session: str, reason: str, timeout_seconds: float = 300) -> str:
-        """Wait until the session's Ready condition has this reason, and return its message."""
+    def wait_reason(
+        self, name: str, reason: str, timeout_seconds: float = 300, *, kind: str = "trainingsession"
+    ) -> str:
+        """Wait until the Ready condition of a session or pool has this reason, and return its message."""
 
         def reached() -> str | None:
-            condition = self.condition(session)
+            condition = self.condition(name, kind=kind)
             return condition["message"] if condition.get("reason") == reason else None
 
-        return wait_for(reached, timeout_seconds, lambda: f"{session} waits for {reason}: {self.condition(session)}")
+        return wait_for(
+            reached, timeout_seconds, lambda: f"{name} waits for {reason}: {self.condition(name, kind=kind)}"
+        )
 
     # ---- the server
 

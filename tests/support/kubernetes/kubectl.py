@@ -159,7 +159,13 @@ def ready_status(pod: Manifest, **container: Any) -> Manifest:
         **container,
     }
     conditions = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in ("PodScheduled", "Ready")]
-    return {"phase": "Running", "conditions": conditions, "containerStatuses": [status], "startTime": now}
+    return {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "conditions": conditions,
+        "containerStatuses": [status],
+        "startTime": now,
+    }
 
 
 def image_id(image: str) -> str:

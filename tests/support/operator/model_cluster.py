@@ -109,7 +109,11 @@ class ModelCluster(ABC):
             case IssueCertificate():
                 self._issue(action)
             case WriteStatus(status):
-                self._change_owner(lambda owner: owner.update(status=copy.deepcopy(status)))
+                # A server-side apply keeps the fields of other managers.
+                kept = {
+                    name: text for name, text in (self.owner or {}).get("status", {}).items() if name == "wantedTime"
+                }
+                self._change_owner(lambda owner: owner.update(status={**copy.deepcopy(status), **kept}))
             case AddFinalizer(name):
                 self._change_owner(lambda owner: owner["metadata"].setdefault("finalizers", []).append(name))
             case RemoveFinalizer(name):
@@ -168,6 +172,9 @@ class ModelCluster(ABC):
         self.stored = with_answer(self.stored, identity, live)
 
     def _delete(self, place: Place, uid: str) -> None:
+        if self.owner is not None and place == (self.owner["kind"], self.name):
+            self.user_deletes_owner()
+            return
         live = self.objects.get(place)
         if live is None:
             return
@@ -223,6 +230,11 @@ class ModelCluster(ABC):
 
         if self.owner is not None:
             self._change_owner(change)
+
+    def a_server_wants_it(self, value: str) -> None:
+        """Write a wake request, as an API server does."""
+        if self.owner is not None:
+            self._change_owner(lambda owner: owner.setdefault("status", {}).update(wantedTime=value))
 
     def user_replaces_owner_and_orphans_its_children(self) -> None:
         """`kubectl delete --cascade=orphan`, and the same owner applied again."""

@@ -12,7 +12,7 @@ from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import certificate_secret_name
 from tinsmith_operator.api.sampler_pool import parse_pool
 from tinsmith_operator.common.actions import Decision
-from tinsmith_operator.common.observed import ObservedPool, ReadJournal
+from tinsmith_operator.common.observed import ObservedPool, ReadJournal, WorkerReport
 from tinsmith_operator.pool.decision import decide_pool
 
 
@@ -26,6 +26,7 @@ class PoolWorld(ModelCluster):
         self.broken_images: set[str] = set()  # no node can pull them
         self.quota: int | None = None  # pods that the namespace may have
         self.templates: list[Manifest] = []  # every one that pods were made from
+        self.reports: dict[str, WorkerReport] = {}
 
     # --- what the operator sees and decides
 
@@ -45,6 +46,7 @@ class PoolWorld(ModelCluster):
             certificate=self.certificates.get(secret["metadata"]["uid"]) if secret is not None else None,
             warnings=tuple(self.warnings),
             stored=self.stored,
+            reports=dict(self.reports),
         )
 
     def decide(self) -> Decision:
@@ -91,6 +93,11 @@ class PoolWorld(ModelCluster):
                 self._set_state(pod, {"waiting": {"reason": "ImagePullBackOff", "message": "not there"}}, ready=False)
             elif not _is_ready(pod):
                 self._set_state(pod, {"running": {"startedAt": format_time(self.now)}}, ready=True)
+
+    def replicas_report(self, *, idle_seconds: float) -> None:
+        for pod in self._staying():
+            uid = pod["metadata"]["uid"]
+            self.reports[uid] = WorkerReport(uid, self.now, 0, 0, 64, 0.0, 0.0, None, False, idle_seconds)
 
     def a_pod_crashes(self, message: str = "") -> None:
         for pod in self._staying()[:1]:

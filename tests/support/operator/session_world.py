@@ -166,12 +166,18 @@ class World(ModelCluster):
             self._set_container(pod, {"waiting": {"reason": "ErrImageNeverPull"}}, ready=False)
 
     def worker_reports(
-        self, *, adapters_used: int = 0, running_seconds: float = 0.0, volume_full: bool = False
+        self,
+        *,
+        adapters_used: int = 0,
+        running_seconds: float = 0.0,
+        volume_full: bool = False,
+        idle_seconds: float = 0.0,
     ) -> None:
         pod = self._worker_pod()
         if pod is not None:
             uid = pod["metadata"]["uid"]
-            self.report = WorkerReport(uid, self.now, 1, adapters_used, 8, running_seconds, 3.5, self.now, volume_full)
+            numbers = (1, adapters_used, 8, running_seconds, 3.5)
+            self.report = WorkerReport(uid, self.now, *numbers, self.now, volume_full, idle_seconds)
 
     def job_controller_works(self) -> None:
         """Make a pod while none exists that could still succeed, and report one that has."""

@@ -3,6 +3,11 @@
 - apiGroups: [tinsmith.dev]
   resources: [trainingsessions, samplerpools]
   verbs: [list, watch]
+# The API server asks the operator to wake what is suspended while idle. It may write the status only, so that it can
+# change neither a spec nor a pod.
+- apiGroups: [tinsmith.dev]
+  resources: [trainingsessions/status, samplerpools/status]
+  verbs: [patch]
 # The replicas of pools and their readiness.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]

@@ -1,12 +1,13 @@
 {{/* The rules for the operator's access to sessions and pools in every namespace of the scope. */}}
 {{- define "tinsmith.operatorRules" -}}
-# The operator patches only the finalizer of sessions whose volume is deleted with them. It never writes a spec.
+# The operator patches only the finalizer of sessions whose volume is deleted with them, and deletes what is idle for
+# longer than its spec allows. It never writes a spec.
 - apiGroups: [tinsmith.dev]
   resources: [trainingsessions]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [tinsmith.dev]
   resources: [samplerpools]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]
 - apiGroups: [tinsmith.dev]
   resources: [trainingsessions/status, samplerpools/status]
   verbs: [patch]

@@ -42,6 +42,9 @@ NEW_IMAGE = "tinsmith.local/tinsmith/trainer:0.2.0"
 specs = st.fixed_dictionaries(
     {
         "suspend": st.booleans(),
+        "idle": st.sampled_from(
+            [None, {"suspendAfterSeconds": 600}, {"suspendAfterSeconds": 60, "deleteAfterSeconds": 900}]
+        ),
         "adapters": st.fixed_dictionaries({"slots": st.sampled_from([4, 8]), "maxRank": st.just(32)}),
         "sampling": st.sampled_from(["None", "Colocated"]),
         "resources": st.sampled_from([{}, {"requests": {"cpu": "2"}}, {"limits": {"memory": "4Gi"}}]),
@@ -74,6 +77,8 @@ def steps(*, refusals: bool = False) -> st.SearchStrategy[Step]:
         step("out_of_memory", lambda world: world.container_ends(exit_code=137, reason="OOMKilled")),
         step("hang", lambda world: world.worker_reports(running_seconds=10_000)),
         step("report", lambda world: world.worker_reports(adapters_used=3)),
+        step("idle", lambda world: world.worker_reports(adapters_used=3, idle_seconds=700)),
+        step("wanted", lambda world: world.a_server_wants_it(str(world.now))),
         step("day", lambda world: world.time_passes(timedelta(days=1))),
         step("month", lambda world: world.time_passes(timedelta(days=31))),
         step("another session has the claim", lambda world: setattr(world, "claim_holder", "ada")),
