@@ -273,6 +273,10 @@ class Fleet(Protocol):
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
         """Return the samplers that take new samples of the base model, or of its adapters of this rank."""
 
+    def want_samplers(self, base_model: str, rank: int = 0) -> None:
+        """Wake the dedicated samplers of the base model that are suspended because no client used them."""
+        return
+
     @property
     def all_samplers(self) -> Sequence[SamplerHandle]:
         """All samplers that may still hold a sample, including those that take no new samples."""

@@ -141,6 +141,22 @@ def resume(
 
 
 @cluster.command()
+def wake(
+    name: Named,
+    wait: Wait = True,
+    timeout: Timeout = 1800,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Start a session or pool that was suspended because no client used it. A client's request does the same."""
+    at = now()
+    with errors_as_sentences():
+        kubectl = Kubectl(Access(context, namespace, kubeconfig))
+        _send(kubectl, name, lambda family: requests.wake(family, at), timeout if wait else None)
+
+
+@cluster.command()
 def snapshot(
     name: Named,
     wait: Wait = True,

@@ -25,6 +25,7 @@ INSTALLATION_SELECTOR = "app.kubernetes.io/name=tinsmith"
 
 SNAPSHOT_REQUEST = f"{GROUP}/snapshot-requested-at"
 RESTART_REQUEST = f"{GROUP}/restart-requested-at"
+WAKE_REQUEST = f"{GROUP}/wake-requested-at"
 
 
 class Kind(Enum):

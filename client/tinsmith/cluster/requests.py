@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tinsmith.cluster.families import RESTART_REQUEST, SNAPSHOT_REQUEST, Family, Kind
+from tinsmith.cluster.families import RESTART_REQUEST, SNAPSHOT_REQUEST, WAKE_REQUEST, Family, Kind
 from tinsmith.cluster.health import Health, is_outdated, judge
 from tinsmith.cluster.kubectl import ClusterUnreachable, Misused, RequestFailed
 from tinsmith.cluster.manifests import Manifest, is_ready, moment, span
@@ -54,6 +54,18 @@ def resume(family: Family) -> Request:
             f"{family.title} cannot be resumed; `kubectl scale samplerpool {family.name} --replicas=N` starts replicas."
         )
     return Request({"spec": {"suspend": False}}, f"Requested the start of {family.title}", _ready_again)
+
+
+def wake(family: Family, at: datetime) -> Request:
+    """Return a request that ends the suspension of an idle session or pool. A running one begins its idle time anew.
+
+    Raises Misused for a session that a user has suspended.
+    """
+    if is_suspended(family):
+        raise Misused(
+            f"{family.title} was suspended by a user; `kubectl tinsmith resume {family.name}` starts it again."
+        )
+    return Request(_annotated(WAKE_REQUEST, written(at)), f"Requested the start of {family.title}", _ready_again)
 
 
 def snapshot(family: Family, at: datetime) -> Request:

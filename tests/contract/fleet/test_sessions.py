@@ -15,7 +15,7 @@ from testcluster.cluster import Cluster
 from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
-from tinsmith_server.fleet.base import SavesAddress
+from tinsmith_server.fleet.base import SavesAddress, WorkerHandle
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.store import Store
@@ -318,3 +318,59 @@ async def test_a_session_that_is_deleted_with_its_volume_is_leaving_and_gets_no_
     assert (await client.describe()).instance_id == worker.fake.instance_id
     await operator.let_go("tiny")
     await until_present(cluster_fleet, 0)
+
+
+async def until_lost(handle: WorkerHandle) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while handle.running() is not None:
+            await asyncio.sleep(0.01)
+
+
+async def until_wanted(operator: StandInOperator, kind: str, name: str, *, other_than: str = "") -> str:
+    async with asyncio.timeout(START_SECONDS):
+        while (wanted := await operator.wanted_time(kind, name)) == other_than:
+            await asyncio.sleep(0.05)
+    return wanted
+
+
+async def test_a_call_for_a_session_that_was_suspended_as_idle_wakes_it_once_for_each_suspension(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    await operator.falls_asleep("tiny", "2026-01-02T03:04:05Z")
+    await until(cluster_fleet, lambda: not cluster_fleet.trainers(MODEL, 1))
+    handle = cluster_fleet.worker(worker.worker_id)
+    await until_lost(handle)
+    assert await operator.wanted_time("trainingsession", "tiny") == ""
+    calls = [asyncio.create_task(handle.connection(START_SECONDS)) for _ in range(3)]
+    first = await until_wanted(operator, "trainingsession", "tiny")
+    assert "waking session tiny" in (handle.unavailable_reason or "")
+    await operator.wakes("tiny")
+    await asyncio.gather(*calls)
+    await handle.connection(START_SECONDS)
+    assert await operator.wanted_time("trainingsession", "tiny") == first
+    await operator.falls_asleep("tiny", "2026-01-02T04:05:06Z")
+    await until_lost(handle)
+    with pytest.raises(WorkerUnavailable, match="waking session tiny"):
+        await handle.connection(0.1)
+    assert await until_wanted(operator, "trainingsession", "tiny", other_than=first) > first
+
+
+async def test_a_new_model_wakes_a_session_before_another_one_is_made(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await running_session(cluster_fleet, operator, "tiny")
+    await operator.falls_asleep("tiny", "2026-01-02T03:04:05Z")
+    await until(cluster_fleet, lambda: not cluster_fleet.trainers(MODEL, 1))
+    assert "waking session tiny" in await cluster_fleet.provide(MODEL, rank=1)
+    await until_wanted(operator, "trainingsession", "tiny")
+
+
+async def test_a_session_with_a_waiting_model_is_kept_awake(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await running_session(cluster_fleet, operator, "tiny", idle={"suspendAfterSeconds": 600})
+    assert "wait for a model to end" in await cluster_fleet.provide(MODEL, rank=1)
+    first = await until_wanted(operator, "trainingsession", "tiny")
+    await cluster_fleet.provide(MODEL, rank=1)
+    assert await operator.wanted_time("trainingsession", "tiny") == first

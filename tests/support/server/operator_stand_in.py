@@ -166,6 +166,30 @@ class StandInOperator:
         if name in self.workers:
             await self.workers[name].stop()
 
+    async def falls_asleep(self, name: str, suspended_at: str) -> None:
+        """Suspend the session as idle, as the operator does: in the status alone."""
+        await self.kubectl(
+            "patch",
+            "trainingsession",
+            name,
+            "--subresource=status",
+            "--type=merge",
+            "--patch=" + json.dumps({"status": {"idle": {"suspendedTime": suspended_at}}}),
+        )
+        await self.say(name, ready=False, message="No client has used the session for 600 s.")
+        if name in self.workers:
+            await self.workers[name].stop()
+
+    async def wakes(self, name: str) -> StandInWorker:
+        """End the suspension, as the operator does after a wake request."""
+        patch = '--patch={"status":{"idle":{"suspendedTime":null}}}'
+        await self.kubectl("patch", "trainingsession", name, "--subresource=status", "--type=merge", patch)
+        return await self.run(name)
+
+    async def wanted_time(self, kind: str, name: str) -> str:
+        """Return the latest wake request of an API server, or an empty text."""
+        return await self.kubectl("get", kind, name, "--output=jsonpath={.status.wantedTime}")
+
     async def resume(self, name: str) -> None:
         await self.kubectl("patch", "trainingsession", name, "--type=merge", '--patch={"spec":{"suspend":false}}')
         await self.run(name)

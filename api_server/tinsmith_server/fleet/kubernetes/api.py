@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -54,6 +55,7 @@ REQUEST_SECONDS = 30.0
 WATCH_SECONDS = 60
 WATCH_GRACE_SECONDS = 15.0
 # Of a claim, only the UID is needed.
+MERGE_PATCH = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 # Kubernetes' own objects and their managed fields are nested less than 30 levels deep.
 DEEPEST = 100
@@ -142,6 +144,12 @@ class KubernetesApi:
         path = SESSIONS.path(manifest["metadata"]["namespace"])
         return await self._send("POST", path, query=query, body=manifest)
 
+    async def want(self, resource: Resource, namespace: str, name: str, at: datetime) -> None:
+        """Write into the status that a client wants a session or pool that is suspended because it was idle."""
+        patch = {"status": {"wantedTime": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}}
+        path = f"{resource.path(namespace)}/{name}/status"
+        await self._send("PATCH", path, query={"fieldManager": FIELD_MANAGER}, body=patch, content=MERGE_PATCH)
+
     async def claim_uids(self, namespace: str) -> set[str]:
         """Return the UID of every PersistentVolumeClaim."""
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
@@ -157,9 +165,10 @@ class KubernetesApi:
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
         accept: str = "application/json",
+        content: str = "application/json",
     ) -> Manifest:
         try:
-            opened = self._open(method, path, REQUEST_SECONDS, query=query, body=body, accept=accept)
+            opened = self._open(method, path, REQUEST_SECONDS, query=query, body=body, accept=accept, content=content)
             async with await opened as response:
                 answer: Manifest = parse_json(await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -175,21 +184,22 @@ class KubernetesApi:
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
         accept: str = "application/json",
+        content: str = "application/json",
     ) -> aiohttp.ClientResponse:
         """Return the response of a successful request. The caller must read the response within the remaining time."""
         client = await self._connected()
-        headers = {"Accept": accept, "Content-Type": "application/json"}
+        headers = {"Accept": accept, "Content-Type": content}
         request = await client.param_serialize(
             method, path, None, list((query or {}).items()), headers, body, auth_settings=["BearerToken"]
         )
         answer = await client.call_api(*request, _request_timeout=timeout_seconds)
         response: aiohttp.ClientResponse = answer.response
         if response.status >= 400:
-            content = await response.read()
+            refusal = await response.read()
             if response.status == 401:
                 # The credentials have expired. The next request reads them again.
                 await self._disconnect()
-            raise error_of(response.status, content, f"{method} {path}")
+            raise error_of(response.status, refusal, f"{method} {path}")
         return response
 
     async def _connected(self) -> ApiClient:

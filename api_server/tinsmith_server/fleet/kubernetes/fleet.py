@@ -35,6 +35,7 @@ from tinsmith_server.fleet.kubernetes.sampler_pool import (
 )
 from tinsmith_server.fleet.kubernetes.session_handle import Home, SessionHandle
 from tinsmith_server.fleet.kubernetes.training_session import SpecPart, TrainingSession, parse_session
+from tinsmith_server.fleet.kubernetes.waking import Waker
 from tinsmith_server.fleet.kubernetes.watching import Key, SharedRefresh, View, scope_of, together
 from tinsmith_server.logs import get_logger
 from tinsmith_server.settings import Settings
@@ -81,7 +82,10 @@ class KubernetesFleet(Fleet):
         self._pool_view = View(self._api, POOLS, self._scope, parse_pool, self._take_pools)
         self._endpoint_view = View(self._api, ENDPOINTS, self._scope, parse_slice, self._take_pools)
         self._refresh = SharedRefresh(self._list_all, REFRESH_AGE_SECONDS, REFRESH_TIMEOUT_SECONDS)
-        self._provisioner = SessionProvisioner(self._api, self._catalogue, self._scope.home, self._session_view.note)
+        self._waker = Waker(self._api.want)
+        self._provisioner = SessionProvisioner(
+            self._api, self._catalogue, self._scope.home, self._session_view.note, self._waker
+        )
         self._sessions: Mapping[Key, TrainingSession] = {}
         self._handles: dict[str, SessionHandle] = {}
         self._pools = Pools(self._tls, target_of, self._close_later)
@@ -105,6 +109,7 @@ class KubernetesFleet(Fleet):
     @override
     async def close(self) -> None:
         await self._refresh.close()
+        await self._waker.close()
         await asyncio.gather(*(view.close() for view in self._views))
         await asyncio.gather(*(one.close() for one in self._connected), *self._closing)
         await self._api.close()
@@ -165,6 +170,11 @@ class KubernetesFleet(Fleet):
         colocated = [one for one in self._at_work(base_model) if one.session.suits(rank, sampling=True)]
         return [*self._pools.replicas_for(base_model, rank), *colocated]
 
+    @override
+    def want_samplers(self, base_model: str, rank: int = 0) -> None:
+        for pool in self._pools.suitable(base_model, rank):
+            self._waker.wake(POOLS, pool)
+
     @property
     @override
     def all_samplers(self) -> Sequence[SamplerHandle]:
@@ -181,6 +191,8 @@ class KubernetesFleet(Fleet):
 
     @override
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
+        if sampling:
+            self.want_samplers(base_model, rank)
         in_the_way = self._pools.why_none(base_model, rank) if sampling else None
         return in_the_way or await self._provisioner.provide(self._sessions, base_model, rank, sampling)
 
@@ -252,7 +264,9 @@ class KubernetesFleet(Fleet):
             if worker_id in self._handles:
                 self._handles[worker_id].update(session)
             else:
-                self._handles[worker_id] = SessionHandle(worker_id, session, self._tls, self._epochs, self._api.cluster)
+                self._handles[worker_id] = SessionHandle(
+                    worker_id, session, self._tls, self._epochs, self._api.cluster, self._waker
+                )
         self._changes.note()
 
     def _close_later(self, handle: SessionHandle | PoolReplica) -> None:
@@ -283,12 +297,14 @@ class SessionProvisioner:
         catalogue: Sequence[CatalogueEntry],
         namespace: str | None,
         made: Callable[[Manifest], None],
+        waker: Waker,
     ) -> None:
         """Create the provisioner for a catalogue.
 
         Sessions are created in `namespace`. `made` is called with each new session, before the watch reports the
-        session.
+        session. `waker` wakes a session that is suspended because it was idle.
         """
+        self._waker = waker
         self._api = api
         self._catalogue = catalogue
         self._namespace = namespace or ""
@@ -297,12 +313,20 @@ class SessionProvisioner:
         self._refusals: dict[str, tuple[str, float]] = {}
 
     async def provide(self, sessions: Mapping[Key, TrainingSession], base_model: str, rank: int, sampling: bool) -> str:
-        """Create a session if the catalogue allows this. Return a message that says what the caller is waiting for."""
+        """Wake an idle session, or create one if the catalogue allows this.
+
+        Return a message that says what the caller is waiting for.
+        """
         async with self._turn:
             fitting = [one for one in sessions.values() if one.model == base_model and one.suits(rank, sampling)]
             coming = next((one for one in fitting if one.coming), None)
             if coming is not None:
                 return coming.unavailable_reason_text()
+            asleep = next((one for one in fitting if one.asleep), None)
+            if asleep is not None:
+                self._waker.wake(SESSIONS, asleep)
+                return asleep.unavailable_reason_text()
+            self._keep_awake(fitting)
             entries = [entry for entry in self._catalogue if entry.suits(base_model, rank, sampling)]
             neighbours = {one.name: one for one in sessions.values() if one.namespace == self._namespace}
             for entry in entries:
@@ -310,6 +334,13 @@ class SessionProvisioner:
                 if outcome is not None:
                     return outcome
             return _nothing_more(fitting, entries) or _nothing_fits(base_model, rank, sampling)
+
+    def _keep_awake(self, sessions: Sequence[TrainingSession]) -> None:
+        """Keep running sessions awake while a caller waits for one of their places."""
+        for session in sessions:
+            seconds = session.spec.idle.suspend_after_seconds if session.spec.idle is not None else None
+            if session.at_work and seconds is not None:
+                self._waker.keep_awake(SESSIONS, session, seconds)
 
     async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, TrainingSession]) -> str | None:
         """Return a message about the session that the entry provides, or None if the entry allows no more sessions.

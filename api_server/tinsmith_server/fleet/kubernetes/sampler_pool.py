@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 from typing_extensions import override
@@ -14,7 +15,7 @@ from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.kubernetes.api import Manifest
 from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
-from tinsmith_server.fleet.kubernetes.training_session import ConditionPart, MetadataPart, ModelPart, Part
+from tinsmith_server.fleet.kubernetes.training_session import ConditionPart, IdlePart, MetadataPart, ModelPart, Part
 from tinsmith_server.fleet.kubernetes.watching import Key
 
 POOL_LABEL = "tinsmith.dev/pool"
@@ -34,6 +35,7 @@ class _SpecPart(Part):
 
 
 class _StatusPart(Part):
+    idle: IdlePart = IdlePart()
     conditions: tuple[ConditionPart, ...] = ()
 
 
@@ -61,6 +63,7 @@ class Pool:
     deleted: bool
     ready: bool
     message: str
+    suspended_at: datetime | None = None
 
     @property
     def key(self) -> Key:
@@ -79,6 +82,8 @@ class Pool:
                 f"{self.title} has no replicas; scale it up with: kubectl --namespace {self.namespace} "
                 f"scale samplerpool {self.name} --replicas 1"
             )
+        if self.suspended_at is not None:
+            return f"waking sampler pool {self.name}: no client has used {self.title} for some time"
         if self.ready:
             return f"{self.title} is ready; waiting for the connections to its replicas"
         return f"{self.title} is not ready: {self.message or 'its operator has not reconciled it yet'}"
@@ -99,6 +104,7 @@ def parse_pool(manifest: Manifest) -> Pool:
         deleted=parsed.metadata.deletion_timestamp is not None,
         ready=ready is not None and ready.status == "True",
         message=ready.message.rstrip(".") if ready is not None else "",
+        suspended_at=parsed.status.idle.suspended_time,
     )
 
 
@@ -325,9 +331,13 @@ class Pools:
         suiting = (one for one in self._replicas.values() if one.base_model == base_model)
         return [one for one in suiting if one.accepting and rank <= one.pool.max_rank]
 
+    def suitable(self, base_model: str, rank: int) -> Sequence[Pool]:
+        """Return the pools that sample adapters of this rank, whether or not they have replicas."""
+        return [pool for pool in self.pools if pool.model == base_model and rank <= pool.max_rank]
+
     def why_none(self, base_model: str, rank: int) -> str | None:
         """Return why no pool can sample, or None if no pool is configured for this base model and rank."""
-        own = [pool for pool in self.pools if pool.model == base_model and rank <= pool.max_rank]
+        own = self.suitable(base_model, rank)
         # A pool with replicas is more likely to be ready soon than a pool that was scaled to zero.
         best = max(own, key=lambda pool: pool.replicas > 0, default=None)
         return best.not_sampling_reason() if best is not None else None

@@ -17,8 +17,10 @@ from tinsmith_server.fleet.activation import ActivatedHandle
 from tinsmith_server.fleet.base import SavesAddress, places_of
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
+from tinsmith_server.fleet.kubernetes.api import SESSIONS
 from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
 from tinsmith_server.fleet.kubernetes.training_session import TrainingSession
+from tinsmith_server.fleet.kubernetes.waking import Waker
 
 if TYPE_CHECKING:
     from tinsmith_server.store.store import Store
@@ -31,7 +33,13 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     """
 
     def __init__(
-        self, worker_id: str, session: TrainingSession, tls: TlsDirectory, epochs: Store, cluster: str
+        self,
+        worker_id: str,
+        session: TrainingSession,
+        tls: TlsDirectory,
+        epochs: Store,
+        cluster: str,
+        waker: Waker,
     ) -> None:
         """Prepare the connection.
 
@@ -39,6 +47,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         """
         super().__init__(worker_id)
         self._epochs = epochs
+        self._waker = waker
         self._cluster = cluster
         self.session = session
         self.architecture: str | None = None
@@ -80,6 +89,16 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     @override
     def unavailable_reason(self) -> str | None:
         return None if self.running() else str(self._why_not())
+
+    @override
+    async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
+        """Return a client, and wake the session if it is suspended because it was idle.
+
+        Callers that need no worker that is suspended, such as the collection of usage, call `running`.
+        """
+        if self.session.asleep:
+            self._waker.wake(SESSIONS, self.session)
+        return await super().connection(timeout_seconds)
 
     def update(self, session: TrainingSession) -> None:
         """Update the handle with the cluster's current state."""

@@ -41,6 +41,10 @@ class StoragePart(Part):
     retention_policy: RetentionPart = RetentionPart()
 
 
+class IdlePolicyPart(Part):
+    suspend_after_seconds: int | None = None
+
+
 class SpecPart(Part):
     model: ModelPart
     adapters: AdaptersPart = AdaptersPart()
@@ -48,6 +52,7 @@ class SpecPart(Part):
     sampling: Literal["None", "Colocated"] = "Colocated"
     storage: StoragePart = StoragePart()
     suspend: bool = False
+    idle: IdlePolicyPart | None = None
 
 
 class ConditionPart(Part):
@@ -56,10 +61,15 @@ class ConditionPart(Part):
     message: str = ""
 
 
+class IdlePart(Part):
+    suspended_time: datetime | None = None
+
+
 class StatusPart(Part):
     worker_id: str | None = None
     endpoint: str | None = None
     conditions: tuple[ConditionPart, ...] = ()
+    idle: IdlePart = IdlePart()
 
 
 class MetadataPart(Part):
@@ -89,6 +99,7 @@ class TrainingSession:
     ready: bool
     stalled: bool
     message: str
+    suspended_at: datetime | None = None
 
     @property
     def key(self) -> Key:
@@ -110,12 +121,17 @@ class TrainingSession:
     @property
     def at_work(self) -> bool:
         """True if the session's worker takes new models and samples."""
-        return self.ready and not self.spec.suspend and not self.deleted
+        return self.ready and not self.asleep and not self.spec.suspend and not self.deleted
+
+    @property
+    def asleep(self) -> bool:
+        """True if the session is suspended because it was idle, and wakes at the next request."""
+        return self.suspended_at is not None and not self.spec.suspend and not self.deleted
 
     @property
     def coming(self) -> bool:
         """True if the session will be ready soon."""
-        return not (self.ready or self.spec.suspend or self.deleted or self.stalled)
+        return not (self.ready or self.spec.suspend or self.deleted or self.stalled or self.asleep)
 
     @property
     def leaving(self) -> bool:
@@ -139,6 +155,8 @@ class TrainingSession:
                 f"{self.title} is suspended; resume it with: kubectl --namespace {self.namespace} "
                 f"patch trainingsession {self.name} --type merge --patch '{patch}'"
             )
+        if self.asleep:
+            return f"waking session {self.name}: no client has used {self.title} for some time"
         return f"{self.title} is not ready: {self.message or 'its operator has not reconciled it yet'}"
 
 
@@ -158,4 +176,5 @@ def parse_session(manifest: Manifest) -> TrainingSession:
         ready=ready is not None and ready.status == "True",
         stalled=stalled is not None and stalled.status == "True",
         message=ready.message.rstrip(".") if ready is not None else "",
+        suspended_at=parsed.status.idle.suspended_time,
     )

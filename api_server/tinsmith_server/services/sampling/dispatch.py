@@ -74,6 +74,7 @@ class Dispatch:
 
         Raises TooManySamples if no sampler accepts the sample. The SDK then retries without a limit.
         """
+        self._fleet.want_samplers(need.base_model, need.rank)
         samplers = self._fleet.samplers(need.base_model, need.rank)
         deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
         failure: WorkerUnavailable | None = None

@@ -49,6 +49,20 @@ def test_resuming_is_done_when_it_is_ready_again() -> None:
     assert "is ready" in (request.outcome(session(families.ready())) or "")
 
 
+@pytest.mark.parametrize("family", [session, pool])
+def test_a_wake_is_done_when_it_is_ready_again(family: Callable[[list[Manifest]], Family]) -> None:
+    idle = family(families.unready("Idle", "No client has used it."))
+    request = requests.wake(idle, AT)
+    assert request.patch == {"metadata": {"annotations": {"tinsmith.dev/wake-requested-at": "2026-01-02T03:04:05Z"}}}
+    assert request.outcome(idle) is None
+    assert "is ready" in (request.outcome(family(families.ready())) or "")
+
+
+def test_a_session_that_a_user_has_suspended_is_resumed_and_not_woken() -> None:
+    with pytest.raises(Misused, match="kubectl tinsmith resume qwen"):
+        requests.wake(session(SUSPENDED), AT)
+
+
 @pytest.mark.parametrize(
     ("ask", "instead"),
     [

@@ -14,6 +14,7 @@ from tinsmith_server.fleet.kubernetes.api import KubernetesApi
 from tinsmith_server.fleet.kubernetes.catalogue import CatalogueEntry, read_catalogue
 from tinsmith_server.fleet.kubernetes.fleet import SessionProvisioner
 from tinsmith_server.fleet.kubernetes.training_session import TrainingSession, parse_session
+from tinsmith_server.fleet.kubernetes.waking import Waker
 
 
 def entry(**fields: Any) -> dict[str, Any]:
@@ -90,7 +91,8 @@ def test_the_next_name_follows_from_the_existing_names(present: dict[str, Traini
 
 
 async def provided(existing: dict[str, TrainingSession], catalogue: Sequence[CatalogueEntry], **need: Any) -> str:
-    provisioner = SessionProvisioner(KubernetesApi(), catalogue, "team", lambda _made: None)
+    api = KubernetesApi()
+    provisioner = SessionProvisioner(api, catalogue, "team", lambda _made: None, Waker(api.want))
     asked = {"base_model": spec_of()["model"]["name"], "rank": 8, "sampling": False, **need}
     return await provisioner.provide({(one.namespace, one.name): one for one in existing.values()}, **asked)
 

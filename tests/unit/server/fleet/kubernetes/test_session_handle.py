@@ -13,11 +13,16 @@ from testcluster.ports import free_port
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.session_handle import SessionHandle
 from tinsmith_server.fleet.kubernetes.training_session import parse_session
+from tinsmith_server.fleet.kubernetes.waking import Waker
 from tinsmith_server.store.store import open_store
 
 WORKER = "6f1c"
 CRASHES = 60
 PATIENCE_SECONDS = 20.0
+
+
+async def refuse(*request: object) -> None:
+    raise AssertionError(f"a running session was woken: {request}")
 
 
 @pytest.fixture
@@ -35,7 +40,7 @@ async def handle(worker: StandInWorker, tmp_path: Path) -> AsyncIterator[Session
     status = {"workerId": WORKER, "endpoint": f"127.0.0.1:{worker.port}", "conditions": [ready]}
     session = parse_session({"metadata": {"name": "tiny", "namespace": "team"}, "spec": spec_of(), "status": status})
     store = await open_store(with_schema(f"sqlite:///{tmp_path / 'store.db'}"))
-    handle = SessionHandle(WORKER, session, TlsDirectory(tmp_path / "tls"), store, "a-cluster")
+    handle = SessionHandle(WORKER, session, TlsDirectory(tmp_path / "tls"), store, "a-cluster", Waker(refuse))
     yield handle
     await handle.close()
     await store.close()
