@@ -222,3 +222,15 @@ async def settled(server: TestedServer, request_id: str) -> int:
     while (answer := await server.result(request_id)).status_code == 408:
         await asyncio.sleep(0.01)
     return answer.status_code
+
+
+async def test_a_sample_wakes_a_pool_that_was_suspended_as_idle(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast")
+    await operator.pool_falls_asleep("fast", "2026-01-02T03:04:05Z")
+    await until(lambda: any(pool.suspended_at is not None for pool in cluster_fleet._pools.pools))
+    assert "waking sampler pool fast" in await cluster_fleet.provide(MODEL, sampling=True)
+    async with asyncio.timeout(START_SECONDS):
+        while not await operator.wanted_time("samplerpool", "fast"):
+            await asyncio.sleep(0.05)

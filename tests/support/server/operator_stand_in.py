@@ -166,6 +166,10 @@ class StandInOperator:
         if name in self.workers:
             await self.workers[name].stop()
 
+    async def pool_falls_asleep(self, name: str, suspended_at: str) -> None:
+        patch = json.dumps({"status": {"idle": {"suspendedTime": suspended_at}}})
+        await self.kubectl("patch", "samplerpool", name, "--subresource=status", "--type=merge", f"--patch={patch}")
+
     async def falls_asleep(self, name: str, suspended_at: str) -> None:
         """Suspend the session as idle, as the operator does: in the status alone."""
         await self.kubectl(
