@@ -27,6 +27,7 @@ STEP_SECONDS = 600.0
 PYTEST = (*gpu_run.PYTEST, "-p", "no:cacheprovider", "-q")
 SPREAD = ("--numprocesses", "2", "--maxschedchunk", "1")
 CONTRACT = "tests/contract/engine"
+SAMPLER = tuple(name for name in gpu_run.TESTS if name.startswith("tests/contract/sampler/"))
 ONE_RANK = "nemo-rl-in-process"
 SDK = "tests/gpu/test_sdk.py"
 PARITY = ("-m", "tinsmith_trainer.parity.command", "--engine", "peft:device=cpu,dtype=float32", "--engine")
@@ -92,6 +93,7 @@ def _number(pattern: str, output: str) -> int:
 STEPS = (
     Step("collection of GPU tests", (*PYTEST, "--collect-only", "-m", "gpu", *gpu_run.TESTS), collected, 1, "tests"),
     Step("contract on the GPU's path", (*PYTEST, *SPREAD, CONTRACT, "-k", "like-gpu"), passed, 110, "passed"),
+    Step("sampler on the GPU's path", (*PYTEST, *SPREAD, *SAMPLER, "-k", "like-gpu"), passed, 100, "passed"),
     Step("contract of one Megatron rank", (*PYTEST, *SPREAD, CONTRACT, "-k", ONE_RANK), passed, 50, "passed"),
     Step("SDK and server", (*PYTEST, *SPREAD, "-m", "gpu", SDK, "--place", "cpu"), passed, 3, "passed"),
     Step("parity in float32", (*PARITY, f"{LIKE_GPU}float32"), agreeing, 1, "engine agrees"),
