@@ -231,6 +231,15 @@ class WorkerHandle(SamplerHandle, Protocol):
         return None
 
     @property
+    def asleep(self) -> bool:
+        """True if the worker was suspended because no client used it. A call of `connection` wakes it."""
+        return False
+
+    def note_bound(self) -> None:
+        """Record that a model was bound to the worker, so that the worker is not taken for unused."""
+        return
+
+    @property
     def unavailable_reason(self) -> str | None:
         """The reason why the worker is not ready, or None if the worker is ready. Waiting clients see this text."""
 

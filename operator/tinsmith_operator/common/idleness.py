@@ -65,7 +65,10 @@ def assess_idleness(owner: Owner, use: Use | None, now: datetime) -> IdleState |
         return _awake(before, whole).model_copy(update={"since": whole, "wake_request": request})
     if before.suspended_time is not None:
         return before if policy.suspend_after_seconds is not None else _awake(before, whole)
-    state = before.model_copy(update={"since": _idle_since(before.since, use, _threshold(owner))})
+    since = _idle_since(before.since, use, _threshold(owner))
+    if since is None and owner.deadline is not None and now >= owner.deadline:
+        since = owner.deadline
+    state = before.model_copy(update={"since": since})
     if _suspends(owner, state, now) and _is_fresh(use, now):
         return state.model_copy(update={"suspended_time": whole})
     return state
@@ -160,4 +163,4 @@ def _idle_since(before: datetime | None, use: Use | None, threshold: timedelta) 
 
 
 def _is_fresh(use: Use | None, now: datetime) -> bool:
-    return use is not None and now - use.oldest_report <= FRESH
+    return use is not None and abs(now - use.oldest_report) <= FRESH

@@ -274,7 +274,7 @@ class PoolKind:
         for gone in self.followed.get(key, frozenset()) - targets.keys():
             self.reports.forget(gone)
         self.followed[key] = frozenset(targets)
-        closely, period_seconds = is_due(pool, now), report_period_seconds(pool)
+        closely, period_seconds = is_due(pool, now) and not pool.is_paused, report_period_seconds(pool)
         for replica, target in targets.items():
             self.reports.follow(replica, target, closely=closely, at_most_seconds=period_seconds)
         answers = (self.reports.answer(replica) for replica in targets)

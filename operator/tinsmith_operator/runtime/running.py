@@ -93,7 +93,7 @@ class Operator:
         self._watches: list[Watch] = []
         self._ray_clusters = self._make_ray_clusters()
         self._issuer, self._first_api_key = self._make_issuer(), self._make_first_key()
-        describe = describe or GrpcDescriber(self._issuer.operator_leaf)
+        describe = describe or GrpcDescriber(self._issuer.operator_leaf, self._clock.now)
         leads = self._leading.is_set
         self._reports = Reports(describe, settings.describe_seconds, self._enqueue, leads)
         self._replica_reports = Reports(

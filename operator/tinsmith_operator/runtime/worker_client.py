@@ -241,10 +241,14 @@ def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:
 
 
 class GrpcDescriber:
-    """A caller of Describe over gRPC, with the operator's certificate."""
+    """A caller of Describe over gRPC, with the operator's certificate.
 
-    def __init__(self, leaf: Callable[[], Leaf]) -> None:
+    `clock` dates the reports. Decisions compare these times with theirs, so both use one clock.
+    """
+
+    def __init__(self, leaf: Callable[[], Leaf], clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._leaf = leaf
+        self._clock = clock
 
     async def __call__(self, target: Target) -> WorkerReport:
         async with open_channel(self._leaf(), target) as channel:
@@ -253,7 +257,7 @@ class GrpcDescriber:
                 reply = await stub.Describe(worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise Silent(f"{error.code().name}: {error.details()}") from error
-        return parse_reply(reply, target.pod_uid, datetime.now(UTC))
+        return parse_reply(reply, target.pod_uid, self._clock())
 
 
 class GrpcSnapshots:

@@ -56,8 +56,10 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
 
 def _report_only(situation: Situation) -> Decision:
     """Return the status of a paused session. A finalizer that a user wants to skip is removed nevertheless."""
-    if situation.session.is_being_deleted and skips_finalizer(situation.session):
-        return decide_deletion(situation)
+    if situation.session.is_being_deleted:
+        # The conditions hold the state of the deletion, which continues after the pause.
+        skips = skips_finalizer(situation.session)
+        return decide_deletion(situation) if skips else Decision((), wants_turn=False)
     conditions = desired_conditions(situation, diagnose(situation, None), acts=False)
     return Decision(write_status(situation, conditions), wants_turn=False)
 
@@ -81,7 +83,7 @@ def ensure_children(situation: Situation) -> tuple[Action, ...]:
 def _delete_idle(situation: Situation) -> tuple[Action, ...]:
     """Return the deletion of an idle session that holds no model. A client that still lives keeps its models."""
     adapters = situation.adapters
-    if adapters is None or adapters.used > 0:
+    if adapters is None or adapters.used > 0 or situation.session.spec.suspend:
         return ()
     return delete_idle(situation.session, situation.idle, situation.use, situation.now)
 

@@ -103,7 +103,9 @@ def assess(observed: Observed, installation: Installation, now: datetime) -> Sit
     image_plan = plan_image(pins, observed, owned, installation, restart)
     claim_plan = plan_claim(observed, owned, image_plan.pins.annotations())
     report = _report_of(owned.pod, observed.report)
-    use = use_of([report] if report is not None else [])
+    # The last report of a pod that stops is not about the pod that a wake request asks for.
+    stays = owned.pod is not None and not owned.pod.is_terminating
+    use = use_of([report] if report is not None and stays else [])
     idle = assess_idleness(session, use, now)
     resting = rest(session, idle, now)
     runs = not session.spec.suspend and resting is None and not image_plan.stop_first

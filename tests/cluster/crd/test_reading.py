@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -31,8 +32,11 @@ def ready_session(api_cluster: Cluster, api_server: ApiServer, definition: None)
 
 
 def cells(table: str) -> dict[str, str]:
-    header, row = (line.split() for line in table.strip().splitlines())
-    return dict(zip(header, row, strict=True))
+    """Return the text in each column. A column without a value is empty."""
+    header, row = table.rstrip("\n").splitlines()
+    starts = [found.start() for found in re.finditer(r"\S+", header)]
+    spans = zip(starts, [*starts[1:], None], strict=True)
+    return {header[start:end].strip(): row[start:end].strip() for start, end in spans}
 
 
 def test_a_status_comes_back_as_it_was_written(ready_session: Kubectl) -> None:

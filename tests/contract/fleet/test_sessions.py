@@ -366,11 +366,52 @@ async def test_a_new_model_wakes_a_session_before_another_one_is_made(
     await until_wanted(operator, "trainingsession", "tiny")
 
 
-async def test_a_session_with_a_waiting_model_is_kept_awake(
+async def test_a_session_that_sleeps_without_a_free_place_is_not_woken_for_a_new_model(
     cluster_fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
-    await running_session(cluster_fleet, operator, "tiny", idle={"suspendAfterSeconds": 600})
-    assert "wait for a model to end" in await cluster_fleet.provide(MODEL, rank=1)
-    first = await until_wanted(operator, "trainingsession", "tiny")
+    await running_session(cluster_fleet, operator, "tiny")
+    await operator.falls_asleep("tiny", "2026-01-02T03:04:05Z", used=8)
+    await until(cluster_fleet, lambda: not cluster_fleet.trainers(MODEL, 1))
     await cluster_fleet.provide(MODEL, rank=1)
-    assert await operator.wanted_time("trainingsession", "tiny") == first
+    assert await cluster_fleet.provide(MODEL, rank=1, sampling=True)
+    await until_wanted(operator, "trainingsession", "tiny")
+
+
+async def test_a_worker_that_still_stops_is_not_woken_by_our_own_polls(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    handle = cluster_fleet.worker(worker.worker_id)
+    await operator.falls_asleep("tiny", "2026-01-02T03:04:05Z", stops=False)
+    await until(cluster_fleet, lambda: handle.asleep)
+    await handle.connection(START_SECONDS)
+    assert await operator.wanted_time("trainingsession", "tiny") == ""
+
+
+async def test_a_session_past_its_deadline_does_not_hold_up_new_models(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    for name in ("old", "tiny"):
+        await running_session(cluster_fleet, operator, name)
+    await operator.falls_asleep("tiny", "2026-01-02T03:04:05Z")
+    await operator.say("old", ready=False, message="The session has existed for 60 s.", reason="DeadlineExceeded")
+    await until(cluster_fleet, lambda: not cluster_fleet.trainers(MODEL, 1))
+    assert "waking session tiny" in await cluster_fleet.provide(MODEL, rank=1)
+
+
+async def test_a_sample_wakes_a_session_beside_a_pool_without_replicas(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await running_session(cluster_fleet, operator, "tiny")
+    await operator.falls_asleep("tiny", "2026-01-02T03:04:05Z")
+    await operator.apply_pool("fast", replicas=0)
+    await until(cluster_fleet, lambda: bool(cluster_fleet._pools.pools) and not cluster_fleet.trainers(MODEL, 1))
+    assert "waking session tiny" in await cluster_fleet.provide(MODEL, sampling=True)
+
+
+async def test_a_new_model_keeps_its_session_from_an_idle_deletion(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    worker = await running_session(cluster_fleet, operator, "tiny", idle={"deleteAfterSeconds": 600})
+    cluster_fleet.worker(worker.worker_id).note_bound()
+    await until_wanted(operator, "trainingsession", "tiny")

@@ -170,18 +170,19 @@ class StandInOperator:
         patch = json.dumps({"status": {"idle": {"suspendedTime": suspended_at}}})
         await self.kubectl("patch", "samplerpool", name, "--subresource=status", "--type=merge", f"--patch={patch}")
 
-    async def falls_asleep(self, name: str, suspended_at: str) -> None:
+    async def falls_asleep(self, name: str, suspended_at: str, *, used: int = 0, stops: bool = True) -> None:
         """Suspend the session as idle, as the operator does: in the status alone."""
+        places = {"used": used, "capacity": 8, "summary": f"{used}/8"}
         await self.kubectl(
             "patch",
             "trainingsession",
             name,
             "--subresource=status",
             "--type=merge",
-            "--patch=" + json.dumps({"status": {"idle": {"suspendedTime": suspended_at}}}),
+            "--patch=" + json.dumps({"status": {"idle": {"suspendedTime": suspended_at}, "adapters": places}}),
         )
         await self.say(name, ready=False, message="No client has used the session for 600 s.")
-        if name in self.workers:
+        if stops and name in self.workers:
             await self.workers[name].stop()
 
     async def wakes(self, name: str) -> StandInWorker:
@@ -198,8 +199,10 @@ class StandInOperator:
         await self.kubectl("patch", "trainingsession", name, "--type=merge", '--patch={"spec":{"suspend":false}}')
         await self.run(name)
 
-    async def say(self, name: str, *, ready: bool, message: str, stalled: bool = False, **status: str) -> None:
-        conditions = [_condition("Ready", ready, message), _condition("Stalled", stalled, message)]
+    async def say(
+        self, name: str, *, ready: bool, message: str, stalled: bool = False, reason: str = "Said", **status: str
+    ) -> None:
+        conditions = [_condition("Ready", ready, message, reason), _condition("Stalled", stalled, message)]
         patch = json.dumps({"status": {"conditions": conditions, **status}})
         await self.kubectl("patch", "trainingsession", name, "--subresource=status", "--type=merge", f"--patch={patch}")
 
@@ -257,7 +260,7 @@ class StandInOperator:
                 raise
 
 
-def _condition(type: str, holds: bool, message: str) -> dict[str, Any]:
+def _condition(type: str, holds: bool, message: str, reason: str = "Said") -> dict[str, Any]:
     status = "True" if holds else "False"
     time = "2026-01-01T00:00:00Z"
-    return {"type": type, "status": status, "reason": "Said", "message": message, "lastTransitionTime": time}
+    return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": time}

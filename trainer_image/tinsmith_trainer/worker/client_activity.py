@@ -15,11 +15,12 @@ from tinsmith_trainer.worker.peers import Context, Handler
 SERVICE = "/tinsmith.rpc.v1.Worker"
 NOT_FOR_A_CLIENT = frozenset(
     f"{SERVICE}/{call}"
-    for call in ("Describe", "Activate", "Events", "AwaitSamples", "TakeUsage", "Timeline", "Snapshot")
+    for call in ("Describe", "Activate", "Events", "AwaitSamples", "Prepare", "TakeUsage", "Timeline", "Snapshot")
 )
 """The calls that servers and the operator make although no client uses the process.
 
-A call of AwaitSamples waits for samples, and unfinished samples count as work.
+A call of AwaitSamples waits for samples, and unfinished samples count as work. Prepare announces weights that may
+never be sampled from.
 """
 
 

@@ -194,7 +194,12 @@ class KubernetesFleet(Fleet):
         if sampling:
             self.want_samplers(base_model, rank)
         in_the_way = self._pools.why_none(base_model, rank) if sampling else None
-        return in_the_way or await self._provisioner.provide(self._sessions, base_model, rank, sampling)
+        if in_the_way is None:
+            return await self._provisioner.provide(self._sessions, base_model, rank, sampling)
+        if not self._pools.are_waking(base_model, rank):
+            # A session of the model samples while the pool cannot.
+            in_the_way = self._provisioner.wake(self._sessions, base_model, rank, sampling) or in_the_way
+        return in_the_way
 
     @override
     async def permanently_lost_reason(self, worker: Worker) -> str | None:
@@ -318,15 +323,13 @@ class SessionProvisioner:
         Return a message that says what the caller is waiting for.
         """
         async with self._turn:
-            fitting = [one for one in sessions.values() if one.model == base_model and one.suits(rank, sampling)]
+            fitting = _fitting(sessions, base_model, rank, sampling)
             coming = next((one for one in fitting if one.coming), None)
             if coming is not None:
                 return coming.unavailable_reason_text()
-            asleep = next((one for one in fitting if one.asleep), None)
-            if asleep is not None:
-                self._waker.wake(SESSIONS, asleep)
-                return asleep.unavailable_reason_text()
-            self._keep_awake(fitting)
+            waking = self.wake(sessions, base_model, rank, sampling)
+            if waking is not None:
+                return waking
             entries = [entry for entry in self._catalogue if entry.suits(base_model, rank, sampling)]
             neighbours = {one.name: one for one in sessions.values() if one.namespace == self._namespace}
             for entry in entries:
@@ -335,12 +338,17 @@ class SessionProvisioner:
                     return outcome
             return _nothing_more(fitting, entries) or _nothing_fits(base_model, rank, sampling)
 
-    def _keep_awake(self, sessions: Sequence[TrainingSession]) -> None:
-        """Keep running sessions awake while a caller waits for one of their places."""
-        for session in sessions:
-            seconds = session.spec.idle.suspend_after_seconds if session.spec.idle is not None else None
-            if session.at_work and seconds is not None:
-                self._waker.keep_awake(SESSIONS, session, seconds)
+    def wake(self, sessions: Mapping[Key, TrainingSession], base_model: str, rank: int, sampling: bool) -> str | None:
+        """Wake a session that is suspended because it was idle. Return a message about it, or None if there is none.
+
+        A model needs a free place. A session without one wakes when one of its models is used or released.
+        """
+        fitting = _fitting(sessions, base_model, rank, sampling)
+        asleep = next((one for one in fitting if one.asleep and (sampling or one.has_places)), None)
+        if asleep is None:
+            return None
+        self._waker.wake(SESSIONS, asleep)
+        return asleep.unavailable_reason_text()
 
     async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, TrainingSession]) -> str | None:
         """Return a message about the session that the entry provides, or None if the entry allows no more sessions.
@@ -348,7 +356,7 @@ class SessionProvisioner:
         `sessions` are the sessions of the namespace.
         """
         own = [session for session in sessions.values() if session.entry == entry.name]
-        stalled = next((one for one in own if one.stalled and not one.deleted), None)
+        stalled = next((one for one in own if one.stalled and not one.ready and not one.deleted), None)
         if stalled is not None:
             # A second session with the same spec would not become ready either.
             return stalled.unavailable_reason_text()
@@ -376,6 +384,12 @@ class SessionProvisioner:
         log.info("session made", session=name, entry=entry.name)
         self._made(made)
         return being_made
+
+
+def _fitting(
+    sessions: Mapping[Key, TrainingSession], base_model: str, rank: int, sampling: bool
+) -> list[TrainingSession]:
+    return [one for one in sessions.values() if one.model == base_model and one.suits(rank, sampling)]
 
 
 def _nothing_more(sessions: Sequence[TrainingSession], entries: Sequence[CatalogueEntry]) -> str | None:

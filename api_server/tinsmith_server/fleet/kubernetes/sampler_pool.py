@@ -335,6 +335,10 @@ class Pools:
         """Return the pools that sample adapters of this rank, whether or not they have replicas."""
         return [pool for pool in self.pools if pool.model == base_model and rank <= pool.max_rank]
 
+    def are_waking(self, base_model: str, rank: int) -> bool:
+        """Return whether a suitable pool wakes from a suspension because of idleness."""
+        return any(pool.suspended_at is not None and pool.replicas > 0 for pool in self.suitable(base_model, rank))
+
     def why_none(self, base_model: str, rank: int) -> str | None:
         """Return why no pool can sample, or None if no pool is configured for this base model and rank."""
         own = self.suitable(base_model, rank)

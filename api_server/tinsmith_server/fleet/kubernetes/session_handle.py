@@ -94,11 +94,26 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         """Return a client, and wake the session if it is suspended because it was idle.
 
-        Callers that need no worker that is suspended, such as the collection of usage, call `running`.
+        Callers that need no worker that is suspended, such as the collection of usage, call `running`. A worker that
+        still stops is not woken: our own poll for its events ends then, and refused clients come again.
         """
-        if self.session.asleep:
+        if self.asleep and self.running() is None:
             self._waker.wake(SESSIONS, self.session)
         return await super().connection(timeout_seconds)
+
+    @property
+    @override
+    def asleep(self) -> bool:
+        return self.session.asleep
+
+    @override
+    def note_bound(self) -> None:
+        """Begin the time until an idle deletion anew.
+
+        The last report before a suspension may be older than the model, and would allow the deletion.
+        """
+        if self.session.spec.idle is not None and self.session.spec.idle.delete_after_seconds is not None:
+            self._waker.note_use(SESSIONS, self.session.key)
 
     def update(self, session: TrainingSession) -> None:
         """Update the handle with the cluster's current state."""

@@ -42,7 +42,7 @@ class StoragePart(Part):
 
 
 class IdlePolicyPart(Part):
-    suspend_after_seconds: int | None = None
+    delete_after_seconds: int | None = None
 
 
 class SpecPart(Part):
@@ -58,6 +58,7 @@ class SpecPart(Part):
 class ConditionPart(Part):
     type: str
     status: str
+    reason: str = ""
     message: str = ""
 
 
@@ -65,11 +66,17 @@ class IdlePart(Part):
     suspended_time: datetime | None = None
 
 
+class UsedPlacesPart(Part):
+    used: int
+    capacity: int
+
+
 class StatusPart(Part):
     worker_id: str | None = None
     endpoint: str | None = None
     conditions: tuple[ConditionPart, ...] = ()
     idle: IdlePart = IdlePart()
+    adapters: UsedPlacesPart | None = None
 
 
 class MetadataPart(Part):
@@ -87,7 +94,10 @@ class _TrainingSession(Part):
 
 @dataclass(frozen=True, slots=True)
 class TrainingSession:
-    """A TrainingSession: a base model in memory with the adapters of many clients."""
+    """A TrainingSession: a base model in memory with the adapters of many clients.
+
+    `is_over` is true after the session's deadline. `has_places` is false if the last report counts no free place.
+    """
 
     name: str
     namespace: str
@@ -100,6 +110,8 @@ class TrainingSession:
     stalled: bool
     message: str
     suspended_at: datetime | None = None
+    is_over: bool = False
+    has_places: bool = True
 
     @property
     def key(self) -> Key:
@@ -126,12 +138,12 @@ class TrainingSession:
     @property
     def asleep(self) -> bool:
         """True if the session is suspended because it was idle, and wakes at the next request."""
-        return self.suspended_at is not None and not self.spec.suspend and not self.deleted
+        return self.suspended_at is not None and not (self.spec.suspend or self.deleted or self.is_over)
 
     @property
     def coming(self) -> bool:
         """True if the session will be ready soon."""
-        return not (self.ready or self.spec.suspend or self.deleted or self.stalled or self.asleep)
+        return not (self.ready or self.spec.suspend or self.deleted or self.stalled or self.asleep or self.is_over)
 
     @property
     def leaving(self) -> bool:
@@ -177,4 +189,6 @@ def parse_session(manifest: Manifest) -> TrainingSession:
         stalled=stalled is not None and stalled.status == "True",
         message=ready.message.rstrip(".") if ready is not None else "",
         suspended_at=parsed.status.idle.suspended_time,
+        is_over=ready is not None and ready.reason == "DeadlineExceeded",
+        has_places=parsed.status.adapters is None or parsed.status.adapters.used < parsed.status.adapters.capacity,
     )

@@ -15,8 +15,6 @@ from tinsmith_server.logs import get_logger
 log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
-# A running session is kept awake by this many requests in its idle time, while a client waits for one of its places.
-REQUESTS_PER_IDLE_TIME = 3
 
 
 class Sleeper(Protocol):
@@ -41,7 +39,6 @@ class Waker:
     def __init__(self, want: Want) -> None:
         self._want = want
         self._wanted: dict[tuple[str, Key], datetime] = {}
-        self._kept: dict[Key, float] = {}
         self._requests: set[asyncio.Task[None]] = set()
 
     def wake(self, resource: Resource, sleeper: Sleeper) -> None:
@@ -52,12 +49,9 @@ class Waker:
         self._wanted[place] = suspended_at
         self._begin(resource, sleeper.key, place)
 
-    def keep_awake(self, resource: Resource, sleeper: Sleeper, idle_seconds: int) -> None:
-        """Begin the idle time of a running session anew, because a client waits for it."""
-        now = asyncio.get_running_loop().time()
-        if now - self._kept.get(sleeper.key, -float(idle_seconds)) >= idle_seconds / REQUESTS_PER_IDLE_TIME:
-            self._kept[sleeper.key] = now
-            self._begin(resource, sleeper.key, None)
+    def note_use(self, resource: Resource, key: Key) -> None:
+        """Begin the idle time of a session anew, whether or not it is suspended."""
+        self._begin(resource, key, None)
 
     async def close(self) -> None:
         for request in self._requests:
@@ -80,4 +74,4 @@ class Waker:
             if place is not None:
                 self._wanted.pop(place, None)
             return
-        log.info("woken" if place else "kept awake", kind=resource.kind, namespace=namespace, name=name)
+        log.info("woken" if place else "use noted", kind=resource.kind, namespace=namespace, name=name)

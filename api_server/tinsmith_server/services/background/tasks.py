@@ -159,7 +159,10 @@ class Background:
             await asyncio.gather(*following.values(), return_exceptions=True)
 
     async def _follow(self, worker_id: str) -> None:
-        """Apply the worker's events while the worker runs. Start the worker if a model is bound to it."""
+        """Apply the worker's events while the worker runs. Start the worker if a model is bound to it.
+
+        A worker that is suspended because it was idle keeps its events until it wakes.
+        """
         await self._guarded(lambda: self._wake(worker_id))
         async with self._share(f"events of {worker_id}") as held:
             while True:
@@ -177,7 +180,8 @@ class Background:
         return any(worker.worker_id == worker_id and worker.running() for worker in self._fleet.workers)
 
     async def _wake(self, worker_id: str) -> None:
-        if await self._store.models_of_worker(worker_id, ["accepted", "bound"]):
+        sleeps = any(worker.worker_id == worker_id and worker.asleep for worker in self._fleet.workers)
+        if not sleeps and await self._store.models_of_worker(worker_id, ["accepted", "bound"]):
             await self._events.drain(worker_id)
 
     async def _every(self, seconds: float, task: MaintenanceTask) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from tinsmith_rpc import worker_pb2
@@ -158,6 +159,8 @@ class Binding:
         self._note_room(model.worker_id)
         if not await self._store.bind_model(model.model_id, model.worker_id):
             return replace(model, worker_id="")
+        with suppress(WorkerAbsent):
+            self._fleet.worker(model.worker_id).note_bound()
         log.info("model bound", model_id=model.model_id, worker_id=model.worker_id)
         return replace(model, state="bound")
 

@@ -154,6 +154,27 @@ def test_a_session_with_models_of_a_living_client_is_not_deleted() -> None:
     assert ready_of(world) == ("False", "Idle")
 
 
+def test_a_session_that_a_user_has_suspended_is_not_deleted_as_idle() -> None:
+    world = ready_world(idle={"suspendAfterSeconds": 600, "deleteAfterSeconds": 3600})
+    idle_for(world, 601)
+    world.user_sets(suspend=True)
+    world.time_passes(timedelta(days=1))
+    world.settle()
+    assert world.owner is not None
+
+
+def test_a_session_past_its_deadline_is_deleted_after_its_idle_time() -> None:
+    world = ready_world(idle={"deleteAfterSeconds": 3600}, activeDeadlineSeconds=60)
+    world.worker_reports()
+    world.settle()
+    world.time_passes(timedelta(seconds=61))
+    world.settle()
+    assert ready_of(world) == ("False", "DeadlineExceeded")
+    world.time_passes(timedelta(seconds=3601))
+    world.settle()
+    assert world.owner is None
+
+
 def test_the_next_look_is_at_the_time_of_the_deletion() -> None:
     world = ready_world(idle={"suspendAfterSeconds": 600, "deleteAfterSeconds": 3600})
     idle_for(world, 601)

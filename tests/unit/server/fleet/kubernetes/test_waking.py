@@ -67,11 +67,11 @@ async def test_a_request_that_failed_is_made_again(monkeypatch: pytest.MonkeyPat
     await waker.close()
 
 
-async def test_a_running_session_is_kept_awake_by_few_requests() -> None:
+async def test_each_new_model_begins_the_idle_time_anew() -> None:
     kubernetes = Kubernetes()
     waker = Waker(kubernetes.want)
-    for _ in range(10):
-        waker.keep_awake(SESSIONS, Asleep(None), 600)
+    for _ in range(2):
+        waker.note_use(SESSIONS, ("team", "tiny"))
     await settled()
-    assert len(kubernetes.wanted) == 1
+    assert len(kubernetes.wanted) == 2
     await waker.close()
