@@ -61,7 +61,7 @@ def assess_idleness(owner: Owner, use: Use | None, now: datetime) -> IdleState |
         return None
     request = owner.wake_request or before.wake_request
     whole = now.replace(microsecond=0)
-    if request != before.wake_request:
+    if _has_new_request(request, before.wake_request):
         return _awake(before, whole).model_copy(update={"since": whole, "wake_request": request})
     if before.suspended_time is not None:
         return before if policy.suspend_after_seconds is not None else _awake(before, whole)
@@ -72,6 +72,11 @@ def assess_idleness(owner: Owner, use: Use | None, now: datetime) -> IdleState |
     if _suspends(owner, state, now) and _is_fresh(use, now):
         return state.model_copy(update={"suspended_time": whole})
     return state
+
+
+def _has_new_request(request: str | None, before: str | None) -> bool:
+    """Return whether a user or an API server has made a request since. The removal of an annotation is no request."""
+    return bool(set((request or "").split()) - set((before or "").split()))
 
 
 def _awake(before: IdleState, now: datetime) -> IdleState:

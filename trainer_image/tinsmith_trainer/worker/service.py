@@ -53,6 +53,7 @@ T = TypeVar("T")
 
 SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
+DRAINING_POLL_SECONDS = 0.2
 SHUTTING_DOWN = "this worker is shutting down"
 PLACES_PER_SLOT = 8
 """The number of models that a worker accepts for each adapter slot.
@@ -295,7 +296,11 @@ class WorkerService:
             self._new_events.clear()
             found = await self._read(lambda db: result_tables.read_events(db, after))
             remaining = deadline - self._loop.time()
-            if found or remaining <= 0 or self._draining:
+            if found or remaining <= 0:
+                return found
+            if self._draining:
+                # The server asks again until the worker has stopped.
+                await asyncio.sleep(min(remaining, DRAINING_POLL_SECONDS))
                 return found
             try:
                 async with asyncio.timeout(remaining):

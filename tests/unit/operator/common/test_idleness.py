@@ -84,6 +84,18 @@ def test_a_wake_request_starts_the_session_again(by: str) -> None:
     assert ready_of(world) == ("True", "WorkerReady")
 
 
+def test_the_removal_of_a_wake_request_wakes_nothing() -> None:
+    world = ready_world()
+    world.a_server_wants_it("2026-01-02T03:00:00.123456Z")
+    world.user_annotates(WAKE_REQUEST_ANNOTATION, "2026-01-02T03:00:00Z")
+    world.settle()
+    idle_for(world, 800)
+    assert ready_of(world) == ("False", "Idle")
+    world.user_annotates(WAKE_REQUEST_ANNOTATION, None)
+    world.settle()
+    assert ready_of(world) == ("False", "Idle")
+
+
 def test_a_wake_request_counts_although_the_clock_of_its_sender_is_wrong() -> None:
     world = ready_world()
     idle_for(world, 601)
