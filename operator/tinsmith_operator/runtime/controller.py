@@ -55,6 +55,7 @@ class Controller:
         metrics: Metrics,
         acts: asyncio.Event,
         identify: Identify = lambda _key: {},
+        is_new: Callable[[Key], bool] = lambda _key: False,
     ) -> None:
         self._queue = queue
         self._reconcile = reconcile
@@ -62,6 +63,7 @@ class Controller:
         self._metrics = metrics
         self._acts = acts
         self._identify = identify
+        self._is_new = is_new
         self._rounds: dict[Key, Rounds] = {}
 
     def enqueue(self, key: Key) -> None:
@@ -75,7 +77,7 @@ class Controller:
             del self._rounds[key]
             self._queue.settle(key)
             self._queue.release(key)
-        self._queue.add(key)
+        self._queue.add(key, is_new=self._is_new(key))
 
     async def run(self) -> None:
         """Reconcile keys until cancelled.

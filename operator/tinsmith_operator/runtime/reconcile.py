@@ -100,6 +100,11 @@ class Reconciler:
         requests = (*by_annotation, wake_request_of(body))
         return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), requests
 
+    def is_new(self, key: Key) -> bool:
+        """Return whether no operator has reconciled the session or pool yet."""
+        body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
+        return body is not None and not (body.get("status") or {}).get("conditions")
+
     def identify(self, key: Key) -> dict[str, object]:
         """Return the UID and the generation of the object, for the log."""
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))

@@ -262,7 +262,13 @@ class Operator:
         }
         reconciler = Reconciler(self._cache, actor, kinds)
         return Controller(
-            self._queue, reconciler.reconcile, reconciler.requested_state, self.metrics, self._acts, reconciler.identify
+            self._queue,
+            reconciler.reconcile,
+            reconciler.requested_state,
+            self.metrics,
+            self._acts,
+            reconciler.identify,
+            reconciler.is_new,
         )
 
     async def _ensure_certificates(self) -> None:

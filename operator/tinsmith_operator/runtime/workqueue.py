@@ -18,10 +18,16 @@ LONGEST_RETRY_SECONDS = 300.0
 JITTER = 0.25
 
 
+MOST_OVERTAKEN = 16
+"""The largest number of other keys that may overtake the oldest new key. A new session takes about ten reconciles."""
+
+
 class WorkQueue(Generic[KeyT]):
     """A work queue.
 
     A key is waiting, running, due later, or both waiting and running (after it was added again during its run).
+
+    New keys wait behind all others, so that what has begun comes to its end before more begins.
 
     A held key never runs before its due time. Use a queue from only one event loop, because the queue uses the clock of
     the event loop.
@@ -29,6 +35,8 @@ class WorkQueue(Generic[KeyT]):
 
     def __init__(self, chance: random.Random | None = None) -> None:
         self._waiting: dict[KeyT, None] = {}
+        self._new: dict[KeyT, None] = {}
+        self._overtaken = 0
         self._running: set[KeyT] = set()
         self._held: set[KeyT] = set()
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
@@ -39,23 +47,30 @@ class WorkQueue(Generic[KeyT]):
     @property
     def depth(self) -> int:
         """The number of waiting keys."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._new)
 
     @property
     def running(self) -> int:
         return len(self._running)
 
-    def add(self, key: KeyT) -> None:
-        """Add a key that is due now. A key that is running runs once more afterwards."""
+    def add(self, key: KeyT, *, is_new: bool = False) -> None:
+        """Add a key that is due now. A key that is running runs once more afterwards.
+
+        A new key waits behind all keys that are not new, until `MOST_OVERTAKEN` of them have overtaken the oldest one.
+        """
         if key in self._held:
             return
         self._cancel_timer(key)
-        self._waiting[key] = None
+        if not is_new:
+            self._new.pop(key, None)
+            self._waiting[key] = None
+        elif key not in self._waiting:
+            self._new[key] = None
         self._changed.set()
 
     def add_after(self, key: KeyT, seconds: float) -> None:
         """Add a key that is due after this number of seconds, unless the key is already due earlier."""
-        if key in self._waiting or key in self._held:
+        if key in self._waiting or key in self._new or key in self._held:
             return
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
@@ -77,6 +92,7 @@ class WorkQueue(Generic[KeyT]):
         """
         seconds = self._next_pause(key)
         self._waiting.pop(key, None)
+        self._new.pop(key, None)
         self._cancel_timer(key)
         self._held.add(key)
         self._timers[key] = asyncio.get_running_loop().call_later(seconds, self.release, key)
@@ -97,13 +113,15 @@ class WorkQueue(Generic[KeyT]):
         return self._failures.get(key, 0)
 
     async def take(self) -> KeyT:
-        """Return the key that has waited longest among the keys that are not running.
+        """Return the key that has waited longest among the keys that are not running and not new, or a new key.
 
         The returned key counts as running until `done` is called.
         """
         while (key := self._next()) is None:
             await self._change()
-        del self._waiting[key]
+        self._overtaken = self._overtaken + 1 if self._new and key in self._waiting else 0
+        self._waiting.pop(key, None)
+        self._new.pop(key, None)
         self._running.add(key)
         return key
 
@@ -127,7 +145,8 @@ class WorkQueue(Generic[KeyT]):
         await self._changed.wait()
 
     def _next(self) -> KeyT | None:
-        return next((key for key in self._waiting if key not in self._running), None)
+        classes = (self._waiting, self._new) if self._overtaken < MOST_OVERTAKEN else (self._new, self._waiting)
+        return next((key for waiting in classes for key in waiting if key not in self._running), None)
 
     def _cancel_timer(self, key: KeyT) -> None:
         timer = self._timers.pop(key, None)

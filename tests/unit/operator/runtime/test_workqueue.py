@@ -5,7 +5,13 @@ import random
 
 import pytest
 from support.simulated_time import now, simulated_time
-from tinsmith_operator.runtime.workqueue import FIRST_RETRY_SECONDS, JITTER, LONGEST_RETRY_SECONDS, WorkQueue
+from tinsmith_operator.runtime.workqueue import (
+    FIRST_RETRY_SECONDS,
+    JITTER,
+    LONGEST_RETRY_SECONDS,
+    MOST_OVERTAKEN,
+    WorkQueue,
+)
 
 
 class Worker:
@@ -148,3 +154,43 @@ async def test_no_key_is_lost_or_run_twice_at_once_in_any_order_of_requests(seed
     await run_for(60, worker, workers=3)
     for key, at in last_asked.items():
         assert max(began for began, ran in worker.began if ran == key) >= at
+
+
+@simulated_time
+async def test_what_has_begun_comes_to_its_end_before_more_begins() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for key in "abc":
+        queue.add(key, is_new=True)
+    order = []
+    while queue.depth:
+        key = await queue.take()
+        order.append(key)
+        if order.count(key) < 3:
+            queue.add(key)
+        queue.done(key)
+    assert "".join(order) == "aaabbbccc"
+
+
+@simulated_time
+async def test_a_new_key_is_overtaken_only_so_often() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("new", is_new=True)
+    for number in range(3 * MOST_OVERTAKEN):
+        queue.add(f"busy-{number}")
+    order = []
+    while queue.depth:
+        key = await queue.take()
+        order.append(key)
+        queue.done(key)
+    assert order.index("new") == MOST_OVERTAKEN
+
+
+@simulated_time
+async def test_a_new_key_that_is_added_again_as_a_begun_one_waits_no_longer_with_the_new_ones() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for key in "ab":
+        queue.add(key, is_new=True)
+    queue.add("b")
+    queue.add("b", is_new=True)
+    assert queue.depth == 2
+    assert [await queue.take(), await queue.take()] == ["b", "a"]
