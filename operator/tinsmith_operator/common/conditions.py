@@ -7,6 +7,7 @@ from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.api.status import Condition, OwnerStatus
 from tinsmith_operator.common.actions import Action, Emit, EventType, WriteStatus
 from tinsmith_operator.common.diagnosis import found
+from tinsmith_operator.common.observed import Surroundings
 
 AS_WANTED = found(Reason.AS_WANTED, "Everything is as the spec asks.")
 BRINGING = found(Reason.CREATING_OBJECTS, "Objects are being updated to the spec.")
@@ -34,6 +35,16 @@ def standard_conditions(
         condition(ConditionType.STALLED, progress if stuck else unhindered, holds=stuck),
         condition(ConditionType.DEGRADED, degradation or nothing, holds=degradation is not None),
     )
+
+
+def may_wait(observed: Surroundings, conditions: tuple[ConditionState, ...]) -> bool:
+    """Return whether the first status of a session or pool can wait until its children are created.
+
+    The status then says only that objects are being created. A refusal or a problem that needs a person is written at
+    once.
+    """
+    is_stuck = any(each.type is ConditionType.STALLED and each.truth is Truth.TRUE for each in conditions)
+    return not (observed.owner.status.conditions or observed.refusals or is_stuck)
 
 
 def condition(type_: ConditionType, finding: Finding, *, holds: bool) -> ConditionState:
@@ -85,7 +96,10 @@ def _events(before: OwnerStatus, after: OwnerStatus) -> tuple[Emit, ...]:
 def _is_news(before: Condition | None, after: Condition) -> bool:
     if after.type != ConditionType.READY and after.status != Truth.TRUE:
         return False
-    return before is None or (before.status, before.reason) != (after.status, after.reason)
+    if before is None:
+        # That the objects of a new session or pool are being created is no news.
+        return Reason(after.reason).progress is not Progress.MOVING
+    return (before.status, before.reason) != (after.status, after.reason)
 
 
 def _event_type(condition: Condition) -> EventType:

@@ -10,6 +10,7 @@ from tinsmith_operator.build.deployment import build_budget, build_deployment
 from tinsmith_operator.build.network import build_pool_policy, build_service
 from tinsmith_operator.common.actions import Action, Annotate, Decision, Delete
 from tinsmith_operator.common.certificate import certificate_is_foreign, ensure_certificate, renewal_time
+from tinsmith_operator.common.conditions import may_wait
 from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.idleness import delete_idle, idle_moments
@@ -42,7 +43,7 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
     diagnosis = diagnose_pool(situation, refusal(still_refused(observed.refusals, children)))
     conditions = pool_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first, so that it is written even if the API server refuses a later action.
-    status = write_pool_status(situation, conditions)
+    status = () if children and may_wait(observed, conditions) else write_pool_status(situation, conditions)
     retries = children or _retry_refused_pods(situation)
     return Decision((*status, *retries, *_remove_failed_pods(situation)), requeue_after(_moments(situation), now))
 

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from tinsmith_operator.common.actions import Action, Decision
 from tinsmith_operator.common.certificate import renewal_time
+from tinsmith_operator.common.conditions import may_wait
 from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import still_refused
 from tinsmith_operator.common.idleness import delete_idle, idle_moments
@@ -50,7 +51,8 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     diagnosis = diagnose(situation, refusal(still_refused(observed.refusals, children)))
     conditions = desired_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first, so that it is written even if the API server refuses a later action.
-    actions = (*write_status(situation, conditions), *(children or retry_refused_pods(situation)))
+    status = () if children and may_wait(observed, conditions) else write_status(situation, conditions)
+    actions = (*status, *(children or retry_refused_pods(situation)))
     return Decision(actions, seconds_until_next_look(situation, diagnosis), wants_turn(situation, diagnosis))
 
 
