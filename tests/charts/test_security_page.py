@@ -202,7 +202,8 @@ def operator_writes_states(at: Installed) -> None:
     operator = at.account(OPERATOR)
     assert at.may(operator, "patch", SERVED[0])
     assert at.may(operator, "patch", "trainingsessions.tinsmith.dev/status")
-    assert not any(at.may(operator, verb, kind) for verb in ("create", "update", "delete") for kind in SERVED)
+    assert all(at.may(operator, "delete", kind) for kind in SERVED)
+    assert not any(at.may(operator, verb, kind) for verb in ("create", "update") for kind in SERVED)
     assert not at.may(operator, "patch", SERVED[1])
 
 
@@ -239,6 +240,7 @@ def api_server_reads_and_makes_sessions(at: Installed) -> None:
     server = at.account(API_SERVER)
     for kind in (*SERVED, "endpointslices.discovery.k8s.io", "persistentvolumeclaims"):
         assert at.may(server, "list", kind)
+    assert all(at.may(server, "patch", f"{kind}/status") for kind in SERVED)
     assert at.may(server, "create", SERVED[0])
     assert not at.may(server, "create", SERVED[0], at.elsewhere)
 

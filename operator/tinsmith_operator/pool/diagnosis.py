@@ -63,9 +63,11 @@ def _why_unfinished(situation: PoolSituation) -> Finding:
 
 def _scaled_to_zero(situation: PoolSituation) -> Finding | None:
     rollout = situation.rollout
-    if situation.replicas > 0 or situation.observed.workload is None:
+    workload = situation.observed.workload
+    if situation.replicas > 0 or workload is None:
         return None
-    if not rollout.is_done(0):
+    # The status of a Deployment that still asks for replicas may be older than its first pod.
+    if workload["spec"]["replicas"] > 0 or not rollout.is_done(0):
         return found(Reason.ROLLING_OUT, "The last replicas finish their requests and stop.")
     return situation.rest or found(Reason.SCALED_TO_ZERO, "No replica is wanted, and none is left.")
 
