@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from tinsmith_trainer.worker.peers import Context, Handler
+from tinsmith_trainer.worker.peers import Context, Handler, Serve, wrapped
 
 SERVICE = "/tinsmith.rpc.v1.Worker"
 NOT_FOR_A_CLIENT = frozenset(
@@ -68,14 +68,9 @@ class CountCalls(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method in NOT_FOR_A_CLIENT:
             return handler
-        serve: Callable[[Any, Any], Any] | None = handler.unary_unary or handler.unary_stream
-        assert serve is not None, f"{handler_call_details.method} takes a stream, and its use would not be counted"
 
-        async def counted(request: Any, context: Context) -> Any:
+        async def count(serve: Serve, request: Any, context: Context) -> Any:
             with self._activity.use():
                 return await serve(request, context)
 
-        make = grpc.unary_unary_rpc_method_handler if handler.unary_unary else grpc.unary_stream_rpc_method_handler
-        return make(
-            counted, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
+        return wrapped(handler, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -26,6 +27,7 @@ WHAT_THEY_DO = {
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Serve: TypeAlias = Callable[[Any, Any], Any]
 
 
 def names_of_peer(context: Context) -> frozenset[str]:
@@ -56,6 +58,21 @@ def refusal(names: frozenset[str], call: str) -> str | None:
     return f"This worker serves {API_SERVER}, {OPERATOR} and {SAMPLER}; the client's certificate is for {shown}."
 
 
+def wrapped(handler: Handler, around: Callable[[Serve, Any, Context], Awaitable[Any]]) -> Handler:
+    """Return a handler that calls `around` with the function of this handler, the request and the context.
+
+    The worker has no call that takes a stream.
+    """
+    serve: Serve | None = handler.unary_unary or handler.unary_stream
+    assert serve is not None, "a call that takes a stream would not be wrapped"
+    make = grpc.unary_unary_rpc_method_handler if handler.unary_unary else grpc.unary_stream_rpc_method_handler
+    return make(
+        partial(around, serve),
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
 class AdmitPeers(grpc.aio.ServerInterceptor):
     """An interceptor that answers PERMISSION_DENIED before a call reaches the worker.
 
@@ -72,19 +89,14 @@ class AdmitPeers(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         call = handler_call_details.method
-        serve: Callable[[Any, Any], Any] | None = handler.unary_unary or handler.unary_stream
-        assert serve is not None, f"{call} takes a stream, and its peers would not be checked"
 
-        async def admitted(request: Any, context: Context) -> Any:
+        async def admit(serve: Serve, request: Any, context: Context) -> Any:
             reason = refusal(names_of_peer(context), call)
             if reason is not None:
                 await _deny(context, reason)
             return await serve(request, context)
 
-        make = grpc.unary_unary_rpc_method_handler if handler.unary_unary else grpc.unary_stream_rpc_method_handler
-        return make(
-            admitted, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
+        return wrapped(handler, admit)
 
 
 async def _deny(context: Context, reason: str) -> NoReturn:
