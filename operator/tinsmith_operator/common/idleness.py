@@ -95,14 +95,14 @@ def _suspends(owner: Owner, state: IdleState, now: datetime) -> bool:
 def is_due(owner: Owner, now: datetime) -> bool:
     """Return whether the owner has been idle for long enough by its status, so that all its pods must report again."""
     state = owner.status.idle
-    if state is None or state.since is None or is_at_rest(owner, now):
+    if state is None or state.since is None or must_stop(owner, now):
         return False
     return any(now >= moment for moment in idle_moments(owner, state))
 
 
-def is_at_rest(owner: Owner, now: datetime) -> bool:
+def must_stop(owner: Owner, now: datetime) -> bool:
     """Return whether the owner must have no pods, by its status."""
-    return rest(owner, owner.status.idle, now) is not None
+    return stop_reason(owner, owner.status.idle, now) is not None
 
 
 def report_period_seconds(owner: Owner) -> float | None:
@@ -127,7 +127,7 @@ def delete_idle(owner: Owner, state: IdleState | None, use: Use | None, now: dat
         return ()
     if now < state.since + timedelta(seconds=policy.delete_after_seconds):
         return ()
-    if rest(owner, state, now) is None and not _is_fresh(use, now):
+    if stop_reason(owner, state, now) is None and not _is_fresh(use, now):
         return ()
     why = f"No client has used the {owner.NOUN} for {policy.delete_after_seconds} s (spec.idle.deleteAfterSeconds)."
     return (
@@ -136,7 +136,7 @@ def delete_idle(owner: Owner, state: IdleState | None, use: Use | None, now: dat
     )
 
 
-def rest(owner: Owner, state: IdleState | None, now: datetime) -> Finding | None:
+def stop_reason(owner: Owner, state: IdleState | None, now: datetime) -> Finding | None:
     """Return why the owner must have no pods although its spec asks for them: a passed deadline, or idleness."""
     if owner.deadline is not None and now >= owner.deadline:
         seconds = owner.spec.active_deadline_seconds

@@ -69,7 +69,7 @@ def _scaled_to_zero(situation: PoolSituation) -> Finding | None:
     # The status of a Deployment that still asks for replicas may be older than its first pod.
     if workload["spec"]["replicas"] > 0 or not rollout.is_done(0):
         return found(Reason.ROLLING_OUT, "The last replicas finish their requests and stop.")
-    return situation.rest or found(Reason.SCALED_TO_ZERO, "No replica is wanted, and none is left.")
+    return situation.stop_reason or found(Reason.SCALED_TO_ZERO, "No replica is wanted, and none is left.")
 
 
 def _counts(situation: PoolSituation) -> str:

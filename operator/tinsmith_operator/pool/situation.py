@@ -19,7 +19,7 @@ from tinsmith_operator.api.status import IdleState
 from tinsmith_operator.build.deployment import build_sampler_template, equivalent_sampler_hashes
 from tinsmith_operator.common.diagnosis import Evidence, blocking_reason
 from tinsmith_operator.common.drift import has_foreign_content
-from tinsmith_operator.common.idleness import Use, assess_idleness, rest, use_of
+from tinsmith_operator.common.idleness import Use, assess_idleness, stop_reason, use_of
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import foreign_objects, owned_workload
 from tinsmith_operator.common.pod import Pod, read_pod
@@ -71,7 +71,7 @@ class PoolSituation:
       terminating and ended pods.
     - `failed_pods`: the failed pods, the latest first. A ReplicaSet keeps its failed pods and creates other pods.
     - `use`, `idle`: the use by clients that the pods report, and the idle state for the status.
-    - `rest`: why the pool must have no replicas although its spec asks for them.
+    - `stop_reason`: why the pool must have no replicas although its spec asks for them.
     """
 
     observed: ObservedPool
@@ -87,7 +87,7 @@ class PoolSituation:
     failed_pods: tuple[Pod, ...]
     use: Use | None
     idle: IdleState | None
-    rest: Finding | None
+    stop_reason: Finding | None
 
     @property
     def pool(self) -> SamplerPool:
@@ -96,7 +96,7 @@ class PoolSituation:
     @property
     def replicas(self) -> int:
         """The number of replicas that the spec requests, unless the pool is idle or the policy allows none."""
-        return self.pool.spec.replicas if self.blocking_reason is None and self.rest is None else 0
+        return self.pool.spec.replicas if self.blocking_reason is None and self.stop_reason is None else 0
 
 
 def assess_pool(observed: ObservedPool, installation: Installation, now: datetime) -> PoolSituation:
@@ -131,7 +131,7 @@ def assess_pool(observed: ObservedPool, installation: Installation, now: datetim
         failed_pods=tuple(failed),
         use=use,
         idle=idle,
-        rest=rest(observed.pool, idle, now),
+        stop_reason=stop_reason(observed.pool, idle, now),
     )
 
 

@@ -22,7 +22,7 @@ from tinsmith_operator.api.sampler_pool import SamplerPool, parse_pool
 from tinsmith_operator.api.training_session import TrainingSession, parse_session
 from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import Decision
-from tinsmith_operator.common.idleness import is_at_rest, is_due, report_period_seconds
+from tinsmith_operator.common.idleness import is_due, must_stop, report_period_seconds
 from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool, WorkerReport
 from tinsmith_operator.common.requests import snapshot_request
 from tinsmith_operator.common.workloads import Workload
@@ -171,8 +171,8 @@ class SessionKind:
         children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
         # A deleted session waits until its worker reports that it holds no adapter.
         worker = worker_of(children)
-        closely = session.is_being_deleted
-        self.reports.follow(key, worker, closely=closely, at_most_seconds=report_period_seconds(session))
+        period_seconds = report_period_seconds(session)
+        self.reports.follow(key, worker, closely=session.is_being_deleted, at_most_seconds=period_seconds)
         self.snapshots.request(key, worker, snapshot_request(session))
         return replace(
             children,
@@ -193,7 +193,7 @@ class SessionKind:
         """
         ready = observed.session.status.condition("Ready")
         is_ready = ready is not None and ready.status == "True" and observed.image_pull is None
-        at_rest = observed.session.spec.suspend or is_ready or is_at_rest(observed.session, self.clock())
+        at_rest = observed.session.spec.suspend or is_ready or must_stop(observed.session, self.clock())
         nothing_is_made = observed.workload is None and observed.conversion is None
         return () if at_rest or nothing_is_made else await self.events.warnings(observed.session)
 
@@ -291,7 +291,7 @@ class PoolKind:
         For a pool without a problem, no request is sent.
         """
         replicas, deployment = observed.pool.spec.replicas, observed.workload
-        if is_at_rest(observed.pool, self.clock()):
+        if must_stop(observed.pool, self.clock()):
             return ()
         at_rest = deployment is None or replicas == 0 or read_rollout(Workload(deployment)).is_done(replicas)
         return () if at_rest else await self.events.warnings(observed.pool)

@@ -164,9 +164,9 @@ def _suspension(situation: Situation) -> Finding | None:
         return found(Reason.SUSPENDING, "The worker saves a snapshot and stops.")
     if any(not pod.has_ended for pod in situation.owned.converters):
         return found(Reason.SUSPENDING, "The Job that converts the model is being stopped.")
-    if situation.session.spec.suspend or situation.rest is None:
+    if situation.session.spec.suspend or situation.stop_reason is None:
         return found(Reason.SUSPENDED, "The worker is stopped. Its volume keeps everything.")
-    return situation.rest
+    return situation.stop_reason
 
 
 def _queue(situation: Situation) -> Finding | None:

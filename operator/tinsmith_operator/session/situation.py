@@ -18,7 +18,7 @@ from tinsmith_operator.build.jobs import conversion_digest
 from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.diagnosis import Evidence, blocking_reason, lost_node
-from tinsmith_operator.common.idleness import Use, assess_idleness, rest, use_of
+from tinsmith_operator.common.idleness import Use, assess_idleness, stop_reason, use_of
 from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
 from tinsmith_operator.common.ownership import OwnedObjects, owned_objects
 from tinsmith_operator.common.pod import Pod
@@ -46,7 +46,7 @@ class Situation:
     - `snapshot`: the worker's answer to a request for a snapshot, redacted.
     - `lost_node`: a node of the session's pods does not answer.
     - `use`, `idle`: the use by clients that the present pod reports, and the idle state for the status.
-    - `rest`: why the session must have no worker although its spec asks for one.
+    - `stop_reason`: why the session must have no worker although its spec asks for one.
     """
 
     observed: Observed
@@ -69,7 +69,7 @@ class Situation:
     lost_node: Finding | None
     use: Use | None
     idle: IdleState | None
-    rest: Finding | None
+    stop_reason: Finding | None
 
     @property
     def session(self) -> TrainingSession:
@@ -88,7 +88,7 @@ class Situation:
     @property
     def is_stopped(self) -> bool:
         """True if the session must have no worker now: it is suspended, idle, or past its deadline."""
-        return self.session.spec.suspend or self.rest is not None
+        return self.session.spec.suspend or self.stop_reason is not None
 
     @property
     def claim(self) -> Manifest | None:
@@ -107,8 +107,8 @@ def assess(observed: Observed, installation: Installation, now: datetime) -> Sit
     stays = owned.pod is not None and not owned.pod.is_terminating
     use = use_of([report] if report is not None and stays else [])
     idle = assess_idleness(session, use, now)
-    resting = rest(session, idle, now)
-    runs = not session.spec.suspend and resting is None and not image_plan.stop_first
+    reason_to_stop = stop_reason(session, idle, now)
+    runs = not session.spec.suspend and reason_to_stop is None and not image_plan.stop_first
     worker, awaits = _plan_worker(observed, owned, image_plan, claim_plan.usable, restart, runs=runs)
     return Situation(
         observed=observed,
@@ -131,7 +131,7 @@ def assess(observed: Observed, installation: Installation, now: datetime) -> Sit
         snapshot=_redacted(observed.snapshot, owned.pod),
         use=use,
         idle=idle,
-        rest=resting,
+        stop_reason=reason_to_stop,
     )
 
 
