@@ -224,6 +224,21 @@ async def settled(server: TestedServer, request_id: str) -> int:
     return answer.status_code
 
 
+async def test_a_pool_past_its_deadline_is_not_woken_and_a_session_samples_instead(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast")
+    await operator.pool_falls_asleep("fast", "2026-01-02T03:04:05Z")
+    await operator.say_of_pool("fast", ready=False, message="It has existed for 60 s.", reason="DeadlineExceeded")
+    await operator.apply("tiny")
+    await operator.run("tiny")
+    await operator.falls_asleep("tiny", "2026-01-02T03:04:05Z")
+    await until(lambda: any(pool.is_past_deadline for pool in cluster_fleet._pools.pools))
+    await until(lambda: any(session.asleep for session in cluster_fleet._sessions.values()))
+    assert "waking session tiny" in await cluster_fleet.provide(MODEL, sampling=True)
+    assert await operator.wanted_time("samplerpool", "fast") == ""
+
+
 async def test_a_sample_wakes_a_pool_that_was_suspended_as_idle(
     cluster_fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:

@@ -240,8 +240,8 @@ class StandInOperator:
         await replica.worker.stop()
         await self.kubectl("delete", "endpointslice", replica.slice_name)
 
-    async def say_of_pool(self, name: str, *, ready: bool, message: str) -> None:
-        patch = json.dumps({"status": {"conditions": [_condition("Ready", ready, message)]}})
+    async def say_of_pool(self, name: str, *, ready: bool, message: str, reason: str = "Said") -> None:
+        patch = json.dumps({"status": {"conditions": [_condition("Ready", ready, message, reason)]}})
         await self.kubectl("patch", "samplerpool", name, "--subresource=status", "--type=merge", f"--patch={patch}")
 
     async def session_names(self) -> list[str]:

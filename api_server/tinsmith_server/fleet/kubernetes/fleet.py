@@ -173,7 +173,8 @@ class KubernetesFleet(Fleet):
     @override
     def want_samplers(self, base_model: str, rank: int = 0) -> None:
         for pool in self._pools.suitable(base_model, rank):
-            self._waker.wake(POOLS, pool)
+            if pool.asleep:
+                self._waker.wake(POOLS, pool)
 
     @property
     @override

@@ -15,7 +15,14 @@ from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.kubernetes.api import Manifest
 from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
-from tinsmith_server.fleet.kubernetes.training_session import ConditionPart, IdlePart, MetadataPart, ModelPart, Part
+from tinsmith_server.fleet.kubernetes.training_session import (
+    DEADLINE_EXCEEDED,
+    ConditionPart,
+    IdlePart,
+    MetadataPart,
+    ModelPart,
+    Part,
+)
 from tinsmith_server.fleet.kubernetes.watching import Key
 
 POOL_LABEL = "tinsmith.dev/pool"
@@ -64,6 +71,7 @@ class Pool:
     ready: bool
     message: str
     suspended_at: datetime | None = None
+    is_past_deadline: bool = False
 
     @property
     def key(self) -> Key:
@@ -72,6 +80,11 @@ class Pool:
     @property
     def title(self) -> str:
         return f"SamplerPool {self.namespace}/{self.name}"
+
+    @property
+    def asleep(self) -> bool:
+        """True if the pool is suspended because it was idle, and wakes at the next sample."""
+        return self.suspended_at is not None and self.replicas > 0 and not (self.deleted or self.is_past_deadline)
 
     def not_sampling_reason(self) -> str:
         """Return why the pool does not sample, and what to do. Waiting clients see this text."""
@@ -82,7 +95,7 @@ class Pool:
                 f"{self.title} has no replicas; scale it up with: kubectl --namespace {self.namespace} "
                 f"scale samplerpool {self.name} --replicas 1"
             )
-        if self.suspended_at is not None:
+        if self.asleep:
             return f"waking sampler pool {self.name}: no client has used {self.title} for some time"
         if self.ready:
             return f"{self.title} is ready; waiting for the connections to its replicas"
@@ -105,6 +118,7 @@ def parse_pool(manifest: Manifest) -> Pool:
         ready=ready is not None and ready.status == "True",
         message=ready.message.rstrip(".") if ready is not None else "",
         suspended_at=parsed.status.idle.suspended_time,
+        is_past_deadline=ready is not None and ready.reason == DEADLINE_EXCEEDED,
     )
 
 
@@ -337,7 +351,7 @@ class Pools:
 
     def are_waking(self, base_model: str, rank: int) -> bool:
         """Return whether a suitable pool wakes from a suspension because of idleness."""
-        return any(pool.suspended_at is not None and pool.replicas > 0 for pool in self.suitable(base_model, rank))
+        return any(pool.asleep for pool in self.suitable(base_model, rank))
 
     def why_none(self, base_model: str, rank: int) -> str | None:
         """Return why no pool can sample, or None if no pool is configured for this base model and rank."""

@@ -14,6 +14,8 @@ from tinsmith_server.fleet.kubernetes.watching import Key
 
 ENTRY_LABEL = "tinsmith.dev/catalogue-entry"
 DEFAULT_SLOTS, DEFAULT_MAX_RANK = 8, 128
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+"""The reason of the Ready condition after `spec.activeDeadlineSeconds`."""
 
 
 class Part(BaseModel):
@@ -96,7 +98,7 @@ class _TrainingSession(Part):
 class TrainingSession:
     """A TrainingSession: a base model in memory with the adapters of many clients.
 
-    `is_over` is true after the session's deadline. `has_places` is false if the last report counts no free place.
+    `is_past_deadline` is true after the session's deadline. `has_places` is false if the last report counts no free place.
     """
 
     name: str
@@ -110,7 +112,7 @@ class TrainingSession:
     stalled: bool
     message: str
     suspended_at: datetime | None = None
-    is_over: bool = False
+    is_past_deadline: bool = False
     has_places: bool = True
 
     @property
@@ -138,12 +140,14 @@ class TrainingSession:
     @property
     def asleep(self) -> bool:
         """True if the session is suspended because it was idle, and wakes at the next request."""
-        return self.suspended_at is not None and not (self.spec.suspend or self.deleted or self.is_over)
+        return self.suspended_at is not None and not (self.spec.suspend or self.deleted or self.is_past_deadline)
 
     @property
     def coming(self) -> bool:
         """True if the session will be ready soon."""
-        return not (self.ready or self.spec.suspend or self.deleted or self.stalled or self.asleep or self.is_over)
+        return not (
+            self.ready or self.spec.suspend or self.deleted or self.stalled or self.asleep or self.is_past_deadline
+        )
 
     @property
     def leaving(self) -> bool:
@@ -189,6 +193,6 @@ def parse_session(manifest: Manifest) -> TrainingSession:
         stalled=stalled is not None and stalled.status == "True",
         message=ready.message.rstrip(".") if ready is not None else "",
         suspended_at=parsed.status.idle.suspended_time,
-        is_over=ready is not None and ready.reason == "DeadlineExceeded",
+        is_past_deadline=ready is not None and ready.reason == DEADLINE_EXCEEDED,
         has_places=parsed.status.adapters is None or parsed.status.adapters.used < parsed.status.adapters.capacity,
     )
