@@ -98,7 +98,8 @@ class _TrainingSession(Part):
 class TrainingSession:
     """A TrainingSession: a base model in memory with the adapters of many clients.
 
-    `is_past_deadline` is true after the session's deadline. `has_places` is false if the last report counts no free place.
+    - `is_past_deadline`: the session has existed for longer than `spec.activeDeadlineSeconds`.
+    - `has_places`: the last report counts a free place, or there is no report.
     """
 
     name: str
