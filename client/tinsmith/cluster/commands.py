@@ -122,8 +122,7 @@ def suspend(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Stop a session's worker after a snapshot; its volume keeps all data."""
-    with errors_as_sentences():
-        _send(Kubectl(Access(context, namespace, kubeconfig)), name, requests.suspend, timeout if wait else None)
+    _send(Access(context, namespace, kubeconfig), name, requests.suspend, timeout if wait else None)
 
 
 @cluster.command()
@@ -136,8 +135,7 @@ def resume(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Start the worker of a suspended session again. The worker continues from its last snapshot."""
-    with errors_as_sentences():
-        _send(Kubectl(Access(context, namespace, kubeconfig)), name, requests.resume, timeout if wait else None)
+    _send(Access(context, namespace, kubeconfig), name, requests.resume, timeout if wait else None)
 
 
 @cluster.command()
@@ -150,10 +148,8 @@ def wake(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Start a session or pool that was suspended because no client used it. A client's request does the same."""
-    at = now()
-    with errors_as_sentences():
-        kubectl = Kubectl(Access(context, namespace, kubeconfig))
-        _send(kubectl, name, lambda family: requests.wake(family, at), timeout if wait else None)
+    at, access = now(), Access(context, namespace, kubeconfig)
+    _send(access, name, lambda family: requests.wake(family, at), timeout if wait else None)
 
 
 @cluster.command()
@@ -166,10 +162,8 @@ def snapshot(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Make a session's worker write its adapters to its volume now."""
-    at = now()
-    with errors_as_sentences():
-        kubectl = Kubectl(Access(context, namespace, kubeconfig))
-        _send(kubectl, name, lambda family: requests.snapshot(family, at), timeout if wait else None)
+    at, access = now(), Access(context, namespace, kubeconfig)
+    _send(access, name, lambda family: requests.snapshot(family, at), timeout if wait else None)
 
 
 @cluster.command()
@@ -182,10 +176,8 @@ def restart(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Restart a session after a snapshot, or a pool replica by replica, with the installation's current image."""
-    at = now()
-    with errors_as_sentences():
-        kubectl = Kubectl(Access(context, namespace, kubeconfig))
-        _send(kubectl, name, lambda family: requests.restart(family, at), timeout if wait else None)
+    at, access = now(), Access(context, namespace, kubeconfig)
+    _send(access, name, lambda family: requests.restart(family, at), timeout if wait else None)
 
 
 @cluster.command()
@@ -238,24 +230,25 @@ def _pod_selector(family: Family) -> list[str]:
     return [chosen, "--prefix", "--tail=-1", f"--max-log-requests={MOST_STREAMS}"]
 
 
-def _send(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:
+def _send(access: Access, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:
     """Change the resource. If timeout_seconds is not None, wait until the change is complete."""
-    target = parse_target(name)
-    family, _ = read_family(kubectl, target)
-    request = make(family)
-    kubectl.merge_patch(family.kind.resource, family.name, request.patch)
-    print_error(f"{request.announcement}.")
-    if timeout_seconds is None:
-        return
-    exact = f"{family.kind.word}/{family.name}"
-    print(
-        wait_for(
-            lambda: read_family(kubectl, parse_target(exact))[0],
-            request.outcome,
-            name=exact,
-            timeout_seconds=timeout_seconds,
-            progress=print_error,
-        )
+    with errors_as_sentences():
+        kubectl = Kubectl(access)
+        family, _ = read_family(kubectl, parse_target(name))
+        request = make(family)
+        kubectl.merge_patch(family.kind.resource, family.name, request.patch)
+        print_error(f"{request.announcement}.")
+        if timeout_seconds is not None:
+            print(_wait_for(kubectl, f"{family.kind.word}/{family.name}", request, timeout_seconds))
+
+
+def _wait_for(kubectl: Kubectl, exact: str, request: Request, timeout_seconds: float) -> str:
+    return wait_for(
+        lambda: read_family(kubectl, parse_target(exact))[0],
+        request.outcome,
+        name=exact,
+        timeout_seconds=timeout_seconds,
+        progress=print_error,
     )
 
 
