@@ -136,7 +136,7 @@ def in_words_of_neither(field: Any) -> Any:
     return [in_words_of_neither(each) for each in field] if isinstance(field, list) else field
 
 
-@pytest.mark.parametrize("part", ["model", "resources", "maxSequenceLength", "pod"])
+@pytest.mark.parametrize("part", ["model", "resources", "maxSequenceLength", "pod", "idle", "activeDeadlineSeconds"])
 def test_common_fields_of_sessions_and_pools_have_one_form(part: str) -> None:
     session, pool = (
         in_words_of_neither(root_schema(crd.file)["properties"]["spec"]["properties"][part]) for crd in (SESSION, POOL)
