@@ -27,6 +27,7 @@ from tinsmith_server.routes import (
 )
 from tinsmith_server.routes.dialects import anthropic, openai
 from tinsmith_server.routes.dialects.requests import ShortPaths
+from tinsmith_server.routes.external_scaler import serving_scaler
 from tinsmith_server.routes.middleware import (
     METRICS_PATH,
     AddressLimit,
@@ -150,6 +151,7 @@ def _lifespan(
                 services = Services(settings, store, fleet, clock or time_of_store)
                 app.state.services = services
                 app.state.first_key = await services.keys.create_first()
+                await opened.enter_async_context(serving_scaler(settings, services.pool_demand))
             except Exception as error:
                 app.state.startup_error = error
                 raise

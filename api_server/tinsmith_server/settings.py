@@ -81,6 +81,16 @@ class Settings(BaseSettings):
         le=65535,
         description="Additional port that serves only /metrics, without a key, for Prometheus.",
     )
+    scaler_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Additional port by which KEDA scales SamplerPools.",
+    )
+    scaler_tls_directory: Path | None = Field(
+        None,
+        description="Directory with tls.crt, tls.key and ca.crt (KEDA's authority) for `scaler_port`; default: no TLS.",
+    )
     pages_need_key: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether /docs, /openapi.json and, on the main port, /metrics need a key; `auto`: yes, unless the "
@@ -308,8 +318,12 @@ class Settings(BaseSettings):
                 raise ValueError(
                     "checkpoint_root: must be set with fleet `kubernetes`, to a location that all workers share"
                 )
-        elif self.catalogue is not None or self.fleet_namespaces:
-            raise ValueError("catalogue and fleet_namespaces are for fleet `kubernetes`; set it, or remove them")
+        elif self.catalogue is not None or self.fleet_namespaces or self.scaler_port is not None:
+            raise ValueError(
+                "catalogue, fleet_namespaces and scaler_port are for fleet `kubernetes`; set it, or remove them"
+            )
+        if self.scaler_port is None and self.scaler_tls_directory is not None:
+            raise ValueError("scaler_tls_directory: has no effect without scaler_port; set it, or remove this one")
         return self
 
     @model_validator(mode="after")

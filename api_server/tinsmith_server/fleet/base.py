@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from tinsmith_rpc import worker_pb2
@@ -183,6 +184,18 @@ class SamplerHandle(Protocol):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledPool:
+    """A pool of samplers, as its autoscaler sees it.
+
+    `wanted_at` is the time of the latest sample that found no replica. `samplers` are the replicas that take samples.
+    """
+
+    title: str
+    wanted_at: datetime | None
+    samplers: Sequence[SamplerHandle]
+
+
 class WorkerHandle(SamplerHandle, Protocol):
     """A worker of the fleet, running or not."""
 
@@ -283,8 +296,12 @@ class Fleet(Protocol):
         """Return the samplers that take new samples of the base model, or of its adapters of this rank."""
 
     def want_samplers(self, base_model: str, rank: int = 0) -> None:
-        """Wake the dedicated samplers of the base model that are suspended because no client used them."""
+        """Wake the dedicated samplers of the base model, if no client used them or their autoscaler removed them."""
         return
+
+    def scaled_pool(self, namespace: str, name: str) -> ScaledPool | None:
+        """Return the pool, or None if there is no such pool, or if it is being deleted or past its deadline."""
+        return None
 
     @property
     def all_samplers(self) -> Sequence[SamplerHandle]:

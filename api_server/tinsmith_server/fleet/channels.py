@@ -88,6 +88,20 @@ class TlsDirectory:
         except WorkerUnavailable:
             return True
 
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials of a server that admits only clients with a certificate of the authority.
+
+        The files are read again at each handshake. Raises WorkerUnavailable if the files cannot be used.
+        """
+        self._read()
+        return grpc.dynamic_ssl_server_credentials(
+            self._server_configuration(), self._server_configuration, require_client_authentication=True
+        )
+
+    def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        certificate, key, authority = self._read()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+
     def _read(self) -> PemFiles:
         swapped = self._directory / SWAPPED
         # The symlink is resolved once. Otherwise a swap between the reads could mix old and new files.

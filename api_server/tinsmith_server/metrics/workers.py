@@ -114,6 +114,10 @@ _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
         "Mean absolute difference of trainer's and sampler's logprobs, latest tokens.",
         lambda reply: reply.metrics.logprob_gap,
     ),
+    "tinsmith_sample_age_seconds": (
+        "Age of the oldest unfinished sample.",
+        lambda reply: reply.metrics.oldest_sample_seconds,
+    ),
     "tinsmith_journal_bytes": ("Size of the journal.", lambda reply: reply.metrics.journal_bytes),
 }
 
@@ -206,8 +210,7 @@ _BY_LABEL: dict[str, tuple[str, str, Callable[[worker_pb2.WorkerMetrics], Mappin
         lambda metrics: metrics.adapters_taken,
     ),
     "tinsmith_save_streams_failed": (
-        "Saves read from the checkpoint root because their worker did not stream them, by reason: `not_kept`, "
-        "`busy`, `slow`, `unreachable`, `refused`, `damaged` or `failed`.",
+        "Saves read from the checkpoint root because their worker did not stream them, by reason.",
         "reason",
         lambda metrics: metrics.streams_failed,
     ),

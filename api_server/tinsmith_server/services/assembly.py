@@ -28,6 +28,7 @@ from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.polling.results import Results
 from tinsmith_server.services.polling.sample_polls import SamplePolls
 from tinsmith_server.services.polling.texts import Texts
+from tinsmith_server.services.pool_demand import PoolDemand
 from tinsmith_server.services.sampling.adapter_delivery import AdapterHints, SaveSources
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
@@ -245,6 +246,10 @@ class Services:
             long_polls=self.long_polls,
             hold_seconds=self.settings.poll_hold_seconds,
         )
+
+    @cached_property
+    def pool_demand(self) -> PoolDemand:
+        return PoolDemand(self._fleet, self._clock)
 
     # ---- the server itself
 

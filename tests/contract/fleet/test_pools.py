@@ -162,7 +162,7 @@ async def test_a_sample_without_a_ready_replica_is_refused_with_the_reason_of_th
         assert await pushed_back(server, sampler) == f"SamplerPool {title} is not ready: 1 replica loads the model"
         await operator.kubectl("scale", "samplerpool", "fast", "--replicas=0")
         cure = (
-            f"SamplerPool {title} has no replicas; scale it up with: "
+            f"SamplerPool {title} has no replicas; if it has no autoscaler, scale it up with: "
             f"kubectl --namespace {operator.namespace} scale samplerpool fast --replicas 1"
         )
         while await pushed_back(server, sampler) != cure:

@@ -166,8 +166,10 @@ def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
             {**IN_A_CLUSTER, "deterministic_sampling": True},
             "deterministic_sampling: has no effect",
         ),
-        ({"catalogue": "c.json"}, "catalogue and fleet_namespaces are for fleet `kubernetes`"),
-        ({"fleet_namespaces": ["team"]}, "catalogue and fleet_namespaces are for fleet `kubernetes`"),
+        ({"catalogue": "c.json"}, "catalogue, fleet_namespaces and scaler_port are for fleet `kubernetes`"),
+        ({"fleet_namespaces": ["team"]}, "catalogue, fleet_namespaces and scaler_port are for fleet `kubernetes`"),
+        ({"scaler_port": 9092}, "catalogue, fleet_namespaces and scaler_port are for fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "scaler_tls_directory": "/tls"}, "scaler_tls_directory: has no effect without scaler_port"),
         ({"fleet": "slurm"}, "fleet in .*: 'slurm' is invalid"),
     ],
 )

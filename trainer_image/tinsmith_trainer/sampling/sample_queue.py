@@ -27,6 +27,7 @@ from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome,
 from tinsmith_trainer.sampling.checks import check_echo, with_token_behind
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
 from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
+from tinsmith_trainer.sampling.load import SamplerLoad
 from tinsmith_trainer.sampling.readings import Reading
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
 from tinsmith_trainer.sampling.tenant_shares import KeptResults, SharedQuota
@@ -119,6 +120,7 @@ class Samples:
         self.adapters = adapters
         self.sampler = sampler
         self.usage = usage or UsageMeter()
+        self.load = SamplerLoad()
         self._timeline: deque[worker_pb2.Span] = deque(maxlen=SPANS_KEPT)
         self._samples: dict[str, _Sample] = {}
         self._kept = KeptResults(limits.result_bytes, limits.result_seconds)
@@ -150,6 +152,7 @@ class Samples:
         self._sample_quota.take(tenant, 1)
         self._byte_quota.take(tenant, nbytes)
         self._drain_tracker.took()
+        self.load.took(request.request_id)
         if request.HasField("rejection"):
             self._finish(sample, Failure("user", request.rejection.message))
             return
@@ -384,6 +387,7 @@ class Samples:
         """Release the quota and the adapter of a running sample. Wake all calls that wait for the sample."""
         self._sample_quota.give_back(sample.tenant, 1)
         self._byte_quota.give_back(sample.tenant, sample.nbytes)
+        self.load.ended(sample.request_id)
         sample.finished.set()
         if sample.reading is not None:
             sample.reading.ended()

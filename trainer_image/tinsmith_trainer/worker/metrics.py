@@ -164,5 +164,7 @@ def _add_sampling(metrics: worker_pb2.WorkerMetrics, samples: Samples) -> None:
     metrics.samples_active = stats.active
     # The sampler does not know samples that wait for their adapter.
     metrics.samples_waiting = max(stats.waiting, samples.unfinished - stats.active)
+    metrics.oldest_sample_seconds = samples.load.oldest_seconds()
+    metrics.sampled_tokens_per_second = samples.load.tokens_per_second(stats.sampled_tokens)
     metrics.adapters_taken.update(samples.adapters.sources.taken())
     metrics.streams_failed.update(samples.adapters.sources.streams_failed())

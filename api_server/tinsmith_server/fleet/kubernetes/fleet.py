@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
-from tinsmith_server.fleet.base import Changes, Fleet, SamplerHandle, ServedModel, WorkerHandle
+from tinsmith_server.fleet.base import Changes, Fleet, SamplerHandle, ScaledPool, ServedModel, WorkerHandle
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.api import (
     ENDPOINTS,
@@ -92,6 +92,8 @@ class KubernetesFleet(Fleet):
         self._last_sessions: dict[str, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._epochs: Store | None = None
+        # Without an autoscaler that asks this installation, a note of the demand would wake nothing.
+        self._scales = settings.scaler_port is not None
 
     @override
     async def begin(self) -> None:
@@ -172,9 +174,20 @@ class KubernetesFleet(Fleet):
 
     @override
     def want_samplers(self, base_model: str, rank: int = 0) -> None:
+        is_unserved = self._scales and not self._pools.replicas_for(base_model, rank)
         for pool in self._pools.suitable(base_model, rank):
             if pool.asleep:
                 self._waker.wake(POOLS, pool)
+            elif is_unserved and not pool.is_past_deadline:
+                self._waker.note_demand(POOLS, pool.key)
+
+    @override
+    def scaled_pool(self, namespace: str, name: str) -> ScaledPool | None:
+        pool = next((one for one in self._pools.pools if one.key == (namespace, name)), None)
+        if pool is None or pool.is_past_deadline:
+            return None
+        replicas = [one for one in self._pools.replicas if one.pool.uid == pool.uid and one.endpoint.at_work]
+        return ScaledPool(pool.title, pool.wanted_at, replicas)
 
     @property
     @override

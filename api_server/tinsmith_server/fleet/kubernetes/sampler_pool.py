@@ -43,6 +43,7 @@ class _SpecPart(Part):
 
 class _StatusPart(Part):
     idle: IdlePart = IdlePart()
+    wanted_time: datetime | None = None
     conditions: tuple[ConditionPart, ...] = ()
 
 
@@ -71,6 +72,7 @@ class Pool:
     ready: bool
     message: str
     suspended_at: datetime | None = None
+    wanted_at: datetime | None = None
     is_past_deadline: bool = False
 
     @property
@@ -92,8 +94,8 @@ class Pool:
             return f"{self.title} is being deleted"
         if self.replicas == 0:
             return (
-                f"{self.title} has no replicas; scale it up with: kubectl --namespace {self.namespace} "
-                f"scale samplerpool {self.name} --replicas 1"
+                f"{self.title} has no replicas; if it has no autoscaler, scale it up with: kubectl --namespace "
+                f"{self.namespace} scale samplerpool {self.name} --replicas 1"
             )
         if self.asleep:
             return f"waking sampler pool {self.name}: no client has used {self.title} for some time"
@@ -118,6 +120,7 @@ def parse_pool(manifest: Manifest) -> Pool:
         ready=ready is not None and ready.status == "True",
         message=ready.message.rstrip(".") if ready is not None else "",
         suspended_at=parsed.status.idle.suspended_time,
+        wanted_at=parsed.status.wanted_time,
         is_past_deadline=ready is not None and ready.reason == DEADLINE_EXCEEDED,
     )
 

@@ -1,4 +1,7 @@
-"""The requests that wake sessions and pools which the operator has suspended because no client used them."""
+"""The requests that wake sessions and pools which the operator has suspended because no client used them.
+
+Autoscalers of pools without replicas react to the same requests.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from tinsmith_server.logs import get_logger
 log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
+DEMAND_SECONDS = 15.0
+"""The time between two notes of the demand for one pool. An autoscaler forgets a note after a minute."""
 
 
 class Sleeper(Protocol):
@@ -39,6 +44,7 @@ class Waker:
     def __init__(self, want: Want) -> None:
         self._want = want
         self._wanted: dict[tuple[str, Key], datetime] = {}
+        self._demanded_at: dict[Key, float] = {}
         self._requests: set[asyncio.Task[None]] = set()
 
     def wake(self, resource: Resource, sleeper: Sleeper) -> None:
@@ -52,6 +58,13 @@ class Waker:
     def note_use(self, resource: Resource, key: Key) -> None:
         """Begin the idle time of a session anew, whether or not it is suspended."""
         self._begin(resource, key, None)
+
+    def note_demand(self, resource: Resource, key: Key) -> None:
+        """Write that a client needs a pool that takes no samples, unless this server has just done so."""
+        now = asyncio.get_running_loop().time()
+        if now - self._demanded_at.get(key, -DEMAND_SECONDS) >= DEMAND_SECONDS:
+            self._demanded_at[key] = now
+            self._begin(resource, key, None)
 
     async def close(self) -> None:
         for request in self._requests:
