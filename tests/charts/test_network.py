@@ -108,3 +108,14 @@ def test_clients_that_are_named_keep_others_out_but_not_the_test_of_helm() -> No
     assert named_peer == peer
     labels = named(render({}), "Pod", "tinsmith-test-step")["metadata"]["labels"]
     assert test_peer["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_only_keda_reaches_the_port_for_autoscaling_and_only_where_it_is_enabled() -> None:
+    values = at("apiServer.autoscaling.enabled", True)
+    *_, rule = policy(values, "api-server")["ingress"]
+    keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+    assert rule == {"from": [keda], "ports": [{"port": "scaler", "protocol": "TCP"}]}
+    peer = {"podSelector": {"matchLabels": {"app": "keda-operator"}}}
+    *_, chosen = policy(merged(values, at("networkPolicy.scalers", [peer])), "api-server")["ingress"]
+    assert chosen["from"] == [peer]
+    assert not any(each["metadata"]["name"].endswith("-scaler") for each in render({}))

@@ -43,6 +43,7 @@ FIXED_KEY = "tml-a-key-that-stays-the-same"
 # The other values that a value needs to have an effect.
 DATABASE = at("apiServer.database.existingSecret.name", "postgresql")
 REMOTE = at("checkpoints.remote.url", "s3://bucket")
+SCALED = at("apiServer.autoscaling.enabled", True)
 ROUTE = at("apiServer.httpRoute", {"enabled": True, "parentRefs": [{"name": "gateway"}]})
 ALERTS = at("monitoring", {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}})
 NEEDED_WITH: dict[str, Object] = {
@@ -65,6 +66,8 @@ NEEDED_WITH: dict[str, Object] = {
     "apiServer.httpRoute.annotations": ROUTE,
     "apiServer.httpRoute.timeouts.requestSeconds": ROUTE,
     "apiServer.httpRoute.timeouts.backendRequestSeconds": ROUTE,
+    "apiServer.autoscaling.tlsSecretName": SCALED,
+    "networkPolicy.scalers": SCALED,
     "checkpoints.remote.environment": REMOTE,
     "checkpoints.remote.secretName": REMOTE,
     "keys.existingSecret.name": at("keys.value", ""),
@@ -400,6 +403,11 @@ EXISTING_CLAIM = {"storage": {"existingClaim": "ours"}}
             at("monitoring.prometheusRule.enabled", True),
             "monitoring.prometheusRule is enabled without monitoring.serviceMonitor",
             id="alerts on what is not measured",
+        ),
+        pytest.param(
+            at("apiServer.autoscaling.tlsSecretName", "scaler-tls"),
+            "apiServer.autoscaling.tlsSecretName has no effect without apiServer.autoscaling.enabled",
+            id="a certificate of no port",
         ),
     ],
 )

@@ -13,6 +13,7 @@
 {{- include "tinsmith.checkModels" . }}
 {{- include "tinsmith.checkMonitoring" . }}
 {{- include "tinsmith.checkLease" . }}
+{{- include "tinsmith.checkAutoscaling" . }}
 {{- include "tinsmith.checkRestarts" . }}
 {{- end }}
 
@@ -49,6 +50,14 @@
 {{- with .Values.operator.lease }}
 {{- if gt (mulf 3 .renewSeconds) (float64 .durationSeconds) }}
 {{- fail (printf "operator.lease.renewSeconds is %v, and durationSeconds %v: set renewSeconds to at most a third of it, since a leader stops acting two thirds of the lease after its last renewal" .renewSeconds .durationSeconds) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tinsmith.checkAutoscaling" -}}
+{{- with .Values.apiServer.autoscaling }}
+{{- if and .tlsSecretName (not .enabled) }}
+{{- fail "apiServer.autoscaling.tlsSecretName has no effect without apiServer.autoscaling.enabled: enable it, or leave the name empty" }}
 {{- end }}
 {{- end }}
 {{- end }}
