@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Response
 
 from tinsmith_server.routes.bodies import CustomLoss, Forward, ForwardBackward, JsonObject, body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import TRAINING_BODY, takes
 from tinsmith_server.routes.planned_route import PlannedRoute
+from tinsmith_server.routes.problems import set_user_notice
 from tinsmith_server.services.training.custom_losses import CreateCustomLossRequest
+from tinsmith_server.services.training.submission import Accepted
 from tinsmith_server.wire.ids import OperationId
 from tinsmith_server.wire.json_training import ForwardBody
 from tinsmith_server.wire.requests import (
@@ -36,6 +38,12 @@ router = APIRouter(prefix=API_PREFIX, tags=["training"], route_class=PlannedRout
 
 def _future(operation: OperationId) -> FutureResponse:
     return FutureResponse(request_id=str(operation), model_id=operation.model_id)
+
+
+def _accepted(accepted: Accepted, response: Response) -> FutureResponse:
+    if accepted.notice is not None:
+        set_user_notice(response, accepted.notice)
+    return _future(accepted.operation)
 
 
 @router.post("/create_model", openapi_extra=takes(CreateModelRequest))
@@ -85,14 +93,16 @@ async def get_tokenizer(
 
 @router.post("/forward_backward", openapi_extra=TRAINING_BODY)
 async def forward_backward(
-    request: ForwardBackward, tenant: Tenant, services: ServicesDep, key: IdempotencyKey
+    request: ForwardBackward, tenant: Tenant, services: ServicesDep, key: IdempotencyKey, response: Response
 ) -> FutureResponse:
-    return _future(await services.operations.forward_backward(tenant, request, key))
+    return _accepted(await services.operations.forward_backward(tenant, request, key), response)
 
 
 @router.post("/forward", summary="Forward without gradients, of SDKs below 0.22.3", openapi_extra=takes(ForwardBody))
-async def forward(request: Forward, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
-    return _future(await services.operations.forward_backward(tenant, request, key))
+async def forward(
+    request: Forward, tenant: Tenant, services: ServicesDep, key: IdempotencyKey, response: Response
+) -> FutureResponse:
+    return _accepted(await services.operations.forward_backward(tenant, request, key), response)
 
 
 @router.post("/create_custom_loss", summary="Create a custom loss", openapi_extra=takes(CreateCustomLossRequest))
@@ -101,32 +111,38 @@ async def create_custom_loss(loss: CustomLoss, tenant: Tenant, services: Service
 
 
 @router.post("/optim_step", openapi_extra=takes(OptimStepRequest))
-async def optim_step(body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
-    return _future(await services.operations.optim_step(tenant, body, key))
+async def optim_step(
+    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey, response: Response
+) -> FutureResponse:
+    return _accepted(await services.operations.optim_step(tenant, body, key), response)
 
 
 @router.post("/save_weights", openapi_extra=takes(SaveWeightsRequest))
-async def save_weights(body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
-    return _future(await services.operations.save_weights(tenant, body, key))
+async def save_weights(
+    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey, response: Response
+) -> FutureResponse:
+    return _accepted(await services.operations.save_weights(tenant, body, key), response)
 
 
 @router.post("/save_weights_for_sampler", openapi_extra=takes(SaveWeightsForSamplerRequest))
 async def save_weights_for_sampler(
-    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey
+    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey, response: Response
 ) -> FutureResponse:
-    return _future(await services.operations.save_weights_for_sampler(tenant, body, key))
+    return _accepted(await services.operations.save_weights_for_sampler(tenant, body, key), response)
 
 
 @router.post("/save_weights_external", openapi_extra=takes(SaveWeightsExternalRequest))
 async def save_weights_external(
-    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey
+    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey, response: Response
 ) -> FutureResponse:
-    return _future(await services.operations.save_weights_external(tenant, body, key))
+    return _accepted(await services.operations.save_weights_external(tenant, body, key), response)
 
 
 @router.post("/load_weights", openapi_extra=takes(LoadWeightsRequest))
-async def load_weights(body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
-    return _future(await services.operations.load_weights(tenant, body, key))
+async def load_weights(
+    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey, response: Response
+) -> FutureResponse:
+    return _accepted(await services.operations.load_weights(tenant, body, key), response)
 
 
 @router.post("/unload_model", summary="End a model, of SDKs up to 0.25", openapi_extra=takes(UnloadModelRequest))

@@ -41,6 +41,7 @@ from tinsmith_server.services.training.models import Models
 from tinsmith_server.services.training.operation_bodies import OperationBodies
 from tinsmith_server.services.training.operations import Operations
 from tinsmith_server.services.training.placement import Placement
+from tinsmith_server.services.training.submission import Submission
 from tinsmith_server.services.training.submit_requests import SubmitRequests
 from tinsmith_server.services.usage.collection import UsageCollection
 from tinsmith_server.services.usage.reports import UsageReports
@@ -171,9 +172,24 @@ class Services:
 
     @cached_property
     def operations(self) -> Operations:
-        requests = SubmitRequests(self._fleet, self._events, self._lookup, self._quotas.checkpoints)
-        queued = self._quotas.queued
-        return Operations(self.sessions, self.models, self.binding, self._delivery, self._fleet, requests, queued)
+        return Operations(
+            sessions=self.sessions,
+            models=self.models,
+            binding=self.binding,
+            delivery=self._delivery,
+            fleet=self._fleet,
+            requests=self._submit_requests,
+            submission=self._submission,
+            queued=self._quotas.queued,
+        )
+
+    @cached_property
+    def _submit_requests(self) -> SubmitRequests:
+        return SubmitRequests(self._fleet, self._events, self._lookup, self._quotas.checkpoints)
+
+    @cached_property
+    def _submission(self) -> Submission:
+        return Submission(self._store, self._delivery, self._submit_requests)
 
     @cached_property
     def operation_bodies(self) -> OperationBodies:
@@ -223,6 +239,7 @@ class Services:
     def futures(self) -> Futures:
         return Futures(
             models=self.models,
+            submission=self._submission,
             custom_losses=self.custom_losses,
             sampling=self.sampling,
             binding=self.binding,
@@ -277,6 +294,7 @@ class Services:
             sessions=self.sessions,
             binding=self.binding,
             delivery=self._delivery,
+            submission=self._submission,
             events=self._events,
             freed=self._freed,
             settings=self.settings,
@@ -292,6 +310,7 @@ class Services:
             sessions=self.sessions,
             binding=self.binding,
             events=self._events,
+            submission=self._submission,
             reaper=self._reaper,
             lost_workers=LostWorkers(self._store, self._fleet),
             retention=self._retention,

@@ -117,6 +117,21 @@ class PlacementQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class DeferredOperation:
+    """An operation that was accepted while its model's worker could not be reached.
+
+    `request` is a serialised SubmitRequest. The row is deleted when the operation is in the worker's journal, or when
+    the model ends.
+    """
+
+    model_id: str
+    seq_id: int
+    tenant: str
+    size_bytes: int
+    request: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """The journal of a worker. The epoch blocks older servers; the cursor is the last event that was applied.
 

@@ -15,6 +15,7 @@ from tinsmith_server.store.database import Database
 from tinsmith_server.store.migrate import migrate
 from tinsmith_server.store.queries.accounting import AuditQueries, UsageQueries
 from tinsmith_server.store.queries.checkpoints import CheckpointQueries
+from tinsmith_server.store.queries.deferred import DeferredQueries
 from tinsmith_server.store.queries.installation import GarbageQueries, InstallationQueries, KeyQueries
 from tinsmith_server.store.queries.leases import LeaseQueries
 from tinsmith_server.store.queries.models import ModelQueries, WorkerQueries
@@ -29,6 +30,7 @@ class Store(
     SessionQueries,
     ModelQueries,
     PlacementQueries,
+    DeferredQueries,
     WorkerQueries,
     SamplingSessionQueries,
     CheckpointQueries,

@@ -116,6 +116,19 @@ placements = Table(
     UniqueConstraint("model_id"),
 )
 
+deferred_operations = Table(
+    "deferred_operations",
+    metadata,
+    Column("model_id", PlainText, ForeignKey("models.model_id"), nullable=False),
+    Column("seq_id", Int64, nullable=False),
+    Column("tenant", PlainText, nullable=False),
+    Column("size_bytes", Int64, nullable=False),
+    Column("request", LargeBinary, nullable=False),
+    # This constraint is for an operation that the SDK repeats, perhaps at another replica.
+    PrimaryKeyConstraint("model_id", "seq_id"),
+    Index(None, "tenant"),
+)
+
 workers = Table(
     "workers",
     metadata,

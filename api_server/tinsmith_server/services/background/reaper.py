@@ -18,6 +18,7 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import AUTOSAVE_NAME, Failure, why_evacuated
 from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.services.training.submission import Submission
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Clock, Model, utc_now
 from tinsmith_server.store.store import Store
@@ -49,6 +50,7 @@ class Reaper:
         sessions: Sessions,
         binding: Binding,
         delivery: Delivery,
+        submission: Submission,
         events: Events,
         freed: Changes,
         settings: Settings,
@@ -59,6 +61,7 @@ class Reaper:
         self._sessions = sessions
         self._binding = binding
         self._delivery = delivery
+        self._submission = submission
         self._events = events
         self._freed = freed
         self._timeout = timedelta(seconds=settings.session_timeout_seconds)
@@ -125,6 +128,7 @@ class Reaper:
             return
         autosave = self._autosave() if save else None
         try:
+            await self._submission.deliver(model)
             await self._delivery.release(
                 model.worker_id, model.model_id, model.tenant, autosave, REACH_SECONDS, reason=reason
             )

@@ -17,6 +17,7 @@ from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.services.training.submission import Submission
 from tinsmith_server.services.usage.collection import UsageCollection
 from tinsmith_server.store.connection import StoreError
 from tinsmith_server.store.store import Store
@@ -29,6 +30,7 @@ RELEASE_SECONDS = 15.0
 SWEEP_SECONDS = 60.0
 COLLECT_SECONDS = 5.0
 TAKE_UP_SECONDS = 15.0
+DELIVER_SECONDS = 2.0
 WRITE_OFF_SECONDS = 60.0
 FOLLOW_SECONDS = 10.0
 
@@ -50,6 +52,7 @@ class Background:
         sessions: Sessions,
         binding: Binding,
         events: Events,
+        submission: Submission,
         reaper: Reaper,
         lost_workers: LostWorkers,
         retention: Retention,
@@ -63,6 +66,7 @@ class Background:
         self._sessions = sessions
         self._binding = binding
         self._events = events
+        self._submission = submission
         self._reaper = reaper
         self._lost_workers = lost_workers
         self._retention = retention
@@ -82,6 +86,7 @@ class Background:
             self._by_one(SWEEP_SECONDS, "sweeper", self._sweep),
             self._by_one(COLLECT_SECONDS, USAGE, self._usage.collect),
             self._by_one(TAKE_UP_SECONDS, "binder", self._binding.resume),
+            self._by_one(DELIVER_SECONDS, "deliverer", self._submission.deliver_all),
             self._by_one(WRITE_OFF_SECONDS, "writer-off", self._lost_workers.write_off),
             self._release_finished_here(),
             self._follow_workers(),

@@ -29,7 +29,7 @@ CONNECT_SECONDS = 20.0
 # This time is short, because the worker was connected a moment before.
 RECONNECT_SECONDS = 2.0
 
-_TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
+CHECKPOINT_TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
     worker_pb2.TRAINING: "training",
     worker_pb2.SAMPLER: "sampler",
     worker_pb2.EXTERNAL: "external",
@@ -181,7 +181,7 @@ def _checkpoint(event: worker_pb2.Event, model: Model, now: datetime) -> Checkpo
     saved = event.checkpoint_saved
     return Checkpoint(
         run_id=saved.model_id,
-        type=_TYPES[saved.kind],
+        type=CHECKPOINT_TYPES[saved.kind],
         name=saved.sampling_session_id if saved.kind == worker_pb2.EPHEMERAL else saved.name,
         tenant=model.tenant,
         base_model=model.base_model,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import orjson
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
-from tinsmith_server.errors import Gone, NotFound, WorkerAbsent, WorkerUnavailable
+from tinsmith_server.errors import Gone, ModelNotAtWorker, NotFound, StorageFull, WorkerAbsent, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import Failure
@@ -21,6 +21,7 @@ from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.custom_losses import CustomLosses
 from tinsmith_server.services.training.models import Models
+from tinsmith_server.services.training.submission import Submission
 from tinsmith_server.store.records import Model
 from tinsmith_server.wire.ids import CustomLossId, OperationId, SampleId, parse_request_id
 
@@ -56,6 +57,7 @@ class Futures:
         self,
         *,
         models: Models,
+        submission: Submission,
         custom_losses: CustomLosses,
         sampling: Sampling,
         binding: Binding,
@@ -65,6 +67,7 @@ class Futures:
         hold_seconds: float,
     ) -> None:
         self._models = models
+        self._submission = submission
         self._custom_losses = custom_losses
         self._sampling = sampling
         self._binding = binding
@@ -166,11 +169,29 @@ class Futures:
         model = await self._models.owned(model.tenant, model.model_id)
         if model.state in ENDED:
             return _ended(model)
+        waiting = await self._deliver(model, seq_id, deadline)
+        if waiting is not None:
+            return waiting
+        # Another server may have delivered the operation since the worker's answer.
+        reply = await self._await_worker_result(model, seq_id, deadline)
+        if reply.WhichOneof("state") != "not_found":
+            return await self._answer(model, seq_id, reply, deadline)
         creation = await self._await_worker_result(model, 0, deadline)
         if creation.WhichOneof("state") in {"not_found", "failure"}:
             settled = await self._models.settle_missing(model, creation)
             return Failure.from_row(settled.failure)
         raise NotFound(f"there is no future {OperationId(model.model_id, seq_id)}")
+
+    async def _deliver(self, model: Model, seq_id: int, deadline: float) -> Pending | None:
+        """Deliver the operation if it is deferred. Return why it still waits, or None."""
+        try:
+            await self._submission.deliver_if_deferred(model, seq_id)
+        except ModelNotAtWorker:
+            return None
+        except (WorkerUnavailable, StorageFull) as error:
+            await asyncio.sleep(_remaining(deadline))
+            return Pending(str(error), paused=True)
+        return None
 
     async def _sample(self, tenant: str, sample: SampleId, deadline: float) -> Answer:
         async def call_worker() -> worker_pb2.AwaitReply:

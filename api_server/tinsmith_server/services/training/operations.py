@@ -21,6 +21,7 @@ from tinsmith_server.services.delivery import PATIENCE_SECONDS, Delivery
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.models import Models
+from tinsmith_server.services.training.submission import Accepted, Submission
 from tinsmith_server.services.training.submit_requests import WHICH_OPERATION, SubmitRequests
 from tinsmith_server.store.records import FINAL_STATES, Model
 from tinsmith_server.wire.ids import OperationId
@@ -38,12 +39,14 @@ class Operations:
 
     def __init__(
         self,
+        *,
         sessions: Sessions,
         models: Models,
         binding: Binding,
         delivery: Delivery,
         fleet: Fleet,
         requests: SubmitRequests,
+        submission: Submission,
         queued: QueueQuota,
     ) -> None:
         self._sessions = sessions
@@ -52,11 +55,12 @@ class Operations:
         self._delivery = delivery
         self._fleet = fleet
         self._requests = requests
+        self._submission = submission
         self._queued = queued
 
     async def forward_backward(
         self, tenant: str, request: worker_pb2.SubmitRequest, key: str | None = None
-    ) -> OperationId:
+    ) -> Accepted:
         """Submit a forward_backward.
 
         `request` is complete except for the epoch. The connection to the worker adds the epoch.
@@ -64,26 +68,26 @@ class Operations:
         model = await self._ready_for_work(tenant, request.model_id)
         return await self._submit(model, request, key)
 
-    async def optim_step(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
+    async def optim_step(self, tenant: str, body: dict[str, Any], key: str | None = None) -> Accepted:
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, self._requests.optim_step(model, seq_id, body), key)
 
-    async def save_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
+    async def save_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> Accepted:
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.save_weights(model, seq_id, body), key)
 
-    async def save_weights_for_sampler(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
+    async def save_weights_for_sampler(self, tenant: str, body: dict[str, Any], key: str | None = None) -> Accepted:
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.save_weights_for_sampler(model, seq_id, body), key)
 
-    async def save_weights_external(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
+    async def save_weights_external(self, tenant: str, body: dict[str, Any], key: str | None = None) -> Accepted:
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.save_weights_external(model, seq_id, body), key)
 
-    async def load_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
+    async def load_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> Accepted:
         """Load weights into the model with this model_id. Without a model_id, load the weights into a new model."""
         if body.get("model_id") is None:
-            return await self._models.create_by_load(tenant, body, key)
+            return Accepted(await self._models.create_by_load(tenant, body, key))
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.load_weights(model, seq_id, body), key)
 
@@ -97,6 +101,7 @@ class Operations:
         model = await self._ready_for_work(tenant, model_id)
         if model.state == "bound":
             with suppress(ModelNotAtWorker):
+                await self._submission.deliver(model)
                 await self._delivery.release(model.worker_id, model_id, tenant)
         return OperationId(model_id, RELEASE_SEQ_ID)
 
@@ -121,26 +126,25 @@ class Operations:
             raise WorkerUnavailable(f"{model_id} is not ready yet: {reason}")
         return model
 
-    async def _submit(self, model: Model, request: worker_pb2.SubmitRequest, key: str | None) -> OperationId:
+    async def _submit(self, model: Model, request: worker_pb2.SubmitRequest, key: str | None) -> Accepted:
         """Submit the operation. If the model has ended, the operation's future returns the reason instead."""
         if not request.seq_id:
             # A key is set even without a client's key, because the worker must recognise a repeated submission.
             request.idempotency_key = key or uuid.uuid4().hex
-        number = request.seq_id
         if model.state not in FINAL_STATES:
             try:
-                number = await self._deliver(model, request)
+                return await self._submit_within_quota(model, request)
             except ModelNotAtWorker:
                 model = await self._settle_missing(model)
-        if not number:
+        if not request.seq_id:
             raise Gone(f"{model.model_id} accepts no operations any more: {_why_ended(model)}")
-        return OperationId(request.model_id, number)
+        return Accepted(OperationId(request.model_id, request.seq_id))
 
-    async def _deliver(self, model: Model, request: worker_pb2.SubmitRequest) -> int:
+    async def _submit_within_quota(self, model: Model, request: worker_pb2.SubmitRequest) -> Accepted:
         await self._queued.admit(model.tenant, model.model_id, request.seq_id)
-        number = await self._delivery.submit(model.worker_id, request, model.tenant)
-        self._queued.note(model.tenant, model.model_id, number)
-        return number
+        accepted = await self._submission.submit(model, request)
+        self._queued.note(model.tenant, model.model_id, accepted.operation.seq_id)
+        return accepted
 
     async def _settle_missing(self, model: Model) -> Model:
         current = await self._models.owned(model.tenant, model.model_id)

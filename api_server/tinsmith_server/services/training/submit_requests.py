@@ -17,10 +17,10 @@ from tinsmith_server.errors import Unprocessable
 from tinsmith_server.fleet.base import Fleet, share_weights
 from tinsmith_server.services.accounts.quotas import CheckpointQuota
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
-from tinsmith_server.services.checkpoints.worker_events import Events
+from tinsmith_server.services.checkpoints.worker_events import CHECKPOINT_TYPES, Events
 from tinsmith_server.services.failures import rejection, training_only
 from tinsmith_server.services.training.model_creation import load_payload
-from tinsmith_server.store.records import CheckpointType, Model
+from tinsmith_server.store.records import Model
 from tinsmith_server.wire.ids import sampling_session_id_of
 from tinsmith_server.wire.json_bodies import sentence
 from tinsmith_server.wire.json_training import InvalidTraining, json_head, training_message
@@ -75,10 +75,7 @@ def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
 
 
 class SubmitRequests:
-    """A builder of requests to the worker. The request for a save contains the stored checkpoint of the same name.
-
-    The request for a load contains the location of the checkpoint's files.
-    """
+    """A builder of requests to the worker. The request for a load contains the location of the checkpoint's files."""
 
     def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup, checkpoints: CheckpointQuota) -> None:
         self._fleet = fleet
@@ -112,7 +109,7 @@ class SubmitRequests:
             user_metadata=request.user_metadata,
             has_user_metadata=request.user_metadata is not None,
         )
-        return await self._named(model, seq_id, save, "training")
+        return await self._named(model, seq_id, save)
 
     async def save_weights_for_sampler(
         self, model: Model, seq_id: int, body: dict[str, Any]
@@ -129,7 +126,7 @@ class SubmitRequests:
         )
         if request.path is not None:
             save.name = request.path
-            return await self._named(model, seq_id, save, "sampler")
+            return await self._named(model, seq_id, save)
         served = self._fleet.model(model.base_model)
         if served is not None and not served.sampling:
             # An unnamed save can only be sampled.
@@ -152,7 +149,7 @@ class SubmitRequests:
             ttl_seconds=request.ttl_seconds,
             age_recipients=request.age_encryption_recipients,
         )
-        return await self._named(model, seq_id, save, "external")
+        return await self._named(model, seq_id, save)
 
     async def load_weights(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:
         try:
@@ -174,17 +171,31 @@ class SubmitRequests:
         load = load_payload(checkpoint, request, create=False)
         return _request(model, seq_id, worker_pb2.LOAD_WEIGHTS, load)
 
-    async def _named(
-        self, model: Model, seq_id: int, save: worker_pb2.SaveWeights, type: CheckpointType
+    async def completed(
+        self, model: Model, request: worker_pb2.SubmitRequest, connect_seconds: float
     ) -> worker_pb2.SubmitRequest:
-        """Return a request for a save that contains the stored checkpoint of the same name.
+        """Return the request as the worker needs it now. A named save says whether its name is taken.
 
-        The worker itself knows the saves that are still in its queue.
+        The store knows the names of the saves whose events it has applied. The worker itself knows the saves that are
+        still in its queue. Raises WorkerUnavailable after `connect_seconds`.
         """
+        if request.kind != worker_pb2.SAVE_WEIGHTS or not request.payload:
+            return request
+        save = worker_pb2.SaveWeights.FromString(request.payload)
+        type = CHECKPOINT_TYPES[save.kind]
+        if type == "ephemeral":
+            return request
+        save.seen_event_id = await self._events.drain(model.worker_id, connect_seconds)
+        save.name_taken = await self._lookup.live(model.model_id, type, save.name) is not None
+        completed = worker_pb2.SubmitRequest()
+        completed.CopyFrom(request)
+        completed.payload = save.SerializeToString()
+        return completed
+
+    async def _named(self, model: Model, seq_id: int, save: worker_pb2.SaveWeights) -> worker_pb2.SubmitRequest:
+        """Return a request for a save, or a rejection if the tenant's checkpoints use all of their space."""
         if (refusal := await self._checkpoints.refusal(model.tenant)) is not None:
             return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, refusal)
-        save.seen_event_id = await self._events.drain(model.worker_id)
-        save.name_taken = await self._lookup.live(model.model_id, type, save.name) is not None
         return _request(model, seq_id, worker_pb2.SAVE_WEIGHTS, save)
 
 

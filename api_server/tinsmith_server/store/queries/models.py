@@ -20,7 +20,7 @@ from tinsmith_server.store.queries.base import (
     values,
 )
 from tinsmith_server.store.records import LIVE, FinalState, Model, ModelState, Page, Worker
-from tinsmith_server.store.tables import models, placements, sessions, workers
+from tinsmith_server.store.tables import deferred_operations, models, placements, sessions, workers
 
 _OF_ID = models.c.model_id == bindparam("model")
 _BY_ID = select_records(models, Model).where(_OF_ID)
@@ -62,7 +62,7 @@ class ModelQueries(Queries):
     async def end_model(
         self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
     ) -> bool:
-        """End the model, and free its slot. Only the first end has an effect.
+        """End the model, free its slot, and drop its deferred operations. Only the first end has an effect.
 
         With `only_unplaced`, a model that has been placed does not end. Returns False if nothing changed.
         """
@@ -74,6 +74,7 @@ class ModelQueries(Queries):
             ended = await changes_rows(connection, update(models).where(living).values(state=state, failure=failure))
             if ended:
                 await connection.execute(delete(placements).where(placements.c.model_id == model_id))
+                await connection.execute(delete(deferred_operations).where(deferred_operations.c.model_id == model_id))
             return ended
 
         return await self._database.write(end)

@@ -94,6 +94,17 @@ def _models_and_workers() -> None:
         sa.UniqueConstraint("model_id", name="uq_placements_model_id"),
     )
     op.create_table(
+        "deferred_operations",
+        sa.Column("model_id", sa.Text(), nullable=False),
+        sa.Column("seq_id", sa.BigInteger(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("request", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("model_id", "seq_id", name="pk_deferred_operations"),
+        sa.ForeignKeyConstraint(["model_id"], ["models.model_id"], name="fk_deferred_operations_model_id"),
+    )
+    op.create_index("ix_deferred_operations_tenant", "deferred_operations", ["tenant"])
+    op.create_table(
         "workers",
         sa.Column("worker_id", sa.Text(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
