@@ -27,6 +27,7 @@ OF_LOCAL_WORKERS = (
     "models",
     "devices",
     "preload_models",
+    "suspend_after_seconds",
     "engine",
     "engine_flags",
     "quantization",
@@ -117,6 +118,12 @@ class Settings(BaseSettings):
         "`cpu`; default: one worker, on a GPU if there is one.",
     )
     preload_models: bool = Field(True, description="Load models at start instead of at first use.")
+    suspend_after_seconds: float | None = Field(
+        None,
+        ge=1,
+        description="Stop a worker or sampler that no client has used for this long, which frees its GPU. The next "
+        "request starts it again.",
+    )
     fleet: Literal["local", "kubernetes"] = Field(
         "local",
         description="Where workers run: `local` processes of this server, or TrainingSessions in `kubernetes`.",

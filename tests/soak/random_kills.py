@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,10 +40,13 @@ ROUNDS_AHEAD = 3
 SAMPLE_EVERY = 5
 MOST_ANSWERS_BETWEEN = 12
 LONGEST_DELAY_SECONDS = 1.5
-KILLS = ("worker", "server", "both", "clean stop")
+FAULTS = ("worker", "server", "both", "clean stop", "idle")
+SUSPEND_AFTER_SECONDS = 2
+SUSPENSION_PATIENCE_SECONDS = 120.0
 SETTINGS = {
     "adapter_slots": "2",
     "poll_hold_seconds": "5",
+    "suspend_after_seconds": str(SUSPEND_AFTER_SECONDS),
     # Kills that come from outside are no sign against the operation that they happen to hit.
     "engine_flags": "--attempts-per-operation 1000000",
 }
@@ -50,9 +54,10 @@ SETTINGS = {
 
 @dataclass
 class Progress:
-    """The number of answered rounds, for which the killing thread waits."""
+    """The number of answered rounds, for which the killing thread waits. The programs pause while `goes` is not set."""
 
     answered: int = 0
+    goes: threading.Event = field(default_factory=threading.Event)
     failed: BaseException | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -65,6 +70,15 @@ class Progress:
         with self._changed:
             self.failed = error
             self._changed.notify_all()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let the programs wait, each after the answers to its last calls."""
+        self.goes.clear()
+        try:
+            yield
+        finally:
+            self.goes.set()
 
     def wait_beyond(self, answered: int) -> None:
         with self._changed:
@@ -98,6 +112,7 @@ class Program:
         ending = Ending()
         waiting: list[tuple[types.APIFuture, types.APIFuture]] = []  # type: ignore[name-defined]
         for number in self._numbers():
+            self._pause(ending, waiting)
             waiting.append(self._submit(model, number))
             ending.rounds += 1
             if len(waiting) > ROUNDS_AHEAD:
@@ -109,6 +124,14 @@ class Program:
         ending.tensors = self._tensors(model.save_state("final").result().path)
         client.close("success").result()
         return ending
+
+    def _pause(self, ending: Ending, waiting: list[tuple]) -> None:  # type: ignore[type-arg]
+        """Wait while the program is paused. A paused program takes its results before, and so is idle."""
+        if self.progress.goes.is_set():
+            return
+        while waiting:
+            self._take(ending, *waiting.pop(0))
+        self.progress.goes.wait()
 
     def _numbers(self) -> Iterator[int]:
         if self.rounds is not None:
@@ -160,9 +183,9 @@ class Killer:
         for number in range(1, self.kills + 1):
             self.progress.wait_beyond(self.progress.answered + draw.randint(1, MOST_ANSWERS_BETWEEN))
             time.sleep(draw.uniform(0, LONGEST_DELAY_SECONDS))
-            kind = draw.choice(KILLS)
+            kind = draw.choice(FAULTS)
             print(
-                json.dumps({"kill": number, "of": self.kills, "what": kind, "answered": self.progress.answered}),
+                json.dumps({"fault": number, "of": self.kills, "what": kind, "answered": self.progress.answered}),
                 flush=True,
             )
             self._kill(kind)
@@ -173,9 +196,19 @@ class Killer:
         if kind in ("server", "both"):
             self.server.kill()
             self.server.start()
+        if kind == "idle":
+            with self.progress.pause():
+                self._wait_until_suspended()
         if kind == "clean stop":
             assert self.server.stop() == 0, "a clean stop ended badly"
             self.server.start()
+
+    def _wait_until_suspended(self) -> None:
+        """Wait until the idle worker has stopped. The programs' next calls start it again."""
+        until = time.monotonic() + SUSPENSION_PATIENCE_SECONDS
+        while self.server.worker_pids():
+            assert time.monotonic() < until, "the idle worker was not suspended"
+            time.sleep(0.1)
 
 
 @dataclass(frozen=True)
@@ -194,6 +227,7 @@ def play(plan: Plan, name: str, kills: int, rounds: Mapping[str, int] | None = N
     settings = {**SETTINGS, "numerics": plan.numerics}
     server = ServedInstallation(folder, {TINY_MODEL: plan.model}, settings).start()
     progress, stop = Progress(), threading.Event()
+    progress.goes.set()
     try:
         keys = {"ada": API_KEY, "bob": _new_key(folder)}
         programs = [

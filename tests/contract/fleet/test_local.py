@@ -122,6 +122,46 @@ async def test_a_lost_worker_is_one_line_with_its_reason_once(
     assert output.count("worker lost") == 1
 
 
+async def test_an_idle_worker_stops_and_the_next_request_starts_it(
+    settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "idle").write_text("5")
+    fleet = LocalFleet(settings.model_copy(update={"suspend_after_seconds": 1.0}))
+    await fleet.open(store)
+    worker = only_worker(fleet)
+    await worker.connection(START_SECONDS)
+    await until_no_process_runs()
+    assert worker.asleep
+    assert f"waking {MODEL}: no client had used it for 1 s" in str(worker.unavailable_reason)
+    (tmp_path / "model" / "idle").unlink()
+    await worker.connection(START_SECONDS)
+    assert (worker.asleep, len(worker_pids())) == (False, 1)
+    await fleet.close()
+
+
+async def test_a_sampler_that_was_idle_starts_after_its_worker_has_loaded_again(
+    settings_with_sampler: Settings, store: Store, tmp_path: Path
+) -> None:
+    """On one GPU, what a worker takes later would not fit next to the sampler."""
+    (tmp_path / "model" / "idle").write_text("5")
+    fleet = LocalFleet(settings_with_sampler.model_copy(update={"suspend_after_seconds": 1.0}))
+    await fleet.open(store)
+    (sampler,) = fleet.all_samplers
+    await sampler.connection(START_SECONDS)
+    await only_worker(fleet).connection(START_SECONDS)
+    await until_no_process_runs()
+    (tmp_path / "model" / "idle").unlink()
+    await sampler.connection(START_SECONDS)
+    assert only_worker(fleet).running() is not None
+    await fleet.close()
+
+
+async def until_no_process_runs() -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while worker_pids():
+            await asyncio.sleep(0.02)
+
+
 async def test_one_server_owns_a_data_directory(local_fleet: LocalFleet, settings: Settings, store: Store) -> None:
     other = LocalFleet(settings)
     with pytest.raises(StartupError, match="another server uses the data directory"):

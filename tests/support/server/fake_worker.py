@@ -58,6 +58,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.samples: dict[str, worker_pb2.SampleRequest] = {}
         self.prepared: list[worker_pb2.AdapterRef] = []
         self.streams_saves = False
+        self.idle_seconds = 0.0
         self.ended = EndedSamples()
         self.cancelled: list[str] = []
         self.withheld: set[Key | str] = set()
@@ -140,6 +141,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply.capabilities.losses.extend(self.losses)
         reply.model_places = self.model_places
         reply.streams_saves = self.streams_saves
+        reply.idle_seconds = self.idle_seconds
         reply.metrics.samples_waiting = self.samples_waiting
         reply.metrics.MergeFrom(self.metrics)
         reply.idle_seconds = self.idle_seconds

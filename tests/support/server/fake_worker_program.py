@@ -1,7 +1,8 @@
 """A fake worker as a program: takes a worker's flags, and dies as its model directory says.
 
 A file `refuse` in the model directory holds the sentence to end with, as the real worker does for a
-directory that it cannot load; a file `contradict` has it refuse its flags; `slots` says how many it has.
+directory that it cannot load; a file `contradict` has it refuse its flags; `slots` says how many it has, and
+`idle` for how many seconds no client has used it.
 Run with `python -m support.server.fake_worker_program`.
 """
 
@@ -35,6 +36,8 @@ def main() -> int:
     (options.model / "seen.json").write_text(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}))
     slots = options.model / "slots"
     fake = FakeWorker(adapter_slots=int(slots.read_text()) if slots.exists() else 0)
+    idle = options.model / "idle"
+    fake.idle_seconds = float(idle.read_text()) if idle.exists() else 0.0
     asyncio.run(serve(fake, options.socket, options.parent_fd))
     (options.model / "stopped").touch()
     return 0

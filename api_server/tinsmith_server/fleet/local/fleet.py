@@ -88,6 +88,7 @@ class LocalFleet(Fleet):
             sockets / f"w{index}",
             self._settings.model_places or self._settings.adapter_slots,
             place.environment,
+            self._settings.suspend_after_seconds,
         )
         if self._settings.sampler != BUILTIN:
             self._samplers[worker_id] = SamplerSupervisor(
@@ -95,6 +96,7 @@ class LocalFleet(Fleet):
                 self._settings.sampler,
                 SamplerCommand(self._settings, directory, place),
                 sockets / f"s{index}",
+                self._settings.suspend_after_seconds,
             )
 
     @override

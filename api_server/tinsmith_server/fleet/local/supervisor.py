@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
@@ -35,12 +35,17 @@ MAX_BACKOFF_SECONDS = 30.0
 MENDING_BACKOFF_SECONDS = 10.0
 # The exit of a process that ran this long is not a failed start.
 HEALTHY_SECONDS = 60.0
+# A process that answers late is not asked again at once.
+SHORTEST_CHECK_SECONDS = 0.1
 # The interval of progress messages while a model is being loaded.
 WORD_EACH_SECONDS = 10.0
 
 
 class ProcessSupervisor:
-    """The supervisor of one process. The first request for a connection starts the process."""
+    """The supervisor of one process. The first request for a connection starts the process.
+
+    A process that no client uses for `suspend_after_seconds` is stopped. The next request starts it again.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class ProcessSupervisor:
         *,
         role: str,
         device: Mapping[str, str],
+        suspend_after_seconds: float | None,
     ) -> None:
         """Prepare the process.
 
@@ -63,6 +69,10 @@ class ProcessSupervisor:
         self._sockets = sockets
         self._role = role
         self._device = device
+        self._suspend_after_seconds = suspend_after_seconds
+        self._is_asleep = False
+        # This event is set by each request for a connection.
+        self._wanted = asyncio.Event()
         self._running: WorkerProcess | None = None
         self._lost_for: str | None = None
         self._loading_since = 0.0
@@ -138,6 +148,7 @@ class ProcessSupervisor:
         if (ready := self.running()) is not None:
             return ready
         self._see_that_it_lives()
+        self.want()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 # The process can end before a waiting task runs.
@@ -151,6 +162,15 @@ class ProcessSupervisor:
     def running(self) -> GrpcWorkerClient | None:
         """Return a client if the process is ready now. This call does not start the process."""
         return self._running.client if self._running else None
+
+    def want(self) -> None:
+        """Start the process again if it is suspended because it was idle."""
+        self._wanted.set()
+
+    @property
+    def asleep(self) -> bool:
+        """True if the process is suspended because it was idle."""
+        return self._is_asleep
 
     @property
     def outlives_connections(self) -> bool:
@@ -194,6 +214,10 @@ class ProcessSupervisor:
             except OSError as error:
                 self._lost(f"the {self._role} cannot be started: {error}", needs_mending=False)
                 log.error(f"{self._role} cannot be started", worker_id=self._called, error=str(error))
+            if self._is_asleep:
+                await self._wanted.wait()
+                self._is_asleep, backoff = False, FIRST_BACKOFF_SECONDS
+                continue
             if self._needs_mending:
                 self._start_not_before = asyncio.get_running_loop().time() + MENDING_BACKOFF_SECONDS
                 return
@@ -210,14 +234,17 @@ class ProcessSupervisor:
             await process.until_serving()
             await self._greet(process)
             self._ready(process)
-            await process.wait()
-            self._lost(process.cause_of_death(), process.needs_mending)
+            await process.unless_dead(self._until_idle(process))
+            self._fall_asleep(process)
         except TinsmithError as error:
             self._lost(str(error), process.needs_mending)
         except asyncio.CancelledError:
             self._lost("the server is stopping", needs_mending=False)
             await process.stop()
             raise
+        if self._is_asleep:
+            await _to_the_end(process.stop())
+            return
         log.warning(f"{self._role} lost", worker_id=self._called, reason=self._lost_for)
         await process.discard()
 
@@ -227,12 +254,46 @@ class ProcessSupervisor:
         seconds = round(asyncio.get_running_loop().time() - self._loading_since, 1)
         log.info(f"{self._role} ready", worker_id=self._called, pid=process.pid, seconds=seconds)
 
+    async def _until_idle(self, process: WorkerProcess) -> None:
+        """Return when no client has used the process for `suspend_after_seconds`. Without this limit, never return."""
+        limit_seconds = self._suspend_after_seconds
+        if limit_seconds is None:
+            await asyncio.Event().wait()
+            return
+        idle_seconds = 0.0
+        while idle_seconds < limit_seconds:
+            await asyncio.sleep(max(limit_seconds - idle_seconds, SHORTEST_CHECK_SECONDS))
+            try:
+                idle_seconds = (await process.client.describe()).idle_seconds
+            except TinsmithError:
+                idle_seconds = 0.0  # it is too busy to answer
+
+    def _fall_asleep(self, process: WorkerProcess) -> None:
+        """Offer the process to no more callers, before it stops. A call that it already has stays in its journal."""
+        self._is_asleep = True
+        self._wanted.clear()
+        self._lost(
+            f"waking {self._subject}: no client had used it for {self._suspend_after_seconds:g} s", needs_mending=False
+        )
+        self._loading_since = asyncio.get_running_loop().time()
+        log.info(f"{self._role} suspended", worker_id=self._called, pid=process.pid, reason="idle")
+
     def _lost(self, reason: str | None, needs_mending: bool) -> None:
         self._running, self._lost_for, self._needs_mending = None, reason, needs_mending
         if needs_mending:
             self._settled.set()
         else:
             self._settled.clear()
+
+
+async def _to_the_end(stop: Coroutine[Any, Any, None]) -> None:
+    """Run the coroutine to its end, even if the caller is cancelled."""
+    task = asyncio.create_task(stop)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 class Supervisor(ProcessSupervisor, ActivatedHandle):
@@ -246,9 +307,19 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
         sockets: Path,
         slots: int,
         device: Mapping[str, str] = {},
+        suspend_after_seconds: float | None = None,
     ) -> None:
         """Prepare the worker. Until the worker reports its number of slots, `slots` is used as this number."""
-        ProcessSupervisor.__init__(self, worker_id, base_model, command, sockets, role="worker", device=device)
+        ProcessSupervisor.__init__(
+            self,
+            worker_id,
+            base_model,
+            command,
+            sockets,
+            role="worker",
+            device=device,
+            suspend_after_seconds=suspend_after_seconds,
+        )
         ActivatedHandle.__init__(self, worker_id)
         self._has_epochs = asyncio.Event()
         self._slots = slots
@@ -282,15 +353,28 @@ class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
     """
 
     def __init__(
-        self, worker: Supervisor, engine: str, command: Callable[[Path, int], Sequence[str]], sockets: Path
+        self,
+        worker: Supervisor,
+        engine: str,
+        command: Callable[[Path, int], Sequence[str]],
+        sockets: Path,
+        suspend_after_seconds: float | None = None,
     ) -> None:
-        name = f"{worker.worker_id}-sampler"
-        super().__init__(name, worker.base_model, command, sockets, role="sampler", device=worker.device)
+        super().__init__(
+            f"{worker.worker_id}-sampler",
+            worker.base_model,
+            command,
+            sockets,
+            role="sampler",
+            device=worker.device,
+            suspend_after_seconds=suspend_after_seconds,
+        )
         self._worker = worker
         self._engine = engine
 
     @override
     async def _until_it_may_start(self) -> None:
+        self._worker.want()
         await self._worker.loaded()
 
     @property
