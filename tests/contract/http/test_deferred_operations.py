@@ -70,7 +70,7 @@ async def test_a_later_call_is_delivered_after_the_deferred_ones(server: TestedS
     assert numbers(server) == [1, 2, 3]
 
 
-async def test_a_deferred_call_is_delivered_although_nobody_asks_for_it(server: TestedServer) -> None:
+async def test_a_deferred_call_is_delivered_without_a_poll(server: TestedServer) -> None:
     model_id = await server.model()
     await deferred(server, model_id, 1)
     server.handle.down = None
