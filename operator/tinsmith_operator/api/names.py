@@ -115,6 +115,11 @@ def claim_name(session_name: str) -> str:
     return f"{session_name}-journal"
 
 
+def pool_workload_name(pool: str) -> str:
+    """Return the name of a pool's workload. A session with the same name has another workload name."""
+    return f"{pool}-sampler"
+
+
 def certificate_secret_name(workload_name: str) -> str:
     return f"{workload_name}-tls"
 

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import override
 
 from tinsmith_operator.api.base import Manifest, Resource, parse_quantity
-from tinsmith_operator.api.names import POOL_KIND, POOL_LABEL, SAMPLER_APPLICATION
+from tinsmith_operator.api.names import POOL_KIND, POOL_LABEL, SAMPLER_APPLICATION, pool_workload_name
 from tinsmith_operator.api.owner import Owner, identity_of, unreadable
 from tinsmith_operator.api.serving_spec import GPU, PodOverrides, ServingSpec
 from tinsmith_operator.api.status import SamplerPoolStatus
@@ -73,8 +73,7 @@ class SamplerPool(Owner):
     @property
     @override
     def workload_name(self) -> str:
-        """The name of the pool's workload. A session with the same name has another workload name."""
-        return f"{self.name}-sampler"
+        return pool_workload_name(self.name)
 
 
 def parse_pool(body: Mapping[str, Any]) -> SamplerPool:

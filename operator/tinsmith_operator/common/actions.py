@@ -41,13 +41,17 @@ class Apply:
 
 @dataclass(frozen=True)
 class Annotate:
-    """A merge patch of the annotations of this version of the object."""
+    """A merge patch of the annotations of this version of the object.
+
+    - `desired`: the whole desired object, if a later decision must know that the API server has stored this request.
+    """
 
     kind: str
     name: str
     uid: str
     resource_version: str
     annotations: Mapping[str, str]
+    desired: Manifest | None = None
 
 
 @dataclass(frozen=True)

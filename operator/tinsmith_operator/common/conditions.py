@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
+from tinsmith_operator.api.base import parse_time
 from tinsmith_operator.api.conditions import ConditionState, ConditionType, Finding, Truth
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.api.status import Condition, OwnerStatus
 from tinsmith_operator.common.actions import Action, Emit, EventType, WriteStatus
 from tinsmith_operator.common.diagnosis import found
 from tinsmith_operator.common.observed import Surroundings
+from tinsmith_operator.common.workloads import Workload
 
 AS_WANTED = found(Reason.AS_WANTED, "Everything is as the spec asks.")
 BRINGING = found(Reason.CREATING_OBJECTS, "Objects are being updated to the spec.")
 PAUSED = found(
     Reason.PAUSED, "The annotation tinsmith.dev/paused is true: the operator reports, and changes nothing. Remove it."
 )
+FIRST_STATUS_WAIT = timedelta(seconds=2)
+"""The time for which the first status waits for the pods of a new workload."""
+
 READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
 
 
@@ -45,6 +52,24 @@ def may_wait(observed: Surroundings, conditions: tuple[ConditionState, ...]) -> 
     """
     is_stuck = any(each.type is ConditionType.STALLED and each.truth is Truth.TRUE for each in conditions)
     return not (observed.owner.status.conditions or observed.refusals or is_stuck)
+
+
+def first_status_time(
+    observed: Surroundings, workload: Workload | None, conditions: tuple[ConditionState, ...], now: datetime
+) -> datetime | None:
+    """Return the time at which a first status that can wait must be written, even if the pods have not started yet.
+
+    Return None if the status cannot wait. Pods that start within this time save a write for each session and pool.
+    """
+    if workload is None or not workload.wants_pods or not may_wait(observed, conditions):
+        return None
+    created = parse_time(workload.manifest["metadata"].get("creationTimestamp"))
+    return ahead(created + FIRST_STATUS_WAIT if created is not None else None, now)
+
+
+def ahead(moment: datetime | None, now: datetime) -> datetime | None:
+    """Return the time if it is in the future."""
+    return moment if moment is not None and moment > now else None
 
 
 def condition(type_: ConditionType, finding: Finding, *, holds: bool) -> ConditionState:

@@ -18,7 +18,7 @@ from typing import Any
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.names import MANAGER
 from tinsmith_operator.build.metadata import fingerprint
-from tinsmith_operator.common.actions import Action, Apply, Create, IssueCertificate
+from tinsmith_operator.common.actions import Action, Annotate, Apply, Create, IssueCertificate
 from tinsmith_operator.common.observed import Stored, Surroundings
 from tinsmith_operator.common.ownership import belongs_to
 from tinsmith_operator.common.queue import controls_suspend, is_held, without_suspend
@@ -59,6 +59,7 @@ def apply_to(live: Manifest, desired: Manifest) -> Apply:
 def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> dict[str, str]:
     """Return the refusals of objects that must still be written. A change that was reverted needs no request."""
     asked = {action.manifest["kind"] for action in children if isinstance(action, Create | Apply | IssueCertificate)}
+    asked |= {action.kind for action in children if isinstance(action, Annotate) and action.desired is not None}
     return {kind: words for kind, words in refusals.items() if kind in asked}
 
 

@@ -181,6 +181,7 @@ class Observed(Surroundings):
     - `pullers`: the pods of the present and of earlier image pull Jobs.
     - `no_groups`: a sentence that says why sessions with several nodes cannot run in this cluster.
     - `report`: the latest report of the worker, from the present pod or an earlier pod.
+    - `default_image_digest`: the digest that a ready worker of the namespace runs as the default image; None: unknown.
     - `has_turn`: the session may restart automatically now. The number of sessions that may restart automatically at
       the same time is limited.
     """
@@ -197,6 +198,7 @@ class Observed(Surroundings):
     pullers: tuple[Manifest, ...] = ()
     no_groups: str | None = None
     report: WorkerReport | None = None
+    default_image_digest: str | None = None
     has_turn: bool = False
 
     @property

@@ -127,6 +127,10 @@ class Pod(LiveObject):
         return self.condition("Ready").get("status") == "True" and not self.is_terminating
 
     @property
+    def ready_since(self) -> datetime | None:
+        return parse_time(self.condition("Ready").get("lastTransitionTime")) if self.is_ready else None
+
+    @property
     def restarts(self) -> int:
         return int(self._container.get("restartCount", 0))
 

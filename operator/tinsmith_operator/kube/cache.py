@@ -215,13 +215,46 @@ def trimmed(manifest: Manifest) -> Manifest:
 
     A cluster may contain many foreign objects. Only the metadata of a foreign object is kept.
     """
+    kept: Manifest = _shared(_needed(manifest))
+    return kept
+
+
+def _shared(value: Any) -> Any:
+    """Return the value with texts that all objects share. Most texts of a thousand sessions are the same."""
+    if isinstance(value, dict):
+        return {sys.intern(name): _shared(content) for name, content in value.items()}
+    if isinstance(value, list):
+        return [_shared(item) for item in value]
+    return sys.intern(value) if isinstance(value, str) else value
+
+
+def _needed(manifest: Manifest) -> Manifest:
     if manifest["kind"] == PODS.kind:
         return _pod(manifest)
     if manifest["kind"] in OWNER_KINDS:
         return {**manifest, "metadata": _without(manifest["metadata"], {"managedFields"})}
     if manifest["kind"] in SEEN_FOR_THEIR_NAMES and not _concerns_us(manifest):
         return _name_alone(manifest)
-    return manifest
+    managed = manifest["metadata"].get("managedFields")
+    if managed is None:
+        return manifest
+    return {**manifest, "metadata": {**manifest["metadata"], "managedFields": summarized(managed)}}
+
+
+def summarized(managed: Iterable[Manifest]) -> list[Manifest]:
+    """Return the managers of an object with the names of the fields in its spec, without the fields below.
+
+    These names show which other managers have written into the object. All managed fields would take as much memory as
+    the rest of the object.
+    """
+    return [
+        {
+            **_only(entry, ("manager", "operation")),
+            "fieldsV1": {part: {name: {} for name in fields} for part, fields in (entry.get("fieldsV1") or {}).items()},
+        }
+        for entry in managed
+        if not entry.get("subresource")
+    ]
 
 
 def _name_alone(manifest: Manifest) -> Manifest:
@@ -233,7 +266,7 @@ def _name_alone(manifest: Manifest) -> Manifest:
     annotations = manifest["metadata"].get("annotations") or {}
     own_annotations = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
     managed = manifest["metadata"].get("managedFields") or ()
-    own = [entry for entry in managed if entry.get("manager") == MANAGER]
+    own = summarized(entry for entry in managed if entry.get("manager") == MANAGER)
     kept = {**({"annotations": own_annotations} if own_annotations else {}), **({"managedFields": own} if own else {})}
     identity = {name: value for name, value in manifest.items() if name in ("apiVersion", "kind")}
     return {**identity, "metadata": {**metadata, **kept}}

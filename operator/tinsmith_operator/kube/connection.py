@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -15,21 +14,16 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException
 
-from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import MANAGER
 from tinsmith_operator.errors import OperatorError
-from tinsmith_operator.kube.depth import parse_json
 from tinsmith_operator.kube.resources import ApiCall, namespace_of, parse_call
-from tinsmith_operator.kube.watch_stream import ListBroken, WatchedResponse
+from tinsmith_operator.kube.watch_stream import ListAnswered, ListBroken, watched_response
 
 # Kopf reads the token once per login. The kubelet replaces the token file long before the token expires.
 WATCH_LOGIN_SECONDS = 600.0
 USER_AGENT = MANAGER
 Observe = Callable[[ApiCall, str], None]
 """A function that is called for each finished request, with the status code of the answer or `error`."""
-
-ListAnswered = Callable[[str | None, str, str, Manifest | None, bool], None]
-"""A function that is called for each page of a list. The last page has no continue token."""
 
 Turn = Callable[[], Coroutine[Any, Any, None]]
 """A function that waits until a read may be sent."""
@@ -65,37 +59,24 @@ async def load_configuration() -> Configuration:
 def trace(observe: Observe, on_list: ListAnswered | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
     """Return hooks for all requests of a session.
 
-    - `on_list`: called for each page of a list.
+    - `on_list`: called for each failed list.
     - `turn`: awaited before each request for a list is sent.
     """
 
-    def finished(url: Any, method: str, code: str) -> ApiCall:
+    def finished(url: Any, method: str, code: str) -> None:
         call = parse_call(method, url.path, url.query.get("watch") == "true")
         observe(call, code)
         if on_list is not None and call.verb == "list" and code != "200":
             on_list(namespace_of(url.path), call.resource, code, None, "continue" not in url.query)
-        return call
 
     async def on_start(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestStartParams) -> None:
         is_watch = params.url.query.get("watch") == "true"
         if turn is not None and parse_call(params.method, params.url.path, is_watch).verb == "list":
             await turn()
 
-    async def on_end(_session: Any, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
+    async def on_end(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
         status = getattr(params.response, "answered", params.response.status)
-        call = finished(params.url, params.method, str(status))
-        context.listed = call.resource if call.verb == "list" and params.response.status == 200 else None
-
-    async def on_body(
-        _session: Any, context: SimpleNamespace, params: aiohttp.TraceResponseChunkReceivedParams
-    ) -> None:
-        # This hook gets a body that aiohttp reads at once, not a stream such as a watch. So this is the whole body.
-        if on_list is None or context.listed is None:
-            return
-        # If the answer is not a list, the caller of the request fails, not this hook.
-        with contextlib.suppress(ValueError):
-            is_first = "continue" not in params.url.query
-            on_list(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)
+        finished(params.url, params.method, str(status))
 
     async def on_error(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
         broken = params.exception
@@ -104,7 +85,6 @@ def trace(observe: Observe, on_list: ListAnswered | None = None, turn: Turn | No
     hooks = aiohttp.TraceConfig()
     hooks.on_request_start.append(on_start)
     hooks.on_request_end.append(on_end)
-    hooks.on_response_chunk_received.append(on_body)
     hooks.on_request_exception.append(on_error)
     return hooks
 
@@ -131,7 +111,7 @@ async def open_watch_session(observe: Observe, on_list: ListAnswered, turn: Turn
         connector=aiohttp.TCPConnector(limit=0, ssl=client.rest_client.ssl_context),
         headers={"User-Agent": f"{USER_AGENT}-watch", **({"Authorization": token} if token else {})},
         trust_env=True,
-        response_class=WatchedResponse,
+        response_class=watched_response(on_list),
         trace_configs=[trace(observe, on_list, turn)],
     )
     rotates: Final = configuration.refresh_api_key_hook is not None

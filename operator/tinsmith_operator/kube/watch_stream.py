@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
 from typing_extensions import override
 
+from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.kube.depth import flattened, nests_too_deep, parse_json
-from tinsmith_operator.kube.resources import OWNERS, parse_call
+from tinsmith_operator.kube.resources import BY_KIND, OWNERS, namespace_of, parse_call
 from tinsmith_operator.logs import get_logger
+
+ListAnswered = Callable[[str | None, str, str, Manifest | None, bool], None]
+"""A function that is called for each page of a list. The last page has no continue token."""
 
 NOT_FOUND, GONE = 404, 410
 UNKNOWN_KIND_SECONDS = 10.0
 """The pause between two attempts to list an unknown kind."""
 
 BEGIN_ANEW = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": GONE}}).encode()
+WATCHED_PLURALS = frozenset(resource.plural for resource in BY_KIND.values())
 # The API server writes the type first in each event.
 _TYPE_IS_WITHIN = 64
 
@@ -41,14 +46,24 @@ class ListBroken(aiohttp.ClientPayloadError):
 class WatchedResponse(aiohttp.ClientResponse):
     """A response that Kopf can read. Kopf reads a list by `json`, and a watch by the lines of `content`.
 
-    `answered` is the status code from the API server.
+    The lists that Kopf reads have no objects, because Kopf would start a task for each object. `on_list` gets the whole
+    lists.
+
+    - `answered`: the status code from the API server.
     """
 
     answered: int
+    on_list: ListAnswered
+    _listed: str | None = None
 
     @override
     async def json(self, **options: Any) -> Any:
-        return await super().json(**{"loads": parse_json, **options})
+        parsed = await super().json(**{"loads": parse_json, **options})
+        if self._listed is None or not isinstance(parsed, dict) or "items" not in parsed:
+            return parsed
+        is_first = "continue" not in self.url.query
+        self.on_list(namespace_of(self.url.path), self._listed, str(self.answered), parsed, is_first)
+        return {**parsed, "items": []}
 
     @override
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
@@ -56,6 +71,8 @@ class WatchedResponse(aiohttp.ClientResponse):
         self.answered = self.status
         is_watch = self.url.query.get("watch") == "true"
         call = parse_call(self.method, self.url.path, is_watch)
+        if call.verb == "list" and call.resource in WATCHED_PLURALS:
+            self._listed = call.resource
         if not must_begin_anew(self.status, call.verb, call.resource):
             self.content = _ReadableLines(self.content)  # type: ignore[assignment]
         elif is_watch:
@@ -66,6 +83,11 @@ class WatchedResponse(aiohttp.ClientResponse):
                 await asyncio.sleep(UNKNOWN_KIND_SECONDS)
             raise ListBroken(self.answered)
         return started
+
+
+def watched_response(on_list: ListAnswered) -> type[WatchedResponse]:
+    """Return a class of responses. `on_list` is called for each page of a list of watched objects."""
+    return type("SessionResponse", (WatchedResponse,), {"on_list": staticmethod(on_list)})
 
 
 def must_begin_anew(status: int, verb: str, plural: str) -> bool:

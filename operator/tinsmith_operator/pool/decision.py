@@ -10,7 +10,7 @@ from tinsmith_operator.build.deployment import build_budget, build_deployment
 from tinsmith_operator.build.network import build_pool_policy, build_service
 from tinsmith_operator.common.actions import Action, Annotate, Decision, Delete
 from tinsmith_operator.common.certificate import certificate_is_foreign, ensure_certificate, renewal_time
-from tinsmith_operator.common.conditions import may_wait
+from tinsmith_operator.common.conditions import first_status_time, may_wait
 from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.idleness import delete_idle, idle_moments
@@ -43,9 +43,13 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
     diagnosis = diagnose_pool(situation, refusal(still_refused(observed.refusals, children)))
     conditions = pool_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first, so that it is written even if the API server refuses a later action.
-    status = () if children and may_wait(observed, conditions) else write_pool_status(situation, conditions)
-    retries = children or _retry_refused_pods(situation)
-    return Decision((*status, *retries, *_remove_failed_pods(situation)), requeue_after(_moments(situation), now))
+    status_time = None
+    if diagnosis.unfinished is not None:
+        status_time = first_status_time(observed, owned_workload(observed), conditions, now)
+    waits = status_time is not None or (children and may_wait(observed, conditions))
+    status = () if waits else write_pool_status(situation, conditions)
+    actions = (*status, *(children or _retry_refused_pods(situation)), *_remove_failed_pods(situation))
+    return Decision(actions, requeue_after((status_time, *_moments(situation)), now))
 
 
 def _ensure_children(situation: PoolSituation, installation: Installation) -> tuple[Action, ...]:

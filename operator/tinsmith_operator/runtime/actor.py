@@ -145,13 +145,18 @@ class Actor:
         Return the version of the object for the apply.
         """
         version: str = guard["resourceVersion"]
-        live = self._cache.peek(ref)
-        if live is None or live["metadata"]["resourceVersion"] != version:
+        known = self._cache.peek(ref)
+        if known is None or known["metadata"]["resourceVersion"] != version or not _needs_own_fields(known):
             return version
-        owned = own_managed_fields(live)
-        if owned == live["metadata"].get("managedFields", []):
-            return version
-        changed = await self._cluster.own_created_fields(BY_KIND[ref.kind], live, owned)
+        # The cache has only a summary of the managed fields.
+        resource = BY_KIND[ref.kind]
+        try:
+            live = await self._cluster.get(resource, ref.namespace, ref.name)
+        except NotFound as error:
+            raise Conflict(str(error)) from error
+        if live["metadata"]["resourceVersion"] != version:
+            raise Conflict(f"{ref.kind} {ref.name} has changed.")
+        changed = await self._cluster.own_created_fields(resource, live, own_managed_fields(live))
         self._cache.note(changed)
         changed_version: str = changed["metadata"]["resourceVersion"]
         return changed_version
@@ -162,10 +167,18 @@ class Actor:
         version = {"metadata": {**place, "uid": action.uid, "resourceVersion": action.resource_version}}
         try:
             changes = {"metadata": {"annotations": dict(action.annotations)}}
-            self._cache.note(await self._cluster.merge(resource, version, changes))
+            answer = await self._cluster.merge(resource, version, changes)
         except (Conflict, NotFound):
             await self._look(ref)
             raise
+        except Refused as error:
+            if action.desired is not None:
+                self._note_refusal(owner, ref.kind, error)
+            raise
+        if action.desired is not None:
+            self._note_success(owner, action.desired, answer)
+        else:
+            self._cache.note(answer)
         log.info("annotated", object=f"{ref.kind}/{ref.name}", **action.annotations)
 
     async def _issue(self, owner: Owner, action: IssueCertificate) -> None:
@@ -262,6 +275,12 @@ class _Round:
     @property
     def guard(self) -> Manifest:
         return {"uid": self.owner.uid, "resourceVersion": self.version}
+
+
+def _needs_own_fields(manifest: Manifest) -> bool:
+    """Return whether the managed fields must change before an apply."""
+    managed: list[Manifest] = manifest["metadata"].get("managedFields", [])
+    return own_managed_fields(manifest) != managed
 
 
 def _is_leaving(answer: Manifest) -> bool:

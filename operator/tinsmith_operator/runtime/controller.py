@@ -15,7 +15,7 @@ from tinsmith_operator.kube.resources import Key
 from tinsmith_operator.logs import get_logger, in_reconcile
 from tinsmith_operator.metrics import Metrics
 from tinsmith_operator.runtime.reconcile import ReconcileResult
-from tinsmith_operator.runtime.workqueue import WorkQueue
+from tinsmith_operator.runtime.workqueue import Precedence, WorkQueue
 
 # A new session needs about ten rounds until its worker runs. A session with more rounds in a row does not converge, and
 # must not keep the API server busy.
@@ -55,7 +55,7 @@ class Controller:
         metrics: Metrics,
         acts: asyncio.Event,
         identify: Identify = lambda _key: {},
-        is_new: Callable[[Key], bool] = lambda _key: False,
+        precedence: Callable[[Key], Precedence] = lambda _key: Precedence.ORDINARY,
     ) -> None:
         self._queue = queue
         self._reconcile = reconcile
@@ -63,7 +63,7 @@ class Controller:
         self._metrics = metrics
         self._acts = acts
         self._identify = identify
-        self._is_new = is_new
+        self._precedence = precedence
         self._rounds: dict[Key, Rounds] = {}
 
     def enqueue(self, key: Key) -> None:
@@ -77,7 +77,7 @@ class Controller:
             del self._rounds[key]
             self._queue.settle(key)
             self._queue.release(key)
-        self._queue.add(key, is_new=self._is_new(key))
+        self._queue.add(key, self._precedence(key))
 
     async def run(self) -> None:
         """Reconcile keys until cancelled.
@@ -134,7 +134,7 @@ class Controller:
             self._rounds.pop(key, None)
             self._queue.settle(key)
         elif self._count(key) <= ROUNDS_AT_ONCE:
-            self._queue.add(key)
+            self._queue.add(key, self._precedence(key))
         else:
             error = RuntimeError("many rounds of actions have not brought it to its desired state")
             self._put_back(key, error, hold=True)

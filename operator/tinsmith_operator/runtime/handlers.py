@@ -21,11 +21,12 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.client import PAGE_ITEMS
-from tinsmith_operator.kube.connection import ListAnswered, Observe, Turn, WatchSession, open_watch_session
+from tinsmith_operator.kube.connection import Observe, Turn, WatchSession, open_watch_session
 from tinsmith_operator.kube.resources import WATCHED, Resource
+from tinsmith_operator.kube.watch_stream import ListAnswered
 
 Deliver = Callable[[Resource, str | None, Manifest], None]
-"""A function that takes an event: the resource, the type of the event (None in the first list), and the object."""
+"""A function that takes an event: the resource, the type of the event, and the object."""
 
 # Kopf removes its finalizer from objects. No object has this name, whereas the default name would match the finalizer
 # of any other operator that is built on Kopf.

@@ -17,8 +17,8 @@ from tinsmith_operator.errors import ClusterError, NotFound, OperatorError, Refu
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster
-from tinsmith_operator.kube.connection import ListAnswered
 from tinsmith_operator.kube.resources import RAY_CLUSTERS
+from tinsmith_operator.kube.watch_stream import ListAnswered
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer, words_for
 

@@ -10,12 +10,14 @@ from typing import Protocol
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
     PAUSED_ANNOTATION,
+    POOL_KIND,
     RESTART_REQUEST_ANNOTATION,
     RPC_PORT,
     SKIP_FINALIZER_ANNOTATION,
     SNAPSHOT_REQUEST_ANNOTATION,
     WORKER_CONTAINER,
     endpoint,
+    pool_workload_name,
 )
 from tinsmith_operator.api.owner import Owner, wake_request_of
 from tinsmith_operator.api.sampler_pool import SamplerPool, parse_pool
@@ -29,14 +31,16 @@ from tinsmith_operator.common.workloads import Workload
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.events import Events
-from tinsmith_operator.kube.resources import Key, Ref
+from tinsmith_operator.kube.resources import DEPLOYMENTS, RAY_CLUSTERS, SERVICES, WORKLOADS, Key, Ref
 from tinsmith_operator.pool.decision import decide_pool
 from tinsmith_operator.pool.situation import read_rollout
 from tinsmith_operator.runtime.actor import Actor
+from tinsmith_operator.runtime.image_digests import ImageDigests
 from tinsmith_operator.runtime.observe import observe_pool, observe_session
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import Reports, Snapshots, Target
+from tinsmith_operator.runtime.workqueue import Precedence
 from tinsmith_operator.session.decision import decide
 
 USERS_ANNOTATIONS = (
@@ -46,6 +50,9 @@ USERS_ANNOTATIONS = (
     SKIP_FINALIZER_ANNOTATION,
 )
 """The annotations by which users change the state that they request. A wake request is read separately."""
+
+POD_OWNERS = (WORKLOADS.kind, RAY_CLUSTERS.kind, DEPLOYMENTS.kind)
+"""The kinds of the last objects that are created for a session or pool."""
 
 
 class Kind(Protocol):
@@ -100,10 +107,16 @@ class Reconciler:
         requests = (*by_annotation, wake_request_of(body))
         return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), requests
 
-    def is_new(self, key: Key) -> bool:
-        """Return whether no operator has reconciled the session or pool yet."""
+    def precedence(self, key: Key) -> Precedence:
+        """Return how urgent the key is. Only a session or pool that has no status yet may wait behind others."""
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
-        return body is not None and not (body.get("status") or {}).get("conditions")
+        if body is None or (body.get("status") or {}).get("conditions"):
+            return Precedence.ORDINARY
+        name = pool_workload_name(key.name) if key.kind == POOL_KIND else key.name
+        if any(self.cache.peek(Ref(kind, key.namespace, name)) is not None for kind in POD_OWNERS):
+            return Precedence.FIRST_STATUS
+        has_begun = self.cache.peek(Ref(SERVICES.kind, key.namespace, name)) is not None
+        return Precedence.ORDINARY if has_begun else Precedence.NEW
 
     def identify(self, key: Key) -> dict[str, object]:
         """Return the UID and the generation of the object, for the log."""
@@ -137,6 +150,7 @@ class SessionKind:
     installation: Installation
     ray_clusters: RayClusterInformer
     turns: Turns
+    image_digests: ImageDigests
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def decide(self, key: Key, body: Manifest) -> tuple[TrainingSession, Decision]:
@@ -166,9 +180,14 @@ class SessionKind:
         self.reports.forget(key)
         self.snapshots.forget(key)
         self.turns.forget(key)
+        self.image_digests.forget(key)
 
     async def _observe(self, key: Key, session: TrainingSession) -> Observed:
         children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
+        if children.pod is not None:
+            self.image_digests.note(children.pod)
+        else:
+            self.image_digests.forget(key)
         # A deleted session waits until its worker reports that it holds no adapter.
         worker = worker_of(children)
         period_seconds = report_period_seconds(session)
@@ -182,6 +201,7 @@ class SessionKind:
             refusals=self.actor.refusals(key),
             stored=self.actor.stored(key),
             ca_problem=self.issuer.problem,
+            default_image_digest=self.image_digests.known(key.namespace, self.installation.trainer_image),
             has_turn=self.turns.has(key),
             no_groups=self.ray_clusters.problem(session.namespace) if session.spec.is_group else None,
         )

@@ -12,12 +12,12 @@ from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS, Issuer
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster, Permit
-from tinsmith_operator.kube.connection import ListAnswered
 from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import (
     LEASES,
     OWNERS,
+    PODS,
     POOLS,
     RAY_CLUSTERS,
     SECRETS,
@@ -31,6 +31,7 @@ from tinsmith_operator.kube.resources import (
     version_of,
 )
 from tinsmith_operator.kube.server_clock import ServerClock
+from tinsmith_operator.kube.watch_stream import ListAnswered
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.metrics import Metrics
 from tinsmith_operator.runtime.actor import Actor
@@ -38,6 +39,7 @@ from tinsmith_operator.runtime.controller import Controller
 from tinsmith_operator.runtime.first_api_key import FirstApiKey
 from tinsmith_operator.runtime.handlers import Watch
 from tinsmith_operator.runtime.health import HealthServer
+from tinsmith_operator.runtime.image_digests import ImageDigests
 from tinsmith_operator.runtime.informer import Informer
 from tinsmith_operator.runtime.leader import Leader
 from tinsmith_operator.runtime.observe import certificate_at
@@ -100,6 +102,7 @@ class Operator:
             describe, settings.describe_seconds, lambda replica: self._enqueue(pool_of_replica(replica)), leads
         )
         self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._issuer.operator_leaf), self._enqueue, leads)
+        self._image_digests = ImageDigests()
         self._turns = Turns(settings.restart_policy, self._cache, self._enqueue, self._clock.now)
         self._controller = self._make_controller()
         self._server = self._make_server()
@@ -254,6 +257,7 @@ class Operator:
                 installation,
                 self._ray_clusters,
                 self._turns,
+                self._image_digests,
                 self._clock.now,
             ),
             POOLS.kind: PoolKind(
@@ -268,7 +272,7 @@ class Operator:
             self.metrics,
             self._acts,
             reconciler.identify,
-            reconciler.is_new,
+            reconciler.precedence,
         )
 
     async def _ensure_certificates(self) -> None:
@@ -361,6 +365,9 @@ class Operator:
             self._cache.note_end(ref, manifest["metadata"]["uid"], version_of(manifest))
         else:
             self._cache.note(manifest)
+        if resource is PODS and (pod := self._cache.peek(ref)) is not None:
+            # The first ready worker counts at once. Its session may wait for its turn to be reconciled.
+            self._image_digests.note(pod)
         if resource is SECRETS and self._is_the_installations(ref):
             self._issuer_wakeup.set()
 

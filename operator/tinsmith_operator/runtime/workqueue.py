@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Hashable
+from enum import IntEnum
 from typing import Generic, TypeVar
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -18,8 +19,20 @@ LONGEST_RETRY_SECONDS = 300.0
 JITTER = 0.25
 
 
-MOST_OVERTAKEN = 16
-"""The largest number of other keys that may overtake the oldest new key. A new session takes about ten reconciles."""
+class Precedence(IntEnum):
+    """The order in which waiting keys are reconciled.
+
+    Sessions that have begun come to their end before more begin. While sessions wait for their pods, the first statuses
+    of others wait: a pod takes longer to start than a status takes to write.
+    """
+
+    ORDINARY = 0
+    NEW = 1
+    FIRST_STATUS = 2
+
+
+MOST_OVERTAKEN = {Precedence.NEW: 16, Precedence.FIRST_STATUS: 8}
+"""The largest number of other keys that may overtake the oldest key of this precedence."""
 
 
 class WorkQueue(Generic[KeyT]):
@@ -27,16 +40,13 @@ class WorkQueue(Generic[KeyT]):
 
     A key is waiting, running, due later, or both waiting and running (after it was added again during its run).
 
-    New keys wait behind all others, so that what has begun comes to its end before more begins.
-
     A held key never runs before its due time. Use a queue from only one event loop, because the queue uses the clock of
     the event loop.
     """
 
     def __init__(self, chance: random.Random | None = None) -> None:
-        self._waiting: dict[KeyT, None] = {}
-        self._new: dict[KeyT, None] = {}
-        self._overtaken = 0
+        self._waiting: dict[Precedence, dict[KeyT, None]] = {each: {} for each in Precedence}
+        self._overtaken = dict.fromkeys(MOST_OVERTAKEN, 0)
         self._running: set[KeyT] = set()
         self._held: set[KeyT] = set()
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
@@ -47,30 +57,29 @@ class WorkQueue(Generic[KeyT]):
     @property
     def depth(self) -> int:
         """The number of waiting keys."""
-        return len(self._waiting) + len(self._new)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def running(self) -> int:
         return len(self._running)
 
-    def add(self, key: KeyT, *, is_new: bool = False) -> None:
+    def add(self, key: KeyT, precedence: Precedence = Precedence.ORDINARY) -> None:
         """Add a key that is due now. A key that is running runs once more afterwards.
 
-        A new key waits behind all keys that are not new, until `MOST_OVERTAKEN` of them have overtaken the oldest one.
+        A waiting key that is added again keeps its place, unless the new precedence is higher.
         """
         if key in self._held:
             return
         self._cancel_timer(key)
-        if not is_new:
-            self._new.pop(key, None)
-            self._waiting[key] = None
-        elif key not in self._waiting:
-            self._new[key] = None
+        before = self._precedence_of(key)
+        if before is None or precedence < before:
+            self._drop(key)
+            self._waiting[precedence][key] = None
         self._changed.set()
 
     def add_after(self, key: KeyT, seconds: float) -> None:
         """Add a key that is due after this number of seconds, unless the key is already due earlier."""
-        if key in self._waiting or key in self._new or key in self._held:
+        if key in self._held or self._precedence_of(key) is not None:
             return
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
@@ -91,8 +100,7 @@ class WorkQueue(Generic[KeyT]):
         A held key keeps its due time until `release`, even if the key is added again.
         """
         seconds = self._next_pause(key)
-        self._waiting.pop(key, None)
-        self._new.pop(key, None)
+        self._drop(key)
         self._cancel_timer(key)
         self._held.add(key)
         self._timers[key] = asyncio.get_running_loop().call_later(seconds, self.release, key)
@@ -113,15 +121,19 @@ class WorkQueue(Generic[KeyT]):
         return self._failures.get(key, 0)
 
     async def take(self) -> KeyT:
-        """Return the key that has waited longest among the keys that are not running and not new, or a new key.
+        """Return the key of the highest precedence that is not running and has waited longest.
 
-        The returned key counts as running until `done` is called.
+        A key that was overtaken too often comes first. The returned key counts as running until `done` is called.
         """
         while (key := self._next()) is None:
             await self._change()
-        self._overtaken = self._overtaken + 1 if self._new and key in self._waiting else 0
-        self._waiting.pop(key, None)
-        self._new.pop(key, None)
+        taken = self._precedence_of(key)
+        self._drop(key)
+        for precedence in self._overtaken:
+            if precedence == taken or not self._waiting[precedence]:
+                self._overtaken[precedence] = 0
+            elif taken is not None and taken < precedence:
+                self._overtaken[precedence] += 1
         self._running.add(key)
         return key
 
@@ -145,8 +157,18 @@ class WorkQueue(Generic[KeyT]):
         await self._changed.wait()
 
     def _next(self) -> KeyT | None:
-        classes = (self._waiting, self._new) if self._overtaken < MOST_OVERTAKEN else (self._new, self._waiting)
-        return next((key for waiting in classes for key in waiting if key not in self._running), None)
+        order = sorted(Precedence, key=lambda each: (not self._is_due(each), each))
+        return next((key for each in order for key in self._waiting[each] if key not in self._running), None)
+
+    def _is_due(self, precedence: Precedence) -> bool:
+        return precedence in MOST_OVERTAKEN and self._overtaken[precedence] >= MOST_OVERTAKEN[precedence]
+
+    def _precedence_of(self, key: KeyT) -> Precedence | None:
+        return next((precedence for precedence, keys in self._waiting.items() if key in keys), None)
+
+    def _drop(self, key: KeyT) -> None:
+        for keys in self._waiting.values():
+            keys.pop(key, None)
 
     def _cancel_timer(self, key: KeyT) -> None:
         timer = self._timers.pop(key, None)

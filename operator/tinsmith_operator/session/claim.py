@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
-from tinsmith_operator.common.actions import Action, Apply, Create, Delete
+from tinsmith_operator.common.actions import Action, Annotate, Apply, Create, Delete
 from tinsmith_operator.common.drift import apply_to, as_stored, holds, is_in_place, own_spec_fields
 from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.ownership import OwnedObjects
@@ -126,10 +126,17 @@ def _as_it_is(desired: Manifest, live: Manifest) -> Manifest:
     return {**desired, "spec": {**desired["spec"], **fixed}}
 
 
-def _annotate(observed: Observed, live: Manifest, desired: Manifest) -> tuple[Apply, ...]:
-    present = live["metadata"].get("annotations") or {}
-    outdated = {name for name in PIN_ANNOTATIONS & present.keys() if name not in desired["metadata"]["annotations"]}
-    return (apply_to(live, desired),) if outdated or not is_in_place(observed, live, desired) else ()
+def _annotate(observed: Observed, live: Manifest, desired: Manifest) -> tuple[Apply | Annotate, ...]:
+    """Bring the annotations of the claim up to date, by one small write if nothing else differs."""
+    metadata, annotations = live["metadata"], desired["metadata"]["annotations"]
+    if (metadata.get("annotations") or {}).keys() & (PIN_ANNOTATIONS - annotations.keys()):
+        return (apply_to(live, desired),)
+    if is_in_place(observed, live, desired):
+        return ()
+    if not holds({**live, "metadata": {**metadata, "annotations": annotations}}, desired):
+        return (apply_to(live, desired),)
+    place = (desired["kind"], metadata["name"], metadata["uid"], metadata["resourceVersion"])
+    return (Annotate(*place, annotations, desired),)
 
 
 def _unused_claim(observed: Observed, owned: OwnedObjects, desired: Manifest, *, differs: bool) -> Manifest | None:

@@ -5,11 +5,13 @@ The decision turns the observed state into actions that reconcile the session.
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 
+from tinsmith_operator.api.conditions import ConditionState
 from tinsmith_operator.common.actions import Action, Decision
 from tinsmith_operator.common.certificate import renewal_time
-from tinsmith_operator.common.conditions import may_wait
+from tinsmith_operator.common.conditions import ahead, first_status_time, may_wait
 from tinsmith_operator.common.diagnosis import refusal
 from tinsmith_operator.common.drift import still_refused
 from tinsmith_operator.common.idleness import delete_idle, idle_moments
@@ -32,6 +34,9 @@ from tinsmith_operator.session.workload import (
     stop_unadopted,
 )
 
+REPORT_WAIT = timedelta(seconds=2)
+"""The time for which the status of a ready worker waits for the worker's first report."""
+
 
 def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
     """Return what to do about one session now. This pure function returns the same decision for the same input.
@@ -51,9 +56,24 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     diagnosis = diagnose(situation, refusal(still_refused(observed.refusals, children)))
     conditions = desired_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first, so that it is written even if the API server refuses a later action.
-    status = () if children and may_wait(observed, conditions) else write_status(situation, conditions)
+    status_time = _status_time(situation, diagnosis, conditions)
+    waits = status_time is not None or (children and may_wait(observed, conditions))
+    status = () if waits else write_status(situation, conditions)
     actions = (*status, *(children or retry_refused_pods(situation)))
-    return Decision(actions, seconds_until_next_look(situation, diagnosis), wants_turn(situation, diagnosis))
+    requeue_seconds = requeue_after((status_time, *_next_looks(situation, diagnosis)), now)
+    return Decision(actions, requeue_seconds, wants_turn(situation, diagnosis))
+
+
+def _status_time(situation: Situation, diagnosis: Diagnosis, conditions: tuple[ConditionState, ...]) -> datetime | None:
+    """Return the time until which the status waits, or None if it does not wait.
+
+    A status without the pod, or of a ready worker without its first report, would be replaced within a second.
+    """
+    if not diagnosis.is_ready:
+        return first_status_time(situation.observed, situation.owned.workload, conditions, situation.now)
+    if situation.adapters is not None or situation.pod is None or situation.pod.ready_since is None:
+        return None
+    return ahead(situation.pod.ready_since + REPORT_WAIT, situation.now)
 
 
 def _report_only(situation: Situation) -> Decision:
@@ -90,13 +110,14 @@ def _delete_idle(situation: Situation) -> tuple[Action, ...]:
     return delete_idle(situation.session, situation.idle, situation.use, situation.now)
 
 
-def seconds_until_next_look(situation: Situation, diagnosis: Diagnosis) -> float | None:
-    observed, now = situation.observed, situation.now
-    moments = [renewal_time(observed.certificate)] if observed.certificate is not None else []
+def _next_looks(situation: Situation, diagnosis: Diagnosis) -> Iterator[datetime | None]:
+    """Yield the times of reconciles that no event triggers."""
+    observed = situation.observed
+    if observed.certificate is not None:
+        yield renewal_time(observed.certificate)
     for each in (*situation.owned.pods, *situation.owned.converters):
-        moments += requeue_times_of(each)
-    moments += idle_moments(situation.session, situation.idle)
+        yield from requeue_times_of(each)
+    yield from idle_moments(situation.session, situation.idle)
     is_awaited = not diagnosis.is_ready or diagnosis.image_pull is not None
     if is_awaited and not situation.is_stopped:
-        moments.append(now + LOOK_FOR_WARNINGS)
-    return requeue_after(moments, now)
+        yield situation.now + LOOK_FOR_WARNINGS

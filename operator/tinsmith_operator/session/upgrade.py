@@ -85,7 +85,7 @@ def plan_image(
     """
     pod, named = owned.pod, observed.session.spec.pod.image
     if pins is None:
-        return _first_plan(named, installation, pod)
+        return _first_plan(named, observed, installation, pod)
     if (fallen_back := _after_refusal(pins, pod, installation)) is not None:
         return ImagePlan(fallen_back, named or installation.trainer_image)
     if named is None and _stays_on_image(pins, observed, owned, installation, restart):
@@ -94,14 +94,19 @@ def plan_image(
     return _plan_for(named or installation.trainer_image, named is not None, pins, observed, owned)
 
 
-def _first_plan(named: str | None, installation: Installation, pod: Pod | None) -> ImagePlan:
+def _first_plan(named: str | None, observed: Observed, installation: Installation, pod: Pod | None) -> ImagePlan:
     """Return the plan for a claim without pins.
 
     A running worker keeps its image: if its claim has no pins, a user has removed the annotations.
+
+    The default image has the digest that other workers of the namespace run, unless each start should pull the tag.
     """
     running = pod.journal_image if pod is not None else None
     image = named or running or installation.trainer_image
-    return ImagePlan(Pins(PinnedImage(image, None), named is not None), image)
+    policy = observed.session.spec.pod.image_pull_policy or installation.trainer_image_pull_policy
+    is_shared = pod is None and named is None and policy != "Always"
+    digest = observed.default_image_digest if is_shared and not _names_digest(image) else None
+    return ImagePlan(Pins(PinnedImage(image, digest), named is not None), image)
 
 
 def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, owned: OwnedObjects) -> ImagePlan:
@@ -277,12 +282,20 @@ def _with_digest(pins: Pins, pod: Pod | None) -> Pins:
 
     A mirror's digest is not recorded, because other registries do not have this digest.
     """
-    if pins.image.digest is not None or pod is None or pod.image != pins.image.reference or pod.image_id is None:
+    image = pins.image
+    if image.digest is not None or _names_digest(image.reference):
+        return pins
+    if pod is None or pod.image != image.reference or pod.image_id is None:
         return pins
     repository, _, digest = pod.image_id.partition("@")
-    if not digest.startswith("sha256:") or repository != repository_of(pins.image.reference):
+    if not digest.startswith("sha256:") or repository != repository_of(image.reference):
         return pins
-    return replace(pins, image=PinnedImage(pins.image.reference, pod.image_id))
+    return replace(pins, image=PinnedImage(image.reference, pod.image_id))
+
+
+def _names_digest(image: str) -> bool:
+    """Return whether the name of the image contains its digest. Such an image cannot change."""
+    return "@sha256:" in image
 
 
 CHOSEN_BY_SESSION = "session"

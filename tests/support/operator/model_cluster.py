@@ -39,6 +39,9 @@ AUTHORITY = "authority-1"
 AUTHORITY_END = NOW + timedelta(days=3650)
 LEAF_LIFE = timedelta(days=30)
 
+SOON_SECONDS = 2.0
+"""The longest wait that counts as work in progress. Statuses wait so long for the pods."""
+
 Place = tuple[str, str]
 
 
@@ -98,12 +101,8 @@ class ModelCluster(ABC):
             case Apply(manifest, uid, resource_version):
                 self._apply(self._admitted(manifest), uid, resource_version)
                 self._answer(manifest)
-            case Annotate(kind, name, uid, resource_version, annotations):
-                live = self.objects.get((kind, name))
-                if live is None or live["metadata"]["resourceVersion"] != resource_version:
-                    raise Refusal("another version of it")
-                live["metadata"].setdefault("annotations", {}).update(annotations)
-                live["metadata"]["resourceVersion"] = self._version()
+            case Annotate():
+                self._annotate(action)
             case Delete(kind, name, uid):
                 self._delete((kind, name), uid)
             case IssueCertificate():
@@ -159,6 +158,16 @@ class ModelCluster(ABC):
         if "spec" in wanted and wanted["spec"] != live.get("spec"):
             live["spec"] = wanted["spec"]
             metadata["generation"] += 1
+
+    def _annotate(self, action: Annotate) -> None:
+        live = self.objects.get((action.kind, action.name))
+        if live is None or live["metadata"]["resourceVersion"] != action.resource_version:
+            raise Refusal("another version of it")
+        live["metadata"].setdefault("annotations", {}).update(action.annotations)
+        self.rewrite(live)
+        live["metadata"]["resourceVersion"] = self._version()
+        if action.desired is not None:
+            self._answer(action.desired)
 
     def _admitted(self, manifest: Manifest) -> Manifest:
         admitted = copy.deepcopy(manifest)
@@ -278,8 +287,12 @@ class ModelCluster(ABC):
             before = copy.deepcopy((self.owner, self.objects, self.certificates))
             acted = self.operate()
             self.cluster_works()
-            if not acted and before == (self.owner, self.objects, self.certificates):
+            if acted or before != (self.owner, self.objects, self.certificates):
+                continue
+            seconds = self.decide().requeue_after_seconds if self.owner is not None else None
+            if seconds is None or seconds > SOON_SECONDS:
                 return
+            self.time_passes(timedelta(seconds=seconds))
         raise AssertionError(f"never at rest; the latest actions: {acted}")
 
     # ---

@@ -12,6 +12,7 @@ from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.status import Condition, TrainingSessionStatus
 from tinsmith_operator.common.actions import WriteStatus
+from tinsmith_operator.common.conditions import FIRST_STATUS_WAIT
 from tinsmith_operator.common.observed import KubernetesWarning
 from tinsmith_operator.session.decision import decide
 
@@ -26,7 +27,7 @@ def ready_world(**spec: Any) -> World:
 
 
 def starting_world(pod_status: Manifest | None = None, node: str | None = None) -> World:
-    """Return a world whose pod exists, with this status."""
+    """Return a world whose pod has existed, with this status, for as long as a first status waits for it."""
     world = World(session_manifest())
     for _ in range(3):
         world.operate()
@@ -35,6 +36,7 @@ def starting_world(pod_status: Manifest | None = None, node: str | None = None) 
     world.objects[POD]["status"] = pod_status or {}
     if node:
         world.objects[POD]["spec"]["nodeName"] = node
+    world.time_passes(FIRST_STATUS_WAIT)
     return world
 
 

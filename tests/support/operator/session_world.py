@@ -33,6 +33,8 @@ class World(ModelCluster):
         self.snapshot: SnapshotAnswer | None = None
         self.converted_with: set[str] = set()  # images of Jobs that succeeded
         self.has_turn = False
+        self.default_image_digest: str | None = None
+        self.refusals: dict[str, str] = {}
         self.unpullable_images: set[str] = set()
         self.refused_images: dict[str, str] = {}  # image -> the one that its journal needs first
 
@@ -71,6 +73,8 @@ class World(ModelCluster):
             snapshot=self.snapshot,
             warnings=tuple(self.warnings),
             stored=self.stored,
+            refusals=self.refusals,
+            default_image_digest=self.default_image_digest,
             has_turn=self.has_turn,
         )
 

@@ -263,6 +263,31 @@ def test_a_claim_of_the_operator_is_kept_whole(cache: Cache) -> None:
     assert cache.peek(place(CLAIMS)) == large(CLAIMS, **{MANAGED_BY_LABEL: MANAGER})
 
 
+def test_the_managed_fields_of_a_child_are_cached_as_the_names_of_its_managers_fields(cache: Cache) -> None:
+    child = large(SERVICES, **{MANAGED_BY_LABEL: MANAGER})
+    template = {"f:template": {"f:spec": {"f:containers": {"k:{}": {"f:image": {}}}}}}
+    child["metadata"]["managedFields"] = [
+        {"manager": MANAGER, "operation": "Update", "time": "2026-01-02T03:04:05Z", "fieldsV1": {"f:spec": template}},
+        {"manager": "controller", "operation": "Update", "subresource": "status", "fieldsV1": {"f:status": {}}},
+    ]
+    cache.note(child)
+    kept = cache.peek(place(SERVICES))
+    assert kept is not None
+    summary = {"manager": MANAGER, "operation": "Update", "fieldsV1": {"f:spec": {"f:template": {}}}}
+    assert kept["metadata"]["managedFields"] == [summary]
+    assert kept["spec"] == child["spec"]
+
+
+def test_objects_in_the_cache_share_their_texts(cache: Cache) -> None:
+    texts = [json.loads('{"some-name": "some-value"}') for _ in range(2)]
+    kept = []
+    for number, spec in enumerate(texts):
+        cache.note({**manifest(SECRETS, f"s{number}", uid=f"u{number}"), "data": spec})
+        kept.append(cache.peek(place(SECRETS, f"s{number}")))
+    [first, second] = [next(iter(each["data"].items())) for each in kept if each is not None]
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
 def test_the_cache_keeps_the_arguments_and_the_status_of_a_pod(cache: Cache) -> None:
     pod = large(PODS)
     pod["metadata"]["annotations"]["tinsmith.dev/inputs"] = "abc"

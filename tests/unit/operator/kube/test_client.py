@@ -151,7 +151,7 @@ async def test_a_list_requests_the_watched_objects_and_names_the_kind_of_each_it
 ) -> None:
     wire.answer = {"metadata": {"resourceVersion": "99"}, "items": [{"metadata": {"name": "a"}}]}
     items, version = await cluster.list_all(SECRETS, "tin")
-    assert wire.requests[0][2] == {"labelSelector": "app.kubernetes.io/managed-by=tinsmith-operator", "limit": "500"}
+    assert wire.requests[0][2] == {"labelSelector": "app.kubernetes.io/managed-by=tinsmith-operator", "limit": "100"}
     assert items == [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}}]
     assert version == 99
 
@@ -399,7 +399,7 @@ async def test_a_list_for_the_watch_is_read_in_parallel(wire: Wire) -> None:
             assert [part async for part in response.content] != []
         assert len(turns) == 2, "a watch waits for none, nor does what is asked once"
         async with http.get(f"{session.server}/api/v1/pods?limit=500&continue=next") as response:
-            await response.read()
+            await response.json()
         wire.status = 403
         async with http.get(f"{session.server}/api/v1/pods") as response:
             await response.read()

@@ -15,7 +15,13 @@ import yaml
 from aiohttp import ClientSession, web
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.resources import OWNERS, POOLS, SESSIONS, ApiCall, Resource, parse_call
-from tinsmith_operator.kube.watch_stream import BEGIN_ANEW, WatchedResponse, must_begin_anew, readable_line
+from tinsmith_operator.kube.watch_stream import (
+    BEGIN_ANEW,
+    WatchedResponse,
+    must_begin_anew,
+    readable_line,
+    watched_response,
+)
 from tinsmith_operator.runtime.handlers import Watch
 
 NESTED = '{"f:a":' * 9000 + "{}" + "}" * 9000
@@ -60,6 +66,35 @@ async def test_a_response_can_be_read_by_a_parser_of_little_depth(address: str) 
     assert json.loads(first) == json.loads(last) == NEIGHBOUR
     assert json.loads(deep)["after"] == NEIGHBOUR
     assert (wrong, cut) == ("{" * 600, '{"cut":')
+
+
+@pytest.fixture
+async def listing_address() -> AsyncIterator[str]:
+    """Yield the address of an API server with one Service and one foreign object."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"a": "b"}]})
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(("path", "items"), [("/api/v1/services", 0), ("/api/v1/namespaces", 1)])
+async def test_kopf_gets_no_objects_of_a_list_that_the_informer_reads(
+    listing_address: str, path: str, items: int
+) -> None:
+    heard: list[Any] = []
+    response_class = watched_response(lambda *page: heard.append(page))
+    async with ClientSession(response_class=response_class) as http, http.get(listing_address + path) as response:
+        listed = await response.json()
+    assert listed["metadata"] == {"resourceVersion": "7", "continue": "more"}
+    assert len(listed["items"]) == items
+    assert [len(page[3]["items"]) for page in heard] == [1] * (1 - items)
 
 
 # ---- errors that the API server tells in a watch

@@ -112,7 +112,7 @@ async def test_an_apply_first_takes_over_the_fields_of_the_operators_post(house:
     foreign_entry = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "status"}
     house.cache.note(house.cluster.put(manifest(SERVICE, managedFields=[own_entry, foreign_entry])))
     await house.act(Apply(manifest(SERVICE), *guard_of(house, SERVICE)))
-    assert [verb for verb, _, _ in house.cluster.requests] == ["own", "apply"]
+    assert [verb for verb, _, _ in house.cluster.requests] == ["get", "own", "apply"]
     assert house.cluster.objects[SERVICE]["metadata"]["managedFields"] == [
         {**own_entry, "operation": "Apply"},
         foreign_entry,

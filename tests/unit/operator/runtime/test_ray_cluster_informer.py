@@ -13,8 +13,8 @@ from support.simulated_time import simulated_time
 from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailable
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.connection import ListAnswered
 from tinsmith_operator.kube.resources import RAY_CLUSTERS
+from tinsmith_operator.kube.watch_stream import ListAnswered
 from tinsmith_operator.runtime.ray_cluster_informer import LISTED_WITHIN_SECONDS, RayClusterInformer
 
 LOOK_SECONDS = 30.0

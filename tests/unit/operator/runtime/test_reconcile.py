@@ -7,8 +7,9 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.resources import SESSIONS, Key
+from tinsmith_operator.kube.resources import POOLS, SESSIONS, Key
 from tinsmith_operator.runtime.reconcile import Reconciler
+from tinsmith_operator.runtime.workqueue import Precedence
 
 KEY = Key("tin", "tiny", SESSIONS.kind)
 
@@ -77,3 +78,37 @@ def test_other_changes_of_a_session_request_nothing(change: dict[str, Any]) -> N
 
 def test_a_deleted_session_has_no_requested_state() -> None:
     assert Reconciler(Cache(lambda _: None), cast(Any, None), {}).requested_state(KEY) is None
+
+
+CHILD = {"namespace": "tin", "uid": "u2", "resourceVersion": "2"}
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {**CHILD, "name": "tiny"}}
+STATEFUL_SET = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {**CHILD, "name": "tiny"}}
+
+
+@pytest.mark.parametrize(
+    ("children", "precedence"),
+    [([], Precedence.NEW), ([SERVICE], Precedence.ORDINARY), ([SERVICE, STATEFUL_SET], Precedence.FIRST_STATUS)],
+    ids=["new", "begun", "all its objects exist"],
+)
+def test_a_session_without_a_status_comes_first_only_while_its_objects_are_created(
+    children: list[Manifest], precedence: Precedence
+) -> None:
+    cache = cache_with()
+    for child in children:
+        cache.note(child)
+    assert Reconciler(cache, cast(Any, None), {}).precedence(KEY) is precedence
+
+
+def test_a_pool_without_a_status_waits_as_soon_as_its_deployment_exists() -> None:
+    cache = Cache(lambda _: None)
+    for kind, name in ((POOLS.kind, "tiny"), ("Deployment", "tiny-sampler")):
+        cache.note({"apiVersion": "v1", "kind": kind, "metadata": {**CHILD, "name": name}})
+    precedence = Reconciler(cache, cast(Any, None), {}).precedence(KEY._replace(kind=POOLS.kind))
+    assert precedence is Precedence.FIRST_STATUS
+
+
+def test_a_session_with_a_status_is_never_delayed() -> None:
+    cache = cache_with()
+    body = {"apiVersion": SESSIONS.api_version, "kind": SESSIONS.kind, "status": {"conditions": [{"type": "Ready"}]}}
+    cache.note({**body, "metadata": {**CHILD, "name": "tiny", "uid": "u1", "resourceVersion": "9"}})
+    assert Reconciler(cache, cast(Any, None), {}).precedence(KEY) is Precedence.ORDINARY

@@ -22,8 +22,8 @@ from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
 from tinsmith_operator.ca.rotation import ROTATE_ANNOTATION, State, read_stored
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.installation import Scope
-from tinsmith_operator.kube.connection import ListAnswered
 from tinsmith_operator.kube.resources import POOLS, SESSIONS, Ref, Resource
+from tinsmith_operator.kube.watch_stream import ListAnswered
 from tinsmith_operator.runtime import observe, running
 from tinsmith_operator.runtime.running import UNWATCHED_LOOK_SECONDS, Operator
 from tinsmith_operator.runtime.worker_client import Silent, Target

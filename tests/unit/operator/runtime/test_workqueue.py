@@ -10,6 +10,7 @@ from tinsmith_operator.runtime.workqueue import (
     JITTER,
     LONGEST_RETRY_SECONDS,
     MOST_OVERTAKEN,
+    Precedence,
     WorkQueue,
 )
 
@@ -160,7 +161,7 @@ async def test_no_key_is_lost_or_run_twice_at_once_in_any_order_of_requests(seed
 async def test_what_has_begun_comes_to_its_end_before_more_begins() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for key in "abc":
-        queue.add(key, is_new=True)
+        queue.add(key, Precedence.NEW)
     order = []
     while queue.depth:
         key = await queue.take()
@@ -174,23 +175,43 @@ async def test_what_has_begun_comes_to_its_end_before_more_begins() -> None:
 @simulated_time
 async def test_a_new_key_is_overtaken_only_so_often() -> None:
     queue: WorkQueue[str] = WorkQueue()
-    queue.add("new", is_new=True)
-    for number in range(3 * MOST_OVERTAKEN):
+    queue.add("new", Precedence.NEW)
+    for number in range(3 * MOST_OVERTAKEN[Precedence.NEW]):
         queue.add(f"busy-{number}")
     order = []
     while queue.depth:
         key = await queue.take()
         order.append(key)
         queue.done(key)
-    assert order.index("new") == MOST_OVERTAKEN
+    assert order.index("new") == MOST_OVERTAKEN[Precedence.NEW]
 
 
 @simulated_time
 async def test_a_new_key_that_is_added_again_as_a_begun_one_waits_no_longer_with_the_new_ones() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for key in "ab":
-        queue.add(key, is_new=True)
+        queue.add(key, Precedence.NEW)
     queue.add("b")
-    queue.add("b", is_new=True)
+    queue.add("b", Precedence.NEW)
     assert queue.depth == 2
     assert [await queue.take(), await queue.take()] == ["b", "a"]
+
+
+@simulated_time
+async def test_first_statuses_wait_until_others_have_begun_but_only_so_long() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("status", Precedence.FIRST_STATUS)
+    most = MOST_OVERTAKEN[Precedence.FIRST_STATUS]
+    for number in range(2 * most):
+        queue.add(f"new-{number}", Precedence.NEW)
+    order = [await queue.take() for _ in range(most + 1)]
+    assert order.index("status") == most
+
+
+@simulated_time
+async def test_new_keys_are_not_delayed_by_first_statuses() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for number in range(3):
+        queue.add(f"status-{number}", Precedence.FIRST_STATUS)
+    queue.add("new", Precedence.NEW)
+    assert await queue.take() == "new"

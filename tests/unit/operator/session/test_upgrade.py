@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.operator.resources import IMAGE, session_manifest
@@ -51,6 +52,34 @@ def test_the_digest_of_the_first_run_is_pinned_without_a_restart() -> None:
     assert pins(world)[IMAGE_ANNOTATION] == IMAGE
     assert pins(world)[IMAGE_DIGEST_ANNOTATION].startswith("tinsmith.local/tinsmith/trainer@sha256:")
     assert world.deleted == []
+
+
+OTHERS_DIGEST = "tinsmith.local/tinsmith/trainer@sha256:" + "cd" * 32
+
+
+def world_beside_a_ready_worker(**spec: Any) -> World:
+    world = World(session_manifest(**spec))
+    world.default_image_digest = OTHERS_DIGEST
+    world.settle()
+    return world
+
+
+def test_a_new_session_runs_the_digest_that_ready_workers_of_its_namespace_run() -> None:
+    world = world_beside_a_ready_worker()
+    assert pins(world)[IMAGE_ANNOTATION] == IMAGE
+    assert pins(world)[IMAGE_DIGEST_ANNOTATION] == pod_image(world) == OTHERS_DIGEST
+    assert world.deleted == []
+
+
+@pytest.mark.parametrize("pod", [{"image": IMAGE}, {"imagePullPolicy": "Always"}], ids=["named", "pulled each time"])
+def test_a_named_image_and_one_that_each_start_pulls_follow_their_tag(pod: Manifest) -> None:
+    assert pod_image(world_beside_a_ready_worker(pod=pod)) == IMAGE
+
+
+def test_an_image_that_is_named_by_its_digest_needs_no_pin() -> None:
+    world = world_beside_a_ready_worker(pod={"image": OTHERS_DIGEST.replace("cd", "ef")})
+    assert pod_image(world) == pins(world)[IMAGE_ANNOTATION] == OTHERS_DIGEST.replace("cd", "ef")
+    assert IMAGE_DIGEST_ANNOTATION not in pins(world)
 
 
 @pytest.mark.parametrize("image_id", ["sha256:" + "ab" * 32, "docker.io/library/import-2026@sha256:" + "ab" * 32])
