@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Generic, TypeVar
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
 import grpc
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
@@ -86,6 +87,10 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
     def _pause_seconds(self, detail: DetailT, *, answered: bool) -> float | None:
         """Return the seconds until the next call, or None if no further call is needed."""
 
+    def _is_news(self, before: AnswerT | None, answer: AnswerT, detail: DetailT) -> bool:
+        """Return whether the session must be reconciled because of the answer."""
+        return True
+
     def answer(self, key: Key) -> AnswerT | None:
         """Return the latest answer of the worker of the session."""
         return self._answers.get(key)
@@ -138,8 +143,9 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
 
     async def _attempt(self, key: Key, target: Target, detail: DetailT) -> bool:
         where = {**key._asdict(), "calls": type(self).__name__, "address": target.address}
+        before = self._answers.get(key)
         try:
-            self._answers[key] = await self._call(key, target, detail)
+            self._answers[key] = answer = await self._call(key, target, detail)
         except (Silent, OperatorError) as error:
             log.info("worker did not answer", **where, error=str(error))
             return False
@@ -147,14 +153,23 @@ class WorkerCalls(ABC, Generic[DetailT, AnswerT]):
             # No code awaits this task. If it ended here, the worker's latest answer would stay forever.
             log.exception("call of a worker failed", **where)
             return False
-        self._on_answer(key)
+        if self._is_news(before, answer, detail):
+            self._on_answer(key)
         return True
 
 
-class Reports(WorkerCalls[float, WorkerReport]):
+class Period(NamedTuple):
+    """The seconds between two calls. If `is_awaited` is true, a decision waits for each report, whatever it says."""
+
+    seconds: float
+    is_awaited: bool
+
+
+class Reports(WorkerCalls[Period, WorkerReport]):
     """The reports of all workers; each worker reports once in each period.
 
-    If a worker does not answer, the worker's latest report is kept.
+    If a worker does not answer, the worker's latest report is kept. A session whose worker rests and reports the same
+    as before is not reconciled.
     """
 
     def __init__(
@@ -179,19 +194,33 @@ class Reports(WorkerCalls[float, WorkerReport]):
         and earlier reports are forgotten.
         """
         periods = [self._period_seconds, at_most_seconds, CLOSE_PERIOD_SECONDS if closely else None]
-        period_seconds = min(period for period in periods if period is not None)
-        changed = self._begin(key, (target, period_seconds) if target is not None else None)
+        seconds = min(period for period in periods if period is not None)
+        period = Period(seconds, closely or at_most_seconds is not None)
+        changed = self._begin(key, (target, period) if target is not None else None)
         if changed and closely:
             # Reports are dated by this process's clock, and deletions by the API server's. The two clocks may differ.
             self._answers.pop(key, None)
 
     @override
-    async def _call(self, key: Key, target: Target, detail: float) -> WorkerReport:
+    async def _call(self, key: Key, target: Target, detail: Period) -> WorkerReport:
         return await self._describe(target)
 
     @override
-    def _pause_seconds(self, detail: float, *, answered: bool) -> float:
-        return detail
+    def _pause_seconds(self, detail: Period, *, answered: bool) -> float:
+        return detail.seconds
+
+    @override
+    def _is_news(self, before: WorkerReport | None, answer: WorkerReport, detail: Period) -> bool:
+        # A worker that computes may hang.
+        if before is None or detail.is_awaited or answer.running_seconds > 0:
+            return True
+        same = replace(
+            before,
+            received_at=answer.received_at,
+            running_seconds=answer.running_seconds,
+            idle_seconds=answer.idle_seconds,
+        )
+        return same != answer
 
 
 class Snapshots(WorkerCalls[str, SnapshotAnswer]):
@@ -231,13 +260,21 @@ class Snapshots(WorkerCalls[str, SnapshotAnswer]):
 
 
 def open_channel(leaf: Leaf, target: Target) -> grpc.aio.Channel:
-    """Open a channel that accepts only this worker, with the operator's certificate."""
-    credentials = grpc.ssl_channel_credentials(leaf.authority, leaf.key, leaf.certificate)
+    """Open a channel that accepts only this worker, with the operator's certificate.
+
+    The channel is closed after the call: a thousand open channels would take 100 MB.
+    """
     options = [
         ("grpc.ssl_target_name_override", worker_dns_name(target.worker_id)),
         ("grpc.enable_http_proxy", 0),
     ]
-    return grpc.aio.secure_channel(target.address, credentials, options=options)
+    return grpc.aio.secure_channel(target.address, _credentials(leaf), options=options)
+
+
+@lru_cache(maxsize=2)
+def _credentials(leaf: Leaf) -> grpc.ChannelCredentials:
+    """Return the credentials for all channels. New credentials for each channel would double the time of a call."""
+    return grpc.ssl_channel_credentials(leaf.authority, leaf.key, leaf.certificate)
 
 
 class GrpcDescriber:

@@ -31,8 +31,9 @@ TARGET = Target("pod-1", "tiny.tin.svc:7443", "claim-1")
 PERIOD_SECONDS = 60
 
 
-def report_of(target: Target) -> WorkerReport:
-    return parse_reply(worker_pb2.DescribeReply(epoch=7, adapters_used=3), target.pod_uid, datetime.now(UTC))
+def report_of(target: Target, **fields: Any) -> WorkerReport:
+    reply = worker_pb2.DescribeReply(**{"epoch": 7, "adapters_used": 3, **fields})
+    return parse_reply(reply, target.pod_uid, datetime.now(UTC))
 
 
 class RecordingWorkers:
@@ -44,6 +45,7 @@ class RecordingWorkers:
         self.silent = False
         self.seconds = 0.0
         self.leads = True
+        self.fields: dict[str, Any] = {}
         self.reports = Reports(self.describe, PERIOD_SECONDS, self.notified.append, lambda: self.leads)
 
     async def describe(self, target: Target) -> WorkerReport:
@@ -51,7 +53,7 @@ class RecordingWorkers:
         await asyncio.sleep(self.seconds)
         if self.silent:
             raise Silent("UNAVAILABLE")
-        return report_of(target)
+        return report_of(target, **self.fields)
 
 
 @simulated_time
@@ -61,10 +63,39 @@ async def test_a_worker_is_asked_at_once_and_then_once_a_minute_however_often_it
         workers.reports.follow(KEY, TARGET)
         await asyncio.sleep(1)
     assert workers.calls == [(0, "pod-1"), (60, "pod-1"), (120, "pod-1")]
-    assert workers.notified == [KEY] * 3
     report = workers.reports.answer(KEY)
     assert report is not None
     assert (report.pod_uid, report.epoch, report.adapters_used) == ("pod-1", 7, 3)
+    await workers.reports.close()
+
+
+@simulated_time
+async def test_a_session_is_reconciled_only_after_a_report_that_differs() -> None:
+    workers = RecordingWorkers()
+    workers.reports.follow(KEY, TARGET)
+    for minute in range(10):
+        workers.fields = {"idle_seconds": 60.0 * minute, "adapters_used": 4 if minute > 5 else 3}
+        await asyncio.sleep(PERIOD_SECONDS)
+    assert (len(workers.calls), len(workers.notified)) == (10, 2)
+    await workers.reports.close()
+
+
+@simulated_time
+async def test_each_report_of_a_worker_that_computes_counts_because_it_may_hang() -> None:
+    workers = RecordingWorkers()
+    workers.fields = {"running_seconds": 5.0}
+    workers.reports.follow(KEY, TARGET)
+    await asyncio.sleep(2.5 * PERIOD_SECONDS)
+    assert workers.notified == [KEY] * 3
+    await workers.reports.close()
+
+
+@simulated_time
+async def test_each_report_counts_where_an_idle_policy_waits_for_it() -> None:
+    workers = RecordingWorkers()
+    workers.reports.follow(KEY, TARGET, at_most_seconds=PERIOD_SECONDS)
+    await asyncio.sleep(2.5 * PERIOD_SECONDS)
+    assert workers.notified == [KEY] * 3
     await workers.reports.close()
 
 
