@@ -261,7 +261,7 @@ test-protocol-model: venv ## compare ten thousand random sequences of the protoc
 load: venv ## measure memory, errors and shares under load, on one server and on two: 1000 polls and sessions, 400 samples, 64 tenants, 100 MiB bodies
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python tests/soak/load.py
 
-bench: venv ## run one benchmark and its reference: BENCHMARK=step, sampling, weight_sync, start, memory, api, fairness, peer, many_adapters or gpu_model
+bench: venv ## run one benchmark and its reference: BENCHMARK=step, sampling, weight_sync, start, memory, api, fairness, peer, many_adapters, gpu_model or operator_scale
 	PYTHONPATH=tests:dev/testcluster $(BIN)/python dev/benchmarks/$(BENCHMARK).py
 
 cluster-programs: venv ## build the programs of test clusters once: Kubernetes, CoreDNS, Traefik, the parser of Prometheus
