@@ -126,7 +126,7 @@ class Settings(BaseSettings):
         600, description="Most seconds between two reconciles of a session; they cost no request."
     )
     describe_seconds: float = Field(60, ge=1, description="Seconds between two calls of `Describe` to a worker.")
-    concurrent_reconciles: int = Field(4, ge=1, description="Sessions and pools reconciled at the same time.")
+    concurrent_reconciles: int = Field(16, ge=1, description="Sessions and pools reconciled at the same time.")
 
     restart_automatically: bool = Field(
         False,
@@ -155,9 +155,9 @@ class Settings(BaseSettings):
     )
 
     max_requests_per_second: float = Field(
-        10, gt=0, description="Requests to the Kubernetes API per second, on average, without watches and the Lease."
+        100, gt=0, description="Requests to the Kubernetes API per second, on average, without watches and the Lease."
     )
-    burst: int = Field(50, ge=1, description="Requests to the Kubernetes API in a burst.")
+    burst: int = Field(200, ge=1, description="Requests to the Kubernetes API in a burst.")
 
     health_port: int = Field(8080, ge=0, le=65535, description="Port of `/healthz` and `/readyz`; 0 takes a free one.")
     metrics_port: int = Field(9090, ge=0, le=65535, description="Port of `/metrics`; 0 takes a free one.")
