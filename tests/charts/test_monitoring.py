@@ -355,3 +355,21 @@ def test_names_of_metrics_in_pages_are_those_of_metrics() -> None:
     named_there = {name for page in pages for name in re.findall(r"\btinsmith_\w+", page)}
     packages = {"tinsmith_server", "tinsmith_operator"}
     assert named_there - METRICS.keys() - packages == set()
+
+
+def test_the_rule_for_the_prometheus_adapter_counts_the_samples_of_one_pool_once(prometheus: Prometheus) -> None:
+    """Each API server exports the series of every replica."""
+    text = (ROOT / "examples" / "sampler-pool-prometheus.yaml").read_text()
+    comments = [line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#")]
+    written = "\n".join(comments[comments.index("  rules:") : comments.index("", comments.index("  rules:"))])
+    [rule] = yaml.safe_load(written)["rules"]["external"]
+    autoscaler = yaml.safe_load(text)
+    assert [each["external"]["metric"]["name"] for each in autoscaler["spec"]["metrics"]] == [rule["name"]["as"]]
+    series = [
+        f'tinsmith_futures{{worker="{worker}",base_model="m",state="{state}",instance="{server}"}} {count}'
+        for worker in ("tinsmith/tiny-sampler-a", "tinsmith/tiny-sampler-b", "tinsmith/other-sampler-c")
+        for state, count in (("sampling", 2), ("waiting_to_sample", 3), ("done", 100))
+        for server in ("server-1", "server-2")
+    ]
+    [answer] = prometheus.evaluate([rule["metricsQuery"]], series)
+    assert [sample.value for sample in answer.samples] == [10]

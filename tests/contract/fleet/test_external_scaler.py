@@ -116,10 +116,13 @@ async def test_an_unknown_pool_and_invalid_metadata_are_refused_with_the_reason(
         )
 
 
+@pytest.mark.parametrize("suspended", [False, True], ids=["scaled to zero", "and suspended as idle"])
 async def test_the_first_sample_of_a_pool_at_zero_tells_the_autoscaler_at_every_server_and_is_answered(
-    cluster_settings: Settings, operator: StandInOperator
+    cluster_settings: Settings, operator: StandInOperator, suspended: bool
 ) -> None:
     await operator.apply_pool("fast", replicas=0)
+    if suspended:
+        await operator.pool_falls_asleep("fast", "2026-01-02T03:04:05Z")
     asked = reference(operator)
     async with serving(cluster_settings) as (server, stub), serving(cluster_settings) as (_, elsewhere):
         sampler = await server.sampler()

@@ -84,6 +84,7 @@ class Waker:
             log.warning("wake request failed", kind=resource.kind, namespace=namespace, name=name, reason=str(error))
             await asyncio.sleep(RETRY_SECONDS)
             # The next request of a client tries again.
+            self._demanded_at.pop(key, None)
             if place is not None:
                 self._wanted.pop(place, None)
             return
