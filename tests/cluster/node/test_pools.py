@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -12,11 +13,12 @@ from cluster.node.conftest import EXAMPLES, MODEL, SESSION, Run, wait_gone
 from support.client.pipelined_program import Ending
 from support.client.sampling_load import Answers, Open, sampling_load, wait_for_more
 from support.client.sdk import adam, next_token_datum
-from support.kubernetes.installation import Installation, Object, wait_for
+from support.kubernetes.installation import API_SERVER, Installation, Object, wait_for
 from testcluster.errors import ClusterError
 
 A, B = "tiny-a", "tiny-b"
 POOL_LABEL = "tinsmith.dev/pool"
+LOST = re.compile(r'^tinsmith_http_requests_total{route="[^"]*/retrieve_future",status="410"} (\S+)$', re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +63,7 @@ def kill_a_replica(installation: Installation) -> None:
 
 def successor_of(killed: Object, installation: Installation) -> bool:
     """Return the successor, once it is ready."""
-    conditions = [
-        condition
-        for pod in pods_of(installation, B)
-        if pod["metadata"]["uid"] != killed["metadata"]["uid"]
-        for condition in pod["status"].get("conditions", [])
-    ]
-    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
+    return any(is_ready(pod) for pod in pods_of(installation, B) if pod["metadata"]["uid"] != killed["metadata"]["uid"])
 
 
 def roll_a_pool(installation: Installation) -> None:
@@ -93,8 +89,25 @@ def evict_a_replica(installation: Installation) -> None:
 
 
 def scale_down(installation: Installation) -> None:
+    """Remove a replica while programs sample. It ends when the results of its samples are fetched, and loses none."""
+    before = lost_samples(installation)
     installation.kubectl("scale", "samplerpool", A, "--replicas=1")
-    wait_for(lambda: len(pods_of(installation, A)) == 1, 90, lambda: f"pool {A} has {len(pods_of(installation, A))}")
+    label = f"{POOL_LABEL}={A}"
+    wait_for(lambda: len(installation.list("pod", label)) == 1, 120, lambda: f"pool {A} keeps its pods")
+    assert lost_samples(installation) == before
+
+
+def lost_samples(installation: Installation) -> float:
+    """Return how many polls were answered by 410: their sample is lost, and the SDK submits it again."""
+    servers = [pod["metadata"]["name"] for pod in installation.list("pod", API_SERVER) if is_ready(pod)]
+    inside = f"/api/v1/namespaces/{installation.namespace}/pods"
+    pages = [installation.kubectl("get", "--raw", f"{inside}/{name}:9090/proxy/metrics") for name in servers]
+    return sum(float(count) for page in pages for count in LOST.findall(page))
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
 def kill_an_api_server(installation: Installation) -> None:
