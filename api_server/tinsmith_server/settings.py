@@ -121,8 +121,7 @@ class Settings(BaseSettings):
     suspend_after_seconds: float | None = Field(
         None,
         ge=1,
-        description="Stop a worker or sampler that no client has used for this long. The next "
-        "request starts it again.",
+        description="Stop a worker or sampler that no client has used for this long. The next request starts it again.",
     )
     fleet: Literal["local", "kubernetes"] = Field(
         "local",

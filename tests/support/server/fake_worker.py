@@ -40,6 +40,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     text_breaks = 0
     """The number of calls for a text that end with their connection."""
     idle_seconds = 0.0
+    metrics = worker_pb2.WorkerMetrics()
 
     def __init__(self, adapter_slots: int = 0) -> None:
         self.adapter_slots = adapter_slots
@@ -83,7 +84,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.drains = 0
         self.sample_calls = 0
         self.awaits = 0  # calls for results of operations
-        self.metrics = worker_pb2.WorkerMetrics()
         self.samples_waiting = 0
         self.create_failure: str | None = None
         self.imports: list[worker_pb2.ImportAdapterRequest] = []
