@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import kopf
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
+from typing_extensions import override
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import OperatorError
@@ -49,6 +51,18 @@ class EndlessBackoff:
         while True:
             yield seconds
             seconds = min(seconds * 2, LONGEST_BACKOFF_SECONDS)
+
+
+class NoMemories(ResourceMemories):
+    """The memories of a Kopf operator that remembers no object.
+
+    Kopf keeps the whole latest body of each object for handlers that run later. No such handler exists here, and the
+    bodies would take as much memory as the operator's own cache.
+    """
+
+    @override
+    async def recall(self, *arguments: Any, **options: Any) -> ResourceMemory:
+        return await super().recall(*arguments, **{**options, "ephemeral": True})
 
 
 class Watch:
@@ -128,6 +142,7 @@ class Watch:
             namespaces=self._scope.namespaces or (),
             clusterwide=self._scope.is_cluster,
             standalone=True,
+            memories=NoMemories(),
             stop_flag=self._stop,
         )
         ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)

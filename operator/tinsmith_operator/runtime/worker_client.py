@@ -29,6 +29,8 @@ NEVER = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DEN
 # The pause between calls while a deletion waits for a report.
 CLOSE_PERIOD_SECONDS = 3.0
 SNAPSHOT_RETRY_SECONDS = 5.0
+# An open channel takes 100 KB. After a start all workers are to be called at once.
+CALLS_AT_ONCE = 100
 
 log = get_logger(__name__)
 
@@ -286,9 +288,10 @@ class GrpcDescriber:
     def __init__(self, leaf: Callable[[], Leaf], clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._leaf = leaf
         self._clock = clock
+        self._places = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def __call__(self, target: Target) -> WorkerReport:
-        async with open_channel(self._leaf(), target) as channel:
+        async with self._places, open_channel(self._leaf(), target) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
             try:
                 reply = await stub.Describe(worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_SECONDS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,9 @@ from tinsmith_operator.ca.certificates import API_SERVER_NAME, OPERATOR_NAME, Au
 from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.resources import Key
+from tinsmith_operator.runtime import worker_client
 from tinsmith_operator.runtime.worker_client import (
+    CALLS_AT_ONCE,
     CannotSnapshot,
     GrpcDescriber,
     GrpcSnapshots,
@@ -67,6 +70,26 @@ async def test_a_worker_is_asked_at_once_and_then_once_a_minute_however_often_it
     assert report is not None
     assert (report.pod_uid, report.epoch, report.adapters_used) == ("pod-1", 7, 3)
     await workers.reports.close()
+
+
+@simulated_time
+async def test_only_so_many_workers_are_called_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    @asynccontextmanager
+    async def open_channel(leaf: Leaf, target: Target) -> AsyncIterator[grpc.aio.Channel]:
+        opened.append(target)
+        await asyncio.sleep(1)
+        raise Silent("UNAVAILABLE")
+        yield
+
+    monkeypatch.setattr(worker_client, "open_channel", open_channel)
+    describe = GrpcDescriber(lambda: Leaf(b"", b"", b"", datetime.now(UTC)))
+    calls = [asyncio.create_task(describe(TARGET)) for _ in range(CALLS_AT_ONCE + 1)]
+    await asyncio.sleep(0.5)
+    assert len(opened) == CALLS_AT_ONCE
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert len(opened) == CALLS_AT_ONCE + 1
 
 
 @simulated_time
