@@ -17,7 +17,7 @@ from kubernetes.aio.config import ConfigException
 from tinsmith_operator.api.names import MANAGER
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.resources import ApiCall, namespace_of, parse_call
-from tinsmith_operator.kube.watch_stream import ListAnswered, ListBroken, watched_response
+from tinsmith_operator.kube.watch_stream import EventSeen, ListAnswered, ListBroken, watched_response
 
 # Kopf reads the token once per login. The kubelet replaces the token file long before the token expires.
 WATCH_LOGIN_SECONDS = 600.0
@@ -102,7 +102,7 @@ class WatchSession:
     expires_at: datetime | None
 
 
-async def open_watch_session(observe: Observe, on_list: ListAnswered, turn: Turn) -> WatchSession:
+async def open_watch_session(observe: Observe, on_list: ListAnswered, on_event: EventSeen, turn: Turn) -> WatchSession:
     """Open a session. Call this function in the event loop that uses the session. Kopf closes the session."""
     configuration = await load_configuration()
     token = await configuration.get_api_key_with_prefix("BearerToken")
@@ -111,7 +111,7 @@ async def open_watch_session(observe: Observe, on_list: ListAnswered, turn: Turn
         connector=aiohttp.TCPConnector(limit=0, ssl=client.rest_client.ssl_context),
         headers={"User-Agent": f"{USER_AGENT}-watch", **({"Authorization": token} if token else {})},
         trust_env=True,
-        response_class=watched_response(on_list),
+        response_class=watched_response(on_list, on_event),
         trace_configs=[trace(observe, on_list, turn)],
     )
     rotates: Final = configuration.refresh_api_key_hook is not None

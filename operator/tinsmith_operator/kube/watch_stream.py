@@ -23,12 +23,16 @@ from tinsmith_operator.logs import get_logger
 ListAnswered = Callable[[str | None, str, str, Manifest | None, bool], None]
 """A function that is called for each page of a list. The last page has no continue token."""
 
+EventSeen = Callable[[str, str, Manifest], None]
+"""A function that is called for each event of a watch, with the plural of the kind, the type, and the object."""
+
 NOT_FOUND, GONE = 404, 410
 UNKNOWN_KIND_SECONDS = 10.0
 """The pause between two attempts to list an unknown kind."""
 
 BEGIN_ANEW = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": GONE}}).encode()
 WATCHED_PLURALS = frozenset(resource.plural for resource in BY_KIND.values())
+CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 # The API server writes the type first in each event.
 _TYPE_IS_WITHIN = 64
 
@@ -46,14 +50,16 @@ class ListBroken(aiohttp.ClientPayloadError):
 class WatchedResponse(aiohttp.ClientResponse):
     """A response that Kopf can read. Kopf reads a list by `json`, and a watch by the lines of `content`.
 
-    The lists that Kopf reads have no objects, because Kopf would start a task for each object. `on_list` gets the whole
-    lists.
+    Kopf gets no objects of the watched kinds, because Kopf would run a task for each object and keep its body. The
+    lists that Kopf reads are empty, and each event is a bookmark with the version from which Kopf watches again.
 
     - `answered`: the status code from the API server.
+    - `on_list`, `on_event`: called with the whole lists and with the events.
     """
 
     answered: int
     on_list: ListAnswered
+    on_event: EventSeen
     _listed: str | None = None
 
     @override
@@ -71,23 +77,38 @@ class WatchedResponse(aiohttp.ClientResponse):
         self.answered = self.status
         is_watch = self.url.query.get("watch") == "true"
         call = parse_call(self.method, self.url.path, is_watch)
-        if call.verb == "list" and call.resource in WATCHED_PLURALS:
+        is_watched = call.resource in WATCHED_PLURALS
+        if call.verb == "list" and is_watched:
             self._listed = call.resource
         if not must_begin_anew(self.status, call.verb, call.resource):
-            self.content = _ReadableLines(self.content)  # type: ignore[assignment]
+            take = self._take if is_watched and is_watch else readable_line
+            self.content = _ReadableLines(self.content, take)  # type: ignore[assignment]
         elif is_watch:
             self.status = 200
-            self.content = _ReadableLines(_OneLine(BEGIN_ANEW))  # type: ignore[assignment]
+            self.content = _ReadableLines(_OneLine(BEGIN_ANEW), readable_line)  # type: ignore[assignment]
         else:
             if self.status == NOT_FOUND:
                 await asyncio.sleep(UNKNOWN_KIND_SECONDS)
             raise ListBroken(self.answered)
         return started
 
+    def _take(self, line: bytes) -> bytes:
+        """Report the event of a line, and return a bookmark in its place. Return other lines in a readable form."""
+        try:
+            event = parse_json(line)
+            type_, body, version = event["type"], event["object"], event["object"]["metadata"]["resourceVersion"]
+        except (ValueError, KeyError, TypeError):
+            return readable_line(line)
+        if type_ not in CHANGES:
+            return readable_line(line)
+        self.on_event(parse_call(self.method, self.url.path, True).resource, type_, body)
+        return json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}).encode()
 
-def watched_response(on_list: ListAnswered) -> type[WatchedResponse]:
-    """Return a class of responses. `on_list` is called for each page of a list of watched objects."""
-    return type("SessionResponse", (WatchedResponse,), {"on_list": staticmethod(on_list)})
+
+def watched_response(on_list: ListAnswered, on_event: EventSeen) -> type[WatchedResponse]:
+    """Return a class of responses that report the lists and the events of watched objects."""
+    callbacks = {"on_list": staticmethod(on_list), "on_event": staticmethod(on_event)}
+    return type("SessionResponse", (WatchedResponse,), callbacks)
 
 
 def must_begin_anew(status: int, verb: str, plural: str) -> bool:
@@ -112,8 +133,9 @@ class _OneLine:
 class _ReadableLines:
     """A stream with an `iter_chunked` that yields whole, readable lines."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, take: Callable[[bytes], bytes]) -> None:
         self._stream = stream
+        self._take = take
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -132,7 +154,7 @@ class _ReadableLines:
             lines = b"".join([*parts, head]).split(b"\n")
             parts = [rest]
             for line in lines:
-                yield readable_line(line) + b"\n"
+                yield self._take(line) + b"\n"
         if last := b"".join(parts):
             yield last
 

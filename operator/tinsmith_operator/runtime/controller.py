@@ -139,7 +139,7 @@ class Controller:
             error = RuntimeError("many rounds of actions have not brought it to its desired state")
             self._put_back(key, error, hold=True)
         if outcome.requeue_after_seconds is not None:
-            self._queue.add_after(key, outcome.requeue_after_seconds)
+            self._queue.add_after(key, outcome.requeue_after_seconds, self._precedence(key))
         return "acted" if outcome.acted else "settled"
 
     def _count(self, key: Key) -> int:

@@ -1,10 +1,10 @@
-"""The Kopf event handlers.
+"""The watches, which Kopf opens, lists and opens again.
 
-Kopf watches the cluster, and the handlers pass each event to the event loop of the operator.
+Kopf logs in, keeps each watch open, and writes to no object. The answers of the API server report their objects to the
+event loop of the operator before Kopf reads them (`kube/watch_stream.py`).
 
-Only `on.event` handlers are registered. So Kopf opens broken watches again, but writes to no object. Kopf runs in a
-thread with its own event loop. The separate event loop is necessary, because at its end Kopf waits for all foreign
-tasks in its event loop and cancels them.
+Kopf runs in a thread with its own event loop. The separate event loop is necessary, because at its end Kopf waits for
+all foreign tasks in its event loop and cancels them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import kopf
-from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
-from typing_extensions import override
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import OperatorError
@@ -53,18 +51,6 @@ class EndlessBackoff:
             seconds = min(seconds * 2, LONGEST_BACKOFF_SECONDS)
 
 
-class NoMemories(ResourceMemories):
-    """The memories of a Kopf operator that remembers no object.
-
-    Kopf keeps the whole latest body of each object for handlers that run later. No such handler exists here, and the
-    bodies would take as much memory as the operator's own cache.
-    """
-
-    @override
-    async def recall(self, *arguments: Any, **options: Any) -> ResourceMemory:
-        return await super().recall(*arguments, **{**options, "ephemeral": True})
-
-
 class Watch:
     """A watch on these kinds in a scope. The watch runs from `run` to `stop`.
 
@@ -87,6 +73,7 @@ class Watch:
         self._turn = turn
         self._scope = scope
         self._resources = resources
+        self._by_plural = {resource.plural: resource for resource in resources}
         self._deliver = deliver
         self._on_list = on_list
         self._observe = observe
@@ -142,7 +129,6 @@ class Watch:
             namespaces=self._scope.namespaces or (),
             clusterwide=self._scope.is_cluster,
             standalone=True,
-            memories=NoMemories(),
             stop_flag=self._stop,
         )
         ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -161,9 +147,8 @@ class Watch:
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry, id="login")(self._login)
         for resource in self._resources:
-            kopf.on.event(
-                resource.group, resource.version, resource.plural, registry=registry, id="deliver", param=resource
-            )(self._take)
+            # Kopf watches only kinds that have a handler.
+            kopf.on.event(resource.group, resource.version, resource.plural, registry=registry, id="none")(_do_nothing)
         return registry
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
@@ -172,13 +157,13 @@ class Watch:
             await asyncio.sleep(RELOGIN_PAUSE_SECONDS)
         self._logins += 1
         session = await open_watch_session(
-            self._observe, lambda *page: self._call_in_loop(self._on_list, *page), self._take_turn
+            self._observe, lambda *page: self._call_in_loop(self._on_list, *page), self._take, self._take_turn
         )
         self._sessions = [*(each for each in self._sessions if not each.http.closed), session]
         return kopf.AiohttpSession(server=session.server, aiohttp_session=session.http, expiration=session.expires_at)
 
-    async def _take(self, *, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-        self._call_in_loop(self._deliver, param, event["type"], dict(event["object"]))
+    def _take(self, plural: str, event_type: str, manifest: Manifest) -> None:
+        self._call_in_loop(self._deliver, self._by_plural[plural], event_type, manifest)
 
     async def _take_turn(self) -> None:
         """Wait until the operator's rate limit allows the next request.
@@ -204,6 +189,10 @@ class Watch:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(error)
+
+
+async def _do_nothing(**_: Any) -> None:
+    """Do nothing, because Kopf gets no events. The responses report them (`kube/watch_stream.py`)."""
 
 
 def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSettings:

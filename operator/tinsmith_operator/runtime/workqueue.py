@@ -77,7 +77,7 @@ class WorkQueue(Generic[KeyT]):
             self._waiting[precedence][key] = None
         self._changed.set()
 
-    def add_after(self, key: KeyT, seconds: float) -> None:
+    def add_after(self, key: KeyT, seconds: float, precedence: Precedence = Precedence.ORDINARY) -> None:
         """Add a key that is due after this number of seconds, unless the key is already due earlier."""
         if key in self._held or self._precedence_of(key) is not None:
             return
@@ -86,7 +86,7 @@ class WorkQueue(Generic[KeyT]):
         if timer is not None and timer.when() <= loop.time() + seconds:
             return
         self._cancel_timer(key)
-        self._timers[key] = loop.call_later(seconds, self.add, key)
+        self._timers[key] = loop.call_later(seconds, self.add, key, precedence)
 
     def retry(self, key: KeyT, at_least_seconds: float = 0.0) -> float:
         """Add a failed key with jitter and with a delay that grows at each failure. Return the delay in seconds."""

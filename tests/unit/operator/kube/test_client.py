@@ -390,7 +390,7 @@ async def test_a_list_for_the_watch_is_read_in_parallel(wire: Wire) -> None:
     async def turn() -> None:
         turns.append("taken")
 
-    session = await open_watch_session(lambda *_: None, lambda *page: heard.append(page), turn)
+    session = await open_watch_session(lambda *_: None, lambda *page: heard.append(page), lambda *_: None, turn)
     async with session.http as http:
         for path in ("/api/v1/namespaces/tin/secrets", "/api/v1/pods", "/api/v1/namespaces/tin/secrets/one"):
             async with http.get(session.server + path) as response:

@@ -89,12 +89,49 @@ async def test_kopf_gets_no_objects_of_a_list_that_the_informer_reads(
     listing_address: str, path: str, items: int
 ) -> None:
     heard: list[Any] = []
-    response_class = watched_response(lambda *page: heard.append(page))
+    response_class = watched_response(lambda *page: heard.append(page), lambda *_: None)
     async with ClientSession(response_class=response_class) as http, http.get(listing_address + path) as response:
         listed = await response.json()
     assert listed["metadata"] == {"resourceVersion": "7", "continue": "more"}
     assert len(listed["items"]) == items
     assert [len(page[3]["items"]) for page in heard] == [1] * (1 - items)
+
+
+SERVICE = {"kind": "Service", "metadata": {"name": "tiny", "uid": "u1", "resourceVersion": "8"}, "spec": {"a": 1}}
+
+
+@pytest.fixture
+async def watching_address() -> AsyncIterator[str]:
+    """Yield the address of an API server with an event, a bookmark, an error and an unknown line in each watch."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}
+        lines = [json.dumps({"type": "ADDED", "object": SERVICE}), json.dumps(bookmark), "not JSON"]
+        await response.write("".join(f"{line}\n" for line in lines).encode() + error_event(410) + b"\n")
+        return response
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_an_event_is_reported_and_kopf_gets_a_bookmark_in_its_place(watching_address: str) -> None:
+    heard: list[Any] = []
+    response_class = watched_response(lambda *_: None, lambda *event: heard.append(event))
+    url = f"{watching_address}/api/v1/services?watch=true"
+    async with ClientSession(response_class=response_class) as http, http.get(url) as response:
+        whole = b"".join([chunk async for chunk in response.content.iter_chunked(1024)])
+    first, bookmark, wrong, error = whole.rstrip().split(b"\n")
+    assert heard == [("services", "ADDED", SERVICE)]
+    assert json.loads(first) == {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}
+    assert json.loads(bookmark)["object"]["metadata"]["resourceVersion"] == "9"
+    assert (wrong, error) == (b"not JSON", error_event(410))
 
 
 # ---- errors that the API server tells in a watch

@@ -19,7 +19,6 @@ from tinsmith_operator.kube.resources import WATCHED
 from tinsmith_operator.runtime.handlers import (
     LONGEST_BACKOFF_SECONDS,
     EndlessBackoff,
-    NoMemories,
     Watch,
     watch_settings,
 )
@@ -47,13 +46,6 @@ def test_no_kopf_is_asked_for_that_cannot_leave_the_filtering_to_the_api_server(
     [kopf] = [each for each in project["optional-dependencies"]["operator"] if each.startswith("kopf")]
     assert not SpecifierSet(kopf.removeprefix("kopf")).contains("1.44.6")
     assert len(list(watch_settings().watching.label_selectors)) == 3, "Jobs, Secrets and pods"
-
-
-async def test_kopf_remembers_no_object() -> None:
-    memories = NoMemories()
-    memory = await memories.recall({"metadata": {"uid": "u1"}}, noticed_by_listing=False)
-    memory.daemons_memory.live_fresh_body = None
-    assert list(memories.iter_all_memories()) == []
 
 
 def test_requests_to_an_unreachable_api_server_are_retried_without_a_limit() -> None:

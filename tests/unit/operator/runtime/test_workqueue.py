@@ -215,3 +215,12 @@ async def test_new_keys_are_not_delayed_by_first_statuses() -> None:
         queue.add(f"status-{number}", Precedence.FIRST_STATUS)
     queue.add("new", Precedence.NEW)
     assert await queue.take() == "new"
+
+
+@simulated_time
+async def test_a_first_status_that_is_due_later_waits_behind_others_then() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_after("status", 2, Precedence.FIRST_STATUS)
+    await asyncio.sleep(3)
+    queue.add("new", Precedence.NEW)
+    assert [await queue.take(), await queue.take()] == ["new", "status"]
