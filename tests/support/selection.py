@@ -28,6 +28,7 @@ NOT_ASKED_FOR = {
     "vllm": "They ask vLLM itself, and were not asked for: `make test-vllm` runs them.",
     "nemo_rl": "They ask NeMo RL itself, and were not asked for: `make test-nemo-rl` runs them.",
     "miles": "They ask Miles itself, and were not asked for: `make test-miles` runs them.",
+    "keda": "They need KEDA, whose build takes minutes, and were not asked for: `make test-keda` runs them.",
     "recipes": "They are programs that take minutes, and were not asked for: `make recipes` runs them.",
 }
 PYTORCH = "pytorch"

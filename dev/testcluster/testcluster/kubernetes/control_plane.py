@@ -104,6 +104,9 @@ class ControlPlane:
     def _api_server(self, kubelet_client: Pair) -> list[str]:
         hosts = (self.address, "127.0.0.1", FIRST_SERVICE_ADDRESS, "localhost", *_NAMES)
         serving = self.authority.issue("kube-apiserver", "kube-apiserver", hosts=hosts)
+        # Servers of additional APIs, such as metrics for autoscalers, believe this certificate which user has sent a
+        # request.
+        front_proxy = self.authority.issue("front-proxy", "front-proxy")
         # The Service `kubernetes` may not have a loopback address as its endpoint.
         endpoints = "none" if self.address.startswith("127.") else "lease"
         return [
@@ -119,6 +122,13 @@ class ControlPlane:
             f"--kubelet-certificate-authority={self.authority.file}",
             f"--kubelet-client-certificate={kubelet_client.certificate}",
             f"--kubelet-client-key={kubelet_client.key}",
+            f"--proxy-client-cert-file={front_proxy.certificate}",
+            f"--proxy-client-key-file={front_proxy.key}",
+            f"--requestheader-client-ca-file={self.authority.file}",
+            "--requestheader-allowed-names=front-proxy",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             # Otherwise `kubectl exec` and `kubectl logs` look up the node's name in DNS.
             "--kubelet-preferred-address-types=InternalIP",
             "--authorization-mode=Node,RBAC",

@@ -101,6 +101,11 @@ TRAEFIK = Program(
     cold_build="3 minutes",
 )
 KUBERAY = Program("kuberay", packages=("github.com/ray-project/kuberay/ray-operator",), cold_build="2 minutes")
+KEDA = Program(
+    "keda",
+    packages=("github.com/kedacore/keda/v2/cmd/operator", "github.com/kedacore/keda/v2/cmd/adapter"),
+    cold_build="10 minutes",
+)
 PAUSE = Program("pause", cold_build="seconds")
 HELLO = Program("hello", cold_build="seconds")
 PROMQL = Program("promql", cold_build="2 minutes")
@@ -116,7 +121,8 @@ KIND_STORAGE = Program("kind", packages=("github.com/rancher/local-path-provisio
 OF_TESTS = (KUBERNETES, COREDNS, TRAEFIK, KUBERAY, PAUSE, HELLO, PROMQL)
 """The programs that clusters and tests use.
 
-The programs are built before the tests, because a test that builds for minutes would reach its time limit.
+The programs are built before the tests, because a test that builds for minutes would reach its time limit. Only `make
+test-keda` builds KEDA.
 """
 
 
