@@ -26,6 +26,7 @@ WHOLE = frozenset(
         "status.conditions",
         "status.group",
         "status.requests",
+        "status.template",
         "status.restarts.counted",
     }
 )

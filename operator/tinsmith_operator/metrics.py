@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from tinsmith_operator.api.base import Manifest, parse_quantity, parse_time
 from tinsmith_operator.api.names import POOL_KIND
+from tinsmith_operator.api.owner import effective_spec
 from tinsmith_operator.api.serving_spec import GPU
 from tinsmith_operator.kube.resources import ApiCall
 
@@ -204,7 +205,7 @@ class StateCollector(Collector):
 
 def gpus_of(owner: Manifest) -> int:
     """Return the GPUs of all pods of a session or pool."""
-    spec = owner["spec"]
+    spec = effective_spec(owner)
     limits = (spec.get("resources") or {}).get("limits") or {}
     pods = spec.get("replicas", 1) if owner["kind"] == POOL_KIND else (spec.get("parallelism") or {}).get("nodes", 1)
     return int(parse_quantity(limits.get(GPU, 0))) * int(pods)

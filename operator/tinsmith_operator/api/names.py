@@ -12,6 +12,8 @@ SESSION_KIND = "TrainingSession"
 SESSION_PLURAL = "trainingsessions"
 POOL_KIND = "SamplerPool"
 POOL_PLURAL = "samplerpools"
+TEMPLATE_KIND = "SessionTemplate"
+TEMPLATE_PLURAL = "sessiontemplates"
 
 MANAGER = "tinsmith-operator"
 """The field manager, and the value of the managed-by label."""
@@ -19,6 +21,12 @@ MANAGER = "tinsmith-operator"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 SESSION_LABEL = f"{GROUP}/session"
 POOL_LABEL = f"{GROUP}/pool"
+
+TEMPLATE_LABEL = f"{GROUP}/template"
+"""The label on each session that an API server or the operator has created from a template, with the template's name.
+
+A session that a user has created from a template does not have the label. The operator never deletes it.
+"""
 
 CLAIM_FINALIZER = f"{GROUP}/claim"
 """The finalizer of a session with `whenDeleted: Delete`: the operator deletes the claim before the session is gone."""
@@ -64,6 +72,12 @@ WAKE_REQUEST_ANNOTATION = f"{GROUP}/wake-requested-at"
 """An annotation that users set on a session or pool: a time. Each new time ends a suspension because of idleness.
 
 API servers write the same request into `status.wantedTime`, because they may not write anything but the status.
+"""
+
+RETIRED_ANNOTATION = f"{GROUP}/retired-at"
+"""An annotation on a session with an outdated copy of its template: the time since when it takes no new models.
+
+API servers place no models on it, and the operator deletes it while it holds no models.
 """
 
 PAUSED_ANNOTATION = f"{GROUP}/paused"

@@ -1,4 +1,4 @@
-"""The common part of TrainingSessions and SamplerPools.
+"""The common parts of the resources that the operator reconciles: TrainingSessions, SamplerPools and SessionTemplates.
 
 A session or pool owns the objects that the operator creates for it.
 """
@@ -12,11 +12,12 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from tinsmith_operator.api.base import Manifest, parse_time
 from tinsmith_operator.api.names import API_VERSION, PAUSED_ANNOTATION, WAKE_REQUEST_ANNOTATION
 from tinsmith_operator.api.serving_spec import ServingSpec
-from tinsmith_operator.api.status import OwnerStatus
+from tinsmith_operator.api.status import OwnerStatus, ReconciledStatus
 
 LONGEST_WAKE_REQUEST = 64
 
@@ -26,18 +27,11 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True)
-class Owner(ABC):
-    """A TrainingSession or SamplerPool.
-
-    NOUN: the word for the owner in messages. LABEL: the label on each child with the owner's name. APPLICATION,
-    COMPONENT: further labels.
-    """
+class Reconciled:
+    """A resource that the operator reconciles, and whose status it writes. NOUN: the word for it in messages."""
 
     KIND: ClassVar[str]
     NOUN: ClassVar[str]
-    LABEL: ClassVar[str]
-    APPLICATION: ClassVar[str]
-    COMPONENT: ClassVar[str]
 
     name: str
     namespace: str
@@ -49,13 +43,7 @@ class Owner(ABC):
     creation_time: datetime | None
     deletion_time: datetime | None
     wake_request: str | None
-    spec: ServingSpec
-    status: OwnerStatus
-
-    @property
-    @abstractmethod
-    def workload_name(self) -> str:
-        """The name of the owner's workload, Service and NetworkPolicy."""
+    status: ReconciledStatus
 
     @property
     def is_being_deleted(self) -> bool:
@@ -65,6 +53,26 @@ class Owner(ABC):
     def is_paused(self) -> bool:
         """True if a user has asked the operator to write nothing but the status."""
         return self.annotations.get(PAUSED_ANNOTATION) == "true"
+
+
+@dataclass(frozen=True)
+class Owner(Reconciled, ABC):
+    """A TrainingSession or SamplerPool.
+
+    LABEL: the label on each child with the owner's name. APPLICATION, COMPONENT: further labels.
+    """
+
+    LABEL: ClassVar[str]
+    APPLICATION: ClassVar[str]
+    COMPONENT: ClassVar[str]
+
+    spec: ServingSpec
+    status: OwnerStatus
+
+    @property
+    @abstractmethod
+    def workload_name(self) -> str:
+        """The name of the owner's workload, Service and NetworkPolicy."""
 
     @property
     def deadline(self) -> datetime | None:
@@ -108,6 +116,24 @@ def identity_of(body: Mapping[str, Any]) -> dict[str, Any]:
         "deletion_time": parse_time(metadata.get("deletionTimestamp")),
         "wake_request": wake_request_of(body),
     }
+
+
+def effective_spec(body: Mapping[str, Any]) -> Manifest:
+    """Return the spec by which a session or pool runs.
+
+    A session from a template runs by the copy of the template in its status. Its own spec adds only `suspend`. A
+    session without a readable copy has no model, so that `parse_session` refuses it.
+    """
+    spec: Manifest = body.get("spec") or {}
+    if "templateRef" not in spec:
+        return spec
+    copy = (body.get("status") or {}).get("template") or {}
+    try:
+        # This parser limits the depth. A deeper text would break the list of all sessions.
+        copied = from_json(copy.get("spec", "{}"))
+    except ValueError:
+        return spec
+    return {**copied, **spec} if isinstance(copied, dict) else spec
 
 
 def wake_request_of(body: Mapping[str, Any]) -> str | None:

@@ -34,6 +34,13 @@ class Reason(StrEnum):
     # --- nothing to do
     WORKER_READY = "WorkerReady", Progress.DONE, "The weights are loaded, and the worker serves."
     REPLICAS_READY = "ReplicasReady", Progress.DONE, "Replicas of the pool serve."
+    TEMPLATE_READY = "TemplateReady", Progress.DONE, "The warm sessions that the template asks for are ready."
+    ALL_SESSIONS_USED = (
+        "AllSessionsUsed",
+        Progress.DONE,
+        "All `spec.maxSessions` exist, and most hold models.",
+        "Raise `spec.maxSessions`, or wait until models end.",
+    )
     SCALED_TO_ZERO = (
         "ScaledToZero",
         Progress.DONE,
@@ -130,6 +137,12 @@ class Reason(StrEnum):
         "Look at the events of the claim: its storage class is unknown, its provisioner does not run, or it cannot"
         " provide this size. `spec.storage` can be changed while there is no volume.",
     )
+    WARMING = "Warming", Progress.MOVING, "Warm sessions of the template are being created or started."
+    REPLACING = (
+        "Replacing",
+        Progress.MOVING,
+        "Sessions without models are replaced, because the template has changed.",
+    )
     PREPARING_POD = "PreparingPod", Progress.MOVING, "The node attaches volumes and pulls the image."
     LOADING_MODEL = "LoadingModel", Progress.MOVING, "The worker runs. It loads the model or replays its journal."
     RESTARTING = (
@@ -210,6 +223,18 @@ class Reason(StrEnum):
         "A session of several nodes needs KubeRay; the cluster has no RayClusters, or the operator may not list them.",
         "Install KubeRay 1.6 or newer, for example with its chart: `helm install kuberay-operator --repo "
         "https://ray-project.github.io/kuberay-helm kuberay-operator`. The session then starts by itself.",
+    )
+    TEMPLATE_NOT_FOUND = (
+        "TemplateNotFound",
+        Progress.STUCK,
+        "`spec.templateRef` names no SessionTemplate of the namespace.",
+        "Create the SessionTemplate, or another session.",
+    )
+    MEMBER_STALLED = (
+        "MemberStalled",
+        Progress.STUCK,
+        "A warm session cannot start.",
+        "Correct the template.",
     )
     NAME_CONFLICT = (
         "NameConflict",

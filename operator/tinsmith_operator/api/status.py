@@ -1,4 +1,7 @@
-"""The status of a TrainingSession or SamplerPool, which contains only observed state, never desired state."""
+"""The status of the resources that the operator reconciles. A status contains only observed state.
+
+The copy of a template in a session's status is observed, too: it is what the template said when the session began.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,17 @@ class Condition(Resource):
     message: str
     last_transition_time: Time
     observed_generation: int | None = None  # other clients may omit it
+
+
+class TemplateCopy(Resource):
+    """The copy of a SessionTemplate by which a session runs.
+
+    `spec` is the JSON text of the fields of the session's spec that the template set.
+    """
+
+    name: str
+    generation: int
+    spec: str
 
 
 class AdapterUsage(Resource):
@@ -82,17 +96,23 @@ class IdleState(Resource):
     suspended_seconds: int = 0
 
 
-class OwnerStatus(Resource):
+class ReconciledStatus(Resource):
     observed_generation: int | None = None
     conditions: tuple[Condition, ...] = ()
-    certificate_expiry_time: Time | None = None
-    idle: IdleState | None = None
 
     def condition(self, type_: str) -> Condition | None:
         return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
+class OwnerStatus(ReconciledStatus):
+    certificate_expiry_time: Time | None = None
+    idle: IdleState | None = None
+
+
 class TrainingSessionStatus(OwnerStatus):
+    model: str | None = None
+    engine: str | None = None
+    template: TemplateCopy | None = None
     endpoint: str | None = None
     worker_id: str | None = None
     volume_size: str | None = None
@@ -107,6 +127,22 @@ class TrainingSessionStatus(OwnerStatus):
     image_digest: str | None = None
     node_name: str | None = None
     group: GroupRun | None = None
+
+
+class SessionTemplateStatus(ReconciledStatus):
+    """The status of a template.
+
+    - `sessions`: the sessions that an API server or the operator has created from the template.
+    - `ready_warm`: the number of warm sessions that are ready.
+    - `stale`: the number of sessions with a copy of another spec.
+    - `warm_sessions`: the names of the warm sessions, which hold no models.
+    """
+
+    sessions: int = 0
+    summary: str | None = None
+    ready_warm: int = 0
+    stale: int = 0
+    warm_sessions: tuple[str, ...] = ()
 
 
 class SamplerPoolStatus(OwnerStatus):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 from typing_extensions import override
 
 from tinsmith_operator.api.base import Resource, parse_quantity
 from tinsmith_operator.api.names import CLAIM_FINALIZER, SESSION_KIND, SESSION_LABEL, WORKER_APPLICATION, claim_name
-from tinsmith_operator.api.owner import Owner, identity_of, unreadable
+from tinsmith_operator.api.owner import Owner, Reconciled, effective_spec, identity_of, unreadable
 from tinsmith_operator.api.serving_spec import GPU, Quantity, ServingSpec
 from tinsmith_operator.api.status import TrainingSessionStatus
 
@@ -33,6 +33,9 @@ class Parallelism(Resource):
 
 ALONE = Parallelism()
 """The parallelism settings of a session without `parallelism` in the spec."""
+
+
+CRD_MAX_RANK = 128
 
 
 class Engine(StrEnum):
@@ -75,7 +78,7 @@ class Adapters(Resource):
     """The limits of adapters. The default of `max_rank` here differs from the default in the CRD.
 
     The hashes of pods leave this default out, so a changed default would restart each worker that has this value in its
-    spec.
+    spec. A spec without `adapters` is read with the CRD's rank, so that it has the hash of a spec with it.
     """
 
     slots: int = 8
@@ -117,6 +120,11 @@ class TrainingSessionSpec(ServingSpec):
     sampling: Sampling = Sampling.COLOCATED
     storage: Storage = Storage()
     suspend: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_highest_rank(cls, spec: Any) -> Any:
+        return {"adapters": {"maxRank": CRD_MAX_RANK}, **spec} if isinstance(spec, dict) else spec
 
     @property
     @override
@@ -195,12 +203,35 @@ class TrainingSession(Owner):
         return self.spec.storage.existing_claim or claim_name(self.name)
 
 
+@dataclass(frozen=True)
+class PendingSession(Reconciled):
+    """A session that names a template, and does not have the copy of the template yet."""
+
+    KIND = SESSION_KIND
+    NOUN = "session"
+
+    template_name: str
+    status: TrainingSessionStatus
+
+
+def parse_pending(body: Mapping[str, Any]) -> PendingSession | None:
+    """Return the session if it needs the copy of a template, otherwise None. Raises Unreadable."""
+    named = (body.get("spec") or {}).get("templateRef")
+    if named is None or "template" in (body.get("status") or {}):
+        return None
+    try:
+        status = TrainingSessionStatus.model_validate(body.get("status") or {})
+    except ValidationError as error:
+        raise unreadable(SESSION_KIND, body, error) from error
+    return PendingSession(**identity_of(body), template_name=str(named["name"]), status=status)
+
+
 def parse_session(body: Mapping[str, Any]) -> TrainingSession:
     """Return the session. Raises Unreadable with the name of the invalid field."""
     try:
         return TrainingSession(
             **identity_of(body),
-            spec=TrainingSessionSpec.model_validate(body.get("spec", {})),
+            spec=TrainingSessionSpec.model_validate(effective_spec(body)),
             status=TrainingSessionStatus.model_validate(body.get("status") or {}),
         )
     except ValidationError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER, SESSION_LABEL
-from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.owner import Owner, effective_spec
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.workloads import WORKLOAD_KINDS
@@ -80,7 +80,7 @@ def _comes_first_of_all(user: Manifest, claim: Manifest | None) -> bool:
     """Return whether the session's worker has started on the claim, or the claim was made for this session."""
     if _has_begun(user, claim):
         return True
-    storage = (user.get("spec") or {}).get("storage") or {}
+    storage = effective_spec(user).get("storage") or {}
     return not storage.get("existingClaim") and (claim is None or _is_made_for(user, claim))
 
 

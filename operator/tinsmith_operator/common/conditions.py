@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from tinsmith_operator.api.base import parse_time
 from tinsmith_operator.api.conditions import ConditionState, ConditionType, Finding, Truth
 from tinsmith_operator.api.reasons import Progress, Reason
-from tinsmith_operator.api.status import Condition, OwnerStatus
+from tinsmith_operator.api.status import Condition, ReconciledStatus
 from tinsmith_operator.common.actions import Action, Emit, EventType, WriteStatus
 from tinsmith_operator.common.diagnosis import found
 from tinsmith_operator.common.observed import Surroundings
@@ -21,7 +21,7 @@ PAUSED = found(
 FIRST_STATUS_WAIT = timedelta(seconds=2)
 """The time for which the first status waits for the pods of a new workload."""
 
-READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
+READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY, Reason.TEMPLATE_READY})
 
 
 def standard_conditions(
@@ -92,14 +92,14 @@ def upgrade_available(runs: str, next_start: str) -> ConditionState:
 EVENT_CONDITIONS = (ConditionType.READY, ConditionType.STALLED, ConditionType.DEGRADED, ConditionType.UPGRADE_AVAILABLE)
 
 
-def status_changes(before: OwnerStatus, after: OwnerStatus) -> tuple[Action, ...]:
+def status_changes(before: ReconciledStatus, after: ReconciledStatus) -> tuple[Action, ...]:
     """Return the actions that write the status and the Events. If the status is up to date, return no action."""
     if after == _with_own_conditions(before, after):
         return ()
     return (WriteStatus(after.to_manifest()), *_events(before, after))
 
 
-def _with_own_conditions(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus:
+def _with_own_conditions(before: ReconciledStatus, after: ReconciledStatus) -> ReconciledStatus:
     """Return the status with only the operator's own conditions, in the operator's order.
 
     Other programs may have added conditions.
@@ -108,7 +108,7 @@ def _with_own_conditions(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus
     return before.model_copy(update={"conditions": tuple(condition for condition in own if condition is not None)})
 
 
-def _events(before: OwnerStatus, after: OwnerStatus) -> tuple[Emit, ...]:
+def _events(before: ReconciledStatus, after: ReconciledStatus) -> tuple[Emit, ...]:
     """Return one Event for each new reason, even if several conditions have the same reason."""
     emitted: dict[str, Emit] = {}
     for type_ in EVENT_CONDITIONS:

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
-from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.base import parse_time
+from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, RETIRED_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
+from tinsmith_operator.api.owner import Owner, Reconciled
 from tinsmith_operator.api.status import Requests
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.actions import Emit, EventType
@@ -40,6 +41,11 @@ def read_request(annotations: Mapping[str, str], name: str) -> str | None:
     """Return the time in the annotation, or None if the annotation is missing or unreadable."""
     text = annotations.get(name)
     return text if text is not None and is_time(text) else None
+
+
+def retired_at(owner: Reconciled) -> datetime | None:
+    """Return since when the session takes no new models, or None if it is not retired."""
+    return parse_time(read_request(owner.annotations, RETIRED_ANNOTATION))
 
 
 def restart_request(owner: Owner, workload: Workload | None) -> str | None:

@@ -19,13 +19,13 @@ from tinsmith_operator.kube.resources import (
     BY_KIND,
     CLAIMS,
     DEPLOYMENTS,
+    GROUP_LABELS,
     JOURNAL_CLAIM,
     MODEL_CLAIM,
-    OWNER_LABELS,
-    OWNERS,
     PODS,
     POLICIES,
     RAY_CLUSTERS,
+    RECONCILED,
     SERVICES,
     WORKLOADS,
     Group,
@@ -41,7 +41,7 @@ from tinsmith_operator.kube.resources import (
 # Late answers arrive within seconds. Fewer objects than this number are deleted in that time.
 REMEMBERED_ENDS = 4096
 
-OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
+RECONCILED_KINDS = frozenset(resource.kind for resource in RECONCILED)
 
 # For these kinds, only the metadata of foreign objects is read. For a claim that a session uses, the UID is enough.
 SEEN_FOR_THEIR_NAMES = frozenset(
@@ -80,7 +80,7 @@ class Cache:
 
         The reader is enqueued when an object of the group is added, changed or deleted.
         """
-        if group.label not in (*OWNER_LABELS, JOURNAL_CLAIM, MODEL_CLAIM):
+        if group.label not in (*GROUP_LABELS, JOURNAL_CLAIM, MODEL_CLAIM):
             raise AssertionError(f"objects are not grouped by {group.label}")
         self._note_reader(group, reader)
         return [self._objects[ref] for ref in sorted(self._members.get(group, ()))]
@@ -110,8 +110,8 @@ class Cache:
             if not readers:
                 del self._readers[place]
 
-    def owners(self) -> list[Key]:
-        return [Key(ref.namespace, ref.name, ref.kind) for ref in self._objects if ref.kind in OWNER_KINDS]
+    def reconciled(self) -> list[Key]:
+        return [Key(ref.namespace, ref.name, ref.kind) for ref in self._objects if ref.kind in RECONCILED_KINDS]
 
     def of_kind(self, kind: str) -> Iterable[Manifest]:
         return [manifest for ref, manifest in self._objects.items() if ref.kind == kind]
@@ -204,7 +204,7 @@ class Cache:
         for manifest in filter(None, versions):
             for group in groups_of(manifest):
                 concerned |= self._readers.get(group, set())
-        if ref.kind in OWNER_KINDS:
+        if ref.kind in RECONCILED_KINDS:
             concerned.add(Key(ref.namespace, ref.name, ref.kind))
         for key in concerned:
             self._enqueue(key)
@@ -231,7 +231,7 @@ def _shared(value: Any) -> Any:
 def _needed(manifest: Manifest) -> Manifest:
     if manifest["kind"] == PODS.kind:
         return _pod(manifest)
-    if manifest["kind"] in OWNER_KINDS:
+    if manifest["kind"] in RECONCILED_KINDS:
         return {**manifest, "metadata": _without(manifest["metadata"], {"managedFields"})}
     if manifest["kind"] in SEEN_FOR_THEIR_NAMES and not _concerns_us(manifest):
         return _name_alone(manifest)

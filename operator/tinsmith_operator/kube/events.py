@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import API_VERSION, MANAGER
-from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.owner import Owner, Reconciled
 from tinsmith_operator.common.actions import Emit
 from tinsmith_operator.common.observed import KubernetesWarning
 from tinsmith_operator.errors import AlreadyExists, ClusterError
@@ -43,7 +43,7 @@ class Events:
         self._clock = clock
         self._read: dict[str, tuple[float, tuple[KubernetesWarning, ...]]] = {}
 
-    async def emit(self, owner: Owner, event: Emit) -> None:
+    async def emit(self, owner: Reconciled, event: Emit) -> None:
         """Write the Event.
 
         Raises NotLeading. Failures other than NotLeading are only logged, because nothing depends on Events.
@@ -57,7 +57,7 @@ class Events:
         except ClusterError as error:
             log.warning("event not written", reason=event.reason, error=str(error))
 
-    async def _count(self, owner: Owner, manifest: Manifest) -> None:
+    async def _count(self, owner: Reconciled, manifest: Manifest) -> None:
         """Increase the count of the existing Event."""
         live = await self._cluster.get(EVENTS, owner.namespace, manifest["metadata"]["name"])
         version = {"resourceVersion": owner.resource_version}
@@ -89,7 +89,7 @@ class Events:
         self._read[namespace] = (now, warnings)
         return warnings
 
-    def _manifest(self, owner: Owner, event: Emit) -> Manifest:
+    def _manifest(self, owner: Reconciled, event: Emit) -> Manifest:
         message = shortened(event.message, LONGEST_MESSAGE_BYTES)
         identity = "\n".join([owner.uid, event.type, event.reason, message])
         name = f"{owner.name}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"

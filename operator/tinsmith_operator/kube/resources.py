@@ -17,8 +17,12 @@ from tinsmith_operator.api.names import (
     SESSION_KIND,
     SESSION_LABEL,
     SESSION_PLURAL,
+    TEMPLATE_KIND,
+    TEMPLATE_LABEL,
+    TEMPLATE_PLURAL,
     claim_name,
 )
+from tinsmith_operator.api.owner import effective_spec
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Resource:
 
 SESSIONS = Resource(API_VERSION, SESSION_KIND, SESSION_PLURAL)
 POOLS = Resource(API_VERSION, POOL_KIND, POOL_PLURAL)
+TEMPLATES = Resource(API_VERSION, TEMPLATE_KIND, TEMPLATE_PLURAL)
 # These kinds are watched without a label. The operator must see foreign objects that have a child's name, and claims
 # that a session only uses.
 WORKLOADS = Resource("apps/v1", "StatefulSet", "statefulsets")
@@ -91,7 +96,8 @@ LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 EVENTS = Resource("v1", "Event", "events")
 
 OWNERS = (SESSIONS, POOLS)
-WATCHED = (*OWNERS, WORKLOADS, DEPLOYMENTS, JOBS, SERVICES, CLAIMS, POLICIES, BUDGETS, SECRETS, PODS)
+RECONCILED = (*OWNERS, TEMPLATES)
+WATCHED = (*RECONCILED, WORKLOADS, DEPLOYMENTS, JOBS, SERVICES, CLAIMS, POLICIES, BUDGETS, SECRETS, PODS)
 BY_KIND = {resource.kind: resource for resource in (*WATCHED, RAY_CLUSTERS)}
 
 
@@ -104,7 +110,7 @@ class Ref(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The key of one TrainingSession or SamplerPool. Two reconciles of the same key never run at the same time."""
+    """The key of one object that the operator reconciles. Two reconciles of the same key never run at the same time."""
 
     namespace: str
     name: str
@@ -112,6 +118,7 @@ class Key(NamedTuple):
 
 
 OWNER_LABELS = (SESSION_LABEL, POOL_LABEL)
+GROUP_LABELS = (*OWNER_LABELS, TEMPLATE_LABEL)
 JOURNAL_CLAIM = "spec.storage"
 """The pseudo label of a group: the sessions and pods that use the same claim for a journal."""
 MODEL_CLAIM = "spec.model"
@@ -126,7 +133,7 @@ def is_of_an_owner(manifest: dict[str, Any]) -> bool:
 class Group(NamedTuple):
     """The objects of one kind and namespace with this label.
 
-    The label is one of `OWNER_LABELS` or a pseudo label for a claim.
+    The label is one of `GROUP_LABELS` or a pseudo label for a claim.
     """
 
     kind: str
@@ -142,7 +149,7 @@ def labels_of(manifest: dict[str, Any]) -> dict[str, str]:
 def groups_of(manifest: dict[str, Any]) -> list[Group]:
     """Return the groups that contain an object."""
     kind, namespace, labels = manifest["kind"], manifest["metadata"]["namespace"], labels_of(manifest)
-    groups = [Group(kind, namespace, label, labels[label]) for label in OWNER_LABELS if label in labels]
+    groups = [Group(kind, namespace, label, labels[label]) for label in GROUP_LABELS if label in labels]
     groups += [Group(kind, namespace, JOURNAL_CLAIM, claim) for claim in _journal_claims(manifest)]
     return [*groups, *(Group(kind, namespace, MODEL_CLAIM, claim) for claim in _model_claims(manifest))]
 
@@ -154,7 +161,7 @@ def _journal_claims(manifest: dict[str, Any]) -> set[str]:
     """
     spec = manifest.get("spec") or {}
     if manifest["kind"] == SESSION_KIND:
-        storage = spec.get("storage") or {}
+        storage = effective_spec(manifest).get("storage") or {}
         return {str(storage.get("existingClaim") or claim_name(manifest["metadata"]["name"]))}
     if manifest["kind"] == PODS.kind:
         journals = (volume for volume in spec.get("volumes") or () if volume.get("name") == JOURNAL_VOLUME)
@@ -166,7 +173,7 @@ def _journal_claims(manifest: dict[str, Any]) -> set[str]:
 def _model_claims(manifest: dict[str, Any]) -> set[str]:
     if manifest["kind"] not in (SESSION_KIND, POOL_KIND):
         return set()
-    spec = manifest.get("spec") or {}
+    spec = effective_spec(manifest)
     source = ((spec.get("model") or {}).get("source") or {}).get("persistentVolumeClaim")
     return {str(named["claimName"]) for named in (source, spec.get("modelCache")) if named}
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.kube.depth import flattened, nests_too_deep, parse_json
-from tinsmith_operator.kube.resources import BY_KIND, OWNERS, namespace_of, parse_call
+from tinsmith_operator.kube.resources import BY_KIND, RECONCILED, namespace_of, parse_call
 from tinsmith_operator.logs import get_logger
 
 ListAnswered = Callable[[str | None, str, str, Manifest | None, bool], None]
@@ -119,7 +119,7 @@ def must_begin_anew(status: int, verb: str, plural: str) -> bool:
     """
     if verb not in ("list", "watch"):
         return False
-    return status == GONE or (status == NOT_FOUND and plural in {resource.plural for resource in OWNERS})
+    return status == GONE or (status == NOT_FOUND and plural in {resource.plural for resource in RECONCILED})
 
 
 class _OneLine:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import assert_never
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.owner import Reconciled
 from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import (
     Action,
@@ -65,7 +65,7 @@ class Actor:
         self._refusals.pop(key, None)
         self._stored.pop(key, None)
 
-    async def act(self, owner: Owner, actions: Sequence[Action]) -> None:
+    async def act(self, owner: Reconciled, actions: Sequence[Action]) -> None:
         """Carry out the actions in order. Raises ClusterError and NotLeading.
 
         After a refusal, only the status and Events are written, so that users see the reason. The API server may refuse
@@ -110,7 +110,7 @@ class Actor:
             case _:
                 assert_never(action)
 
-    async def _create(self, owner: Owner, manifest: Manifest) -> None:
+    async def _create(self, owner: Reconciled, manifest: Manifest) -> None:
         resource, ref = BY_KIND[manifest["kind"]], ref_of(manifest)
         try:
             created = await self._cluster.create(resource, manifest)
@@ -123,7 +123,7 @@ class Actor:
         self._note_success(owner, manifest, created)
         log.info("created", object=f"{ref.kind}/{ref.name}")
 
-    async def _apply(self, owner: Owner, manifest: Manifest, uid: str, version: str) -> None:
+    async def _apply(self, owner: Reconciled, manifest: Manifest, uid: str, version: str) -> None:
         resource, ref = BY_KIND[manifest["kind"]], ref_of(manifest)
         guard = {"uid": uid, "resourceVersion": version}
         try:
@@ -161,7 +161,7 @@ class Actor:
         changed_version: str = changed["metadata"]["resourceVersion"]
         return changed_version
 
-    async def _annotate(self, owner: Owner, action: Annotate) -> None:
+    async def _annotate(self, owner: Reconciled, action: Annotate) -> None:
         resource, ref = BY_KIND[action.kind], Ref(action.kind, owner.namespace, action.name)
         place = {"name": action.name, "namespace": owner.namespace}
         version = {"metadata": {**place, "uid": action.uid, "resourceVersion": action.resource_version}}
@@ -181,7 +181,7 @@ class Actor:
             self._cache.note(answer)
         log.info("annotated", object=f"{ref.kind}/{ref.name}", **action.annotations)
 
-    async def _issue(self, owner: Owner, action: IssueCertificate) -> None:
+    async def _issue(self, owner: Reconciled, action: IssueCertificate) -> None:
         leaf = self._issuer.issue_for_worker(action.dns_names)
         manifest = {**action.manifest, "data": leaf.secret_data()}
         if action.uid is None or action.resource_version is None:
@@ -189,7 +189,7 @@ class Actor:
         else:
             await self._apply(owner, manifest, action.uid, action.resource_version)
 
-    async def _delete(self, owner: Owner, action: Delete) -> None:
+    async def _delete(self, owner: Reconciled, action: Delete) -> None:
         resource, namespace = BY_KIND[action.kind], owner.namespace
         log.info("deleting", object=f"{action.kind}/{action.name}", why=action.why)
         try:
@@ -247,13 +247,13 @@ class Actor:
         if not resource.selects(live):
             asyncio.get_running_loop().call_later(BELIEVED_SECONDS, self._cache.drop_if_unwatched, ref)
 
-    def _note_success(self, owner: Owner, request: Manifest, answer: Manifest) -> None:
+    def _note_success(self, owner: Reconciled, request: Manifest, answer: Manifest) -> None:
         key = _key(owner)
         self._refusals.get(key, {}).pop(request["kind"], None)
         self._stored[key] = with_answer(self.stored(key), request, trimmed(answer))
         self._cache.note(answer)
 
-    def _note_refusal(self, owner: Owner, kind: str, error: Refused) -> None:
+    def _note_refusal(self, owner: Reconciled, kind: str, error: Refused) -> None:
         self._refusals.setdefault(_key(owner), {})[kind] = str(error)
 
 
@@ -263,7 +263,7 @@ class _Round:
     Each write changes the version of the owner.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Reconciled) -> None:
         self.owner = owner
         self.resource = BY_KIND[owner.KIND]
         self.version = owner.resource_version
@@ -290,5 +290,5 @@ def _is_leaving(answer: Manifest) -> bool:
     return "deletionTimestamp" in metadata and bool(waits)
 
 
-def _key(owner: Owner) -> Key:
+def _key(owner: Reconciled) -> Key:
     return Key(owner.namespace, owner.name, owner.KIND)

@@ -26,7 +26,7 @@ from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailab
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster, next_page, read_list
-from tinsmith_operator.kube.resources import OWNERS, WATCHED, Ref, Resource
+from tinsmith_operator.kube.resources import OWNERS, RECONCILED, WATCHED, Ref, Resource
 from tinsmith_operator.logs import get_logger
 
 RETRY_SECONDS = 2.0
@@ -115,16 +115,16 @@ class Informer:
 
         Kopf looks for kinds only once, so a kind that is added later needs a separate watch.
 
-        The method waits while no part of the scope can be read. Raises OperatorError if the CRDs of both kinds are
-        missing.
+        The method waits while no part of the scope can be read. Raises OperatorError if the CRDs of sessions and
+        pools are missing.
         """
         while True:
             unknown: set[Resource] = set()
             readable = [await self._can_read(part, unknown) for part in self._scope.parts]
-            if unknown == set(OWNERS):
+            if unknown >= set(OWNERS):
                 raise OperatorError(" ".join([*map(_unknown_words, OWNERS), _CURE]))
             known = tuple(resource for resource in self._resources.values() if resource not in unknown)
-            if any(readable) and await self._are_discovered([resource for resource in OWNERS if resource in known]):
+            if any(readable) and await self._are_discovered([resource for resource in RECONCILED if resource in known]):
                 for resource in unknown:
                     self._lose(resource)
                 return known
@@ -142,7 +142,7 @@ class Informer:
             return
         if code == "403":
             self._refuse(place)
-        elif code == "404" and self._resources[plural] in OWNERS:
+        elif code == "404" and self._resources[plural] in RECONCILED:
             self._lose_in(place)
         elif answer is not None:
             self._take_page(place, answer, is_first=is_first)
@@ -163,7 +163,7 @@ class Informer:
 
         Add kinds without a CRD to `unknown`.
         """
-        for resource in OWNERS:
+        for resource in RECONCILED:
             try:
                 await self._cluster.try_list(resource, part)
             except NotFound:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import count, islice
+
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
     CONVERSION_APPLICATION,
     IMAGE_PULL_APPLICATION,
     MEMBER_APPLICATION,
+    TEMPLATE_LABEL,
     certificate_secret_name,
     conversion_name,
     image_pull_name,
@@ -14,6 +18,7 @@ from tinsmith_operator.api.names import (
 )
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.sampler_pool import SamplerPool
+from tinsmith_operator.api.session_template import SessionTemplate, parse_template
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.ca.certificates import parse_facts
 from tinsmith_operator.common.claim_uses import earlier_reader, journal_holder, journal_of_another
@@ -35,6 +40,7 @@ from tinsmith_operator.kube.resources import (
     SECRETS,
     SERVICES,
     SESSIONS,
+    TEMPLATES,
     WORKLOADS,
     Group,
     Key,
@@ -43,6 +49,7 @@ from tinsmith_operator.kube.resources import (
     labels_of,
 )
 from tinsmith_operator.logs import get_logger
+from tinsmith_operator.template.situation import ObservedTemplate
 
 log = get_logger(__name__)
 
@@ -98,6 +105,9 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
     claim = reading.one(CLAIMS, session.claim_name)
     labelled = reading.labelled(PODS)
     group = _pods_of_a_group(session, labelled)
+    if session.status.template is not None:
+        # The template says whether the session is warm.
+        reading.one(TEMPLATES, session.status.template.name)
     return Observed(
         session=session,
         authority_fingerprint=authority_fingerprint,
@@ -140,6 +150,28 @@ def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerp
         pods=tuple(pod for pod in reading.labelled(PODS) if _is_made_for(name, pod)),
         certificate=reading.certificate(name),
     )
+
+
+def observe_template(
+    cache: Cache, reader: Key, template: SessionTemplate, refusals: Mapping[str, str]
+) -> ObservedTemplate:
+    """Return the sessions that were created from the template, and the names that are free for more."""
+    cache.forget_reader(reader)
+    sessions = cache.read_group(Group(SESSIONS.kind, template.namespace, TEMPLATE_LABEL, template.name), reader)
+    refs = ((number, Ref(SESSIONS.kind, template.namespace, f"{template.name}-{number}")) for number in count(1))
+    free = (number for number, ref in refs if cache.peek(ref) is None)
+    return ObservedTemplate(
+        template=template,
+        sessions=tuple(sessions),
+        free_numbers=tuple(islice(free, template.spec.max_sessions)),
+        refusals=refusals,
+    )
+
+
+def template_of(cache: Cache, reader: Key, name: str) -> SessionTemplate | None:
+    """Return the template with this name in the session's namespace. The session is enqueued when it changes."""
+    body = cache.read(Ref(TEMPLATES.kind, reader.namespace, name), reader)
+    return parse_template(body) if body is not None else None
 
 
 def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:

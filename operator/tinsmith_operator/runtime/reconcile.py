@@ -19,14 +19,15 @@ from tinsmith_operator.api.names import (
     endpoint,
     pool_workload_name,
 )
-from tinsmith_operator.api.owner import Owner, wake_request_of
+from tinsmith_operator.api.owner import Reconciled, wake_request_of
 from tinsmith_operator.api.sampler_pool import SamplerPool, parse_pool
-from tinsmith_operator.api.training_session import TrainingSession, parse_session
+from tinsmith_operator.api.session_template import SessionTemplate, parse_template
+from tinsmith_operator.api.training_session import PendingSession, TrainingSession, parse_pending, parse_session
 from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.idleness import is_due, must_stop, report_period_seconds
 from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool, WorkerReport
-from tinsmith_operator.common.requests import snapshot_request
+from tinsmith_operator.common.requests import retired_at, snapshot_request
 from tinsmith_operator.common.workloads import Workload
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.kube.cache import Cache
@@ -36,12 +37,14 @@ from tinsmith_operator.pool.decision import decide_pool
 from tinsmith_operator.pool.situation import read_rollout
 from tinsmith_operator.runtime.actor import Actor
 from tinsmith_operator.runtime.image_digests import ImageDigests
-from tinsmith_operator.runtime.observe import observe_pool, observe_session
+from tinsmith_operator.runtime.observe import observe_pool, observe_session, observe_template, template_of
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import Reports, Snapshots, Target
 from tinsmith_operator.runtime.workqueue import Precedence
 from tinsmith_operator.session.decision import decide
+from tinsmith_operator.session.template import decide_pending, exempted
+from tinsmith_operator.template.decision import decide_template
 
 USERS_ANNOTATIONS = (
     RESTART_REQUEST_ANNOTATION,
@@ -58,7 +61,7 @@ POD_OWNERS = (WORKLOADS.kind, RAY_CLUSTERS.kind, DEPLOYMENTS.kind)
 class Kind(Protocol):
     """The functions that differ between sessions and pools in a reconcile."""
 
-    async def decide(self, key: Key, body: Manifest) -> tuple[Owner, Decision]:
+    async def decide(self, key: Key, body: Manifest) -> tuple[Reconciled, Decision]:
         """Return the owner, and the decision about the owner. Raises Unreadable and ClusterError."""
         ...
 
@@ -153,12 +156,22 @@ class SessionKind:
     image_digests: ImageDigests
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
-    async def decide(self, key: Key, body: Manifest) -> tuple[TrainingSession, Decision]:
-        session = parse_session(body)
+    async def decide(self, key: Key, body: Manifest) -> tuple[TrainingSession | PendingSession, Decision]:
+        self.cache.forget_reader(key)
+        pending = parse_pending(body)
+        if pending is not None:
+            template = template_of(self.cache, key, pending.template_name)
+            return pending, decide_pending(pending, template, self.clock())
+        session = self._exempted(key, parse_session(body))
         if not self._is_seen(session):
             return session, Decision(())
         observed = await self._observe(key, session)
         return session, decide(observed, self.installation, self.clock())
+
+    def _exempted(self, key: Key, session: TrainingSession) -> TrainingSession:
+        """Return the session, without its idle policy while its template keeps it warm."""
+        copy = session.status.template
+        return exempted(session, template_of(self.cache, key, copy.name)) if copy is not None else session
 
     def carried_out(self, key: Key, decision: Decision) -> None:
         # Change the turns only after the status is written. Otherwise the statuses of two sessions could both name the
@@ -188,10 +201,11 @@ class SessionKind:
             self.image_digests.note(children.pod)
         else:
             self.image_digests.forget(key)
-        # A deleted session waits until its worker reports that it holds no adapter.
+        # A deleted or retired session waits until its worker reports that it holds no adapter.
         worker = worker_of(children)
         period_seconds = report_period_seconds(session)
-        self.reports.follow(key, worker, closely=session.is_being_deleted, at_most_seconds=period_seconds)
+        closely = session.is_being_deleted or retired_at(session) is not None
+        self.reports.follow(key, worker, closely=closely, at_most_seconds=period_seconds)
         self.snapshots.request(key, worker, snapshot_request(session))
         return replace(
             children,
@@ -315,3 +329,21 @@ class PoolKind:
             return ()
         at_rest = deployment is None or replicas == 0 or read_rollout(Workload(deployment)).is_done(replicas)
         return () if at_rest else await self.events.warnings(observed.pool)
+
+
+@dataclass(frozen=True)
+class TemplateKind:
+    cache: Cache
+    actor: Actor
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def decide(self, key: Key, body: Manifest) -> tuple[SessionTemplate, Decision]:
+        template = parse_template(body)
+        observed = observe_template(self.cache, key, template, self.actor.refusals(key))
+        return template, decide_template(observed, self.clock())
+
+    def carried_out(self, key: Key, decision: Decision) -> None:
+        """Do nothing, because the operator keeps no state for templates."""
+
+    def forget(self, key: Key) -> None:
+        """Do nothing, because the operator keeps no state for templates."""

@@ -16,12 +16,13 @@ from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import (
     LEASES,
-    OWNERS,
     PODS,
     POOLS,
     RAY_CLUSTERS,
+    RECONCILED,
     SECRETS,
     SESSIONS,
+    TEMPLATES,
     WATCHED,
     Key,
     Ref,
@@ -44,7 +45,14 @@ from tinsmith_operator.runtime.informer import Informer
 from tinsmith_operator.runtime.leader import Leader
 from tinsmith_operator.runtime.observe import certificate_at
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
-from tinsmith_operator.runtime.reconcile import Kind, PoolKind, Reconciler, SessionKind, pool_of_replica
+from tinsmith_operator.runtime.reconcile import (
+    Kind,
+    PoolKind,
+    Reconciler,
+    SessionKind,
+    TemplateKind,
+    pool_of_replica,
+)
 from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import (
     Describe,
@@ -234,7 +242,7 @@ class Operator:
         self.metrics.watch(
             lambda: self._queue.depth,
             lambda: self._leader.is_leading,
-            lambda: (owner for resource in OWNERS for owner in self._cache.of_kind(resource.kind)),
+            lambda: (owner for resource in RECONCILED for owner in self._cache.of_kind(resource.kind)),
             self._certificates,
             lambda: not self._leader.is_leading or self._issuer.problem is None,
             lambda: len(self._informer.refused),
@@ -264,6 +272,7 @@ class Operator:
                 self._cache, actor, events, self._replica_reports, self._issuer, installation, self._clock.now
             ),
         }
+        kinds[TEMPLATES.kind] = TemplateKind(self._cache, actor, self._clock.now)
         reconciler = Reconciler(self._cache, actor, kinds)
         return Controller(
             self._queue,
@@ -345,7 +354,7 @@ class Operator:
             self._controller.enqueue(key)
 
     def _enqueue_all(self) -> None:
-        for key in self._cache.owners():
+        for key in self._cache.reconciled():
             self._enqueue(key)
 
     def _on_leading(self, leading: bool) -> None:

@@ -25,6 +25,7 @@ from tinsmith_operator.session.group import stop_left_behind
 from tinsmith_operator.session.jobs import ensure_conversion, ensure_image_pull
 from tinsmith_operator.session.situation import Situation, assess
 from tinsmith_operator.session.status import desired_conditions, wants_turn, write_status
+from tinsmith_operator.session.template import delete_retired, retirement_moments
 from tinsmith_operator.session.workload import (
     ensure_access,
     ensure_workload,
@@ -50,7 +51,7 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
         return decide_deletion(situation)
     if finalizer := ensure_finalizer(situation):
         return Decision(finalizer)
-    if deletion := _delete_idle(situation):
+    if deletion := (_delete_idle(situation) or delete_retired(situation)):
         return Decision(deletion)
     children = ensure_children(situation)
     diagnosis = diagnose(situation, refusal(still_refused(observed.refusals, children)))
@@ -118,6 +119,7 @@ def _next_looks(situation: Situation, diagnosis: Diagnosis) -> Iterator[datetime
     for each in (*situation.owned.pods, *situation.owned.converters):
         yield from requeue_times_of(each)
     yield from idle_moments(situation.session, situation.idle)
+    yield from retirement_moments(situation.session)
     is_awaited = not diagnosis.is_ready or diagnosis.image_pull is not None
     if is_awaited and not situation.is_stopped:
         yield situation.now + LOOK_FOR_WARNINGS

@@ -12,9 +12,6 @@ from testcluster.errors import ClusterError
 from tinsmith_operator.api.names import API_VERSION, SESSION_KIND
 
 IN_PAGES = [each for each in blocks_of_pages() if each.is_manifest]
-CATALOGUES = [
-    each for each in blocks_of_pages() if each.where.startswith("docs/how-to/chart.md") and "models" in each.content
-]
 IN_EXAMPLES = list(manifests_of_examples())
 
 
@@ -39,16 +36,8 @@ def test_a_documented_manifest_is_accepted(api: ApiNamespace, written: Written) 
         api.would_create(pod_of(manifest))
 
 
-@pytest.mark.parametrize("written", CATALOGUES, ids=lambda each: each.where)
-def test_a_session_of_a_documented_catalogue_is_accepted(api: ApiNamespace, written: Written) -> None:
-    for entry in written.content["models"]:
-        name = f"{entry['name']}-1"
-        api.would_create(whole({"kind": SESSION_KIND, "metadata": {"name": name}, "spec": entry["spec"]}))
-
-
 def test_pages_and_examples_have_manifests_to_find() -> None:
     assert {each.where.partition(":")[0] for each in IN_PAGES} >= {"docs/reference/training-session.md"}
-    assert CATALOGUES
     assert {each.content["kind"] for each in IN_EXAMPLES} >= {SESSION_KIND, "Job", "PersistentVolumeClaim"}
 
 

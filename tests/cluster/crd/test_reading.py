@@ -71,9 +71,9 @@ def test_it_is_found_under_the_category(ready_session: Kubectl) -> None:
 @pytest.mark.parametrize(
     ("selector", "found"),
     [
-        ("spec.model.name=Qwen/Qwen3-8B", True),
-        ("spec.model.name=another", False),
-        ("spec.engine=peft", True),
+        ("status.model=Qwen/Qwen3-8B", True),
+        ("status.model=another", False),
+        ("status.engine=peft", True),
         ("spec.suspend=true", False),
         ("spec.suspend=false", True),
     ],

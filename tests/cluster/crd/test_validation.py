@@ -253,7 +253,7 @@ def test_a_model_that_miles_never_divides_gets_no_error_about_gpus(api: ApiNames
 
 
 def test_the_api_server_fills_in_the_defaults(api: ApiNamespace) -> None:
-    kept = api.would_create(session())
+    kept = api.would_create(session(adapters={}, storage={}))
     assert kept["spec"]["adapters"] == {"slots": 8, "maxRank": 128}
     assert kept["spec"]["storage"]["retentionPolicy"] == {"whenDeleted": "Retain"}
 

@@ -12,15 +12,16 @@ from testcluster.addons.custom_resources import wait_established, wait_explained
 CRDS = Path(__file__).parents[3] / "crds"
 CRD_FILE = CRDS / "tinsmith.dev_trainingsessions.yaml"
 POOL_CRD_FILE = CRDS / "tinsmith.dev_samplerpools.yaml"
+TEMPLATE_CRD_FILE = CRDS / "tinsmith.dev_sessiontemplates.yaml"
 
 Schema = dict[str, Any]
 
 
 def install_crds(kubectl: Callable[..., str]) -> None:
-    """Install the definitions, and wait until TrainingSessions and SamplerPools can be made."""
+    """Install the definitions, and wait until objects of each kind can be made."""
     kubectl("apply", "--server-side", f"--filename={CRDS}")
     wait_established(kubectl, f"--filename={CRDS}")
-    for kind in ("trainingsessions", "samplerpools"):
+    for kind in ("trainingsessions", "samplerpools", "sessiontemplates"):
         wait_explained(kubectl, f"{kind}.tinsmith.dev")
 
 

@@ -61,6 +61,11 @@ NEMO_RL: dict[str, Any] = {"engine": "nemo-rl", "pod": {"image": "tinsmith.local
 MILES: dict[str, Any] = {"engine": "miles", "pod": {"image": "tinsmith.local/tinsmith/trainer-miles:0.1.0"}}
 
 
+def session_of_rank_64(**spec: Any) -> TrainingSession:
+    """Return a session with the rank that hashes leave out, so that a golden file shows nothing else."""
+    return make_session(**{"adapters": {"maxRank": 64}, **spec})
+
+
 @dataclass(frozen=True)
 class Built:
     session: TrainingSession
@@ -84,12 +89,12 @@ class Built:
 
 
 BUILT = {
-    "minimal": Built(make_session()),
-    "full": Built(make_session(**EVERYTHING), digest=DIGEST),
-    "hub": Built(make_session(source=FROM_HUB), REMOTE),
-    "store": Built(make_session(), STORE),
+    "minimal": Built(session_of_rank_64()),
+    "full": Built(session_of_rank_64(**EVERYTHING), digest=DIGEST),
+    "hub": Built(session_of_rank_64(source=FROM_HUB), REMOTE),
+    "store": Built(session_of_rank_64(), STORE),
     "gpu": Built(
-        make_session(
+        session_of_rank_64(
             resources={"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}},
             pod={
                 "runtimeClassName": "nvidia",
@@ -98,9 +103,9 @@ BUILT = {
             },
         )
     ),
-    "nemo-rl-cpu": Built(make_session(**NEMO_RL, parallelism={"tensor": 2}, resources={"limits": {"cpu": 4}})),
+    "nemo-rl-cpu": Built(session_of_rank_64(**NEMO_RL, parallelism={"tensor": 2}, resources={"limits": {"cpu": 4}})),
     "nemo-rl-gpus": Built(
-        make_session(
+        session_of_rank_64(
             source=FROM_HUB,
             **NEMO_RL,
             sampling="None",
@@ -110,7 +115,7 @@ BUILT = {
         )
     ),
     "nemo-rl-two-nodes": Built(
-        make_session(
+        session_of_rank_64(
             **NEMO_RL,
             sampling="None",
             parallelism={"nodes": 2, "tensor": 8},
@@ -120,7 +125,7 @@ BUILT = {
         replace(STORE, ray_cluster_labels={"ray.io/gang-scheduling-enabled": "true"}),
     ),
     "miles-two-nodes": Built(
-        make_session(
+        session_of_rank_64(
             **MILES,
             sampling="None",
             parallelism={"nodes": 2, "tensor": 8},
@@ -128,5 +133,5 @@ BUILT = {
         ),
         STORE,
     ),
-    "suspended": Built(make_session(suspend=True, storage={"existingClaim": "journal-of-ada"}), replicas=0),
+    "suspended": Built(session_of_rank_64(suspend=True, storage={"existingClaim": "journal-of-ada"}), replicas=0),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, Refused
-from tinsmith_operator.kube.resources import OWNERS, Ref, Resource
+from tinsmith_operator.kube.resources import RECONCILED, Ref, Resource
 
 Manifest = dict[str, Any]
 
@@ -30,7 +30,7 @@ class FakeCluster:
         self.rewrite: Callable[[Manifest], Any] = lambda manifest: None
         self.forbidden: set[str | None] = set()
         self.missing: set[str] = set()
-        self.discovered = {resource.plural for resource in OWNERS}
+        self.discovered = {resource.plural for resource in RECONCILED}
         self._versions = itertools.count(1)
 
     def put(self, manifest: Manifest) -> Manifest:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
-from support.kubernetes.crds import CRD_FILE, POOL_CRD_FILE, Schema, fill_defaults, load_crd, root_schema, walk
+from support.kubernetes.crds import (
+    CRD_FILE,
+    POOL_CRD_FILE,
+    TEMPLATE_CRD_FILE,
+    Schema,
+    fill_defaults,
+    load_crd,
+    root_schema,
+    walk,
+)
 from support.operator.resources import ON_CLAIM
 from tinsmith_operator.api import names
 from tinsmith_operator.api.conditions import LONGEST_MESSAGE
 from tinsmith_operator.api.sampler_pool import SamplerPoolSpec
 from tinsmith_operator.api.serving_spec import ServingSpec
-from tinsmith_operator.api.status import OwnerStatus, SamplerPoolStatus, TrainingSessionStatus
+from tinsmith_operator.api.session_template import SessionTemplateSpec
+from tinsmith_operator.api.status import (
+    ReconciledStatus,
+    SamplerPoolStatus,
+    SessionTemplateStatus,
+    TrainingSessionStatus,
+)
 from tinsmith_operator.api.training_session import TrainingSessionSpec
 from tinsmith_operator.policy import CLAIM_PATTERN, SECRET_PATTERN
 
@@ -26,8 +42,8 @@ class Crd:
     file: Path
     kind: str
     plural: str
-    spec: type[ServingSpec]
-    status: type[OwnerStatus]
+    spec: type[ServingSpec] | type[SessionTemplateSpec]
+    status: type[ReconciledStatus]
     filled: frozenset[str]
     claims: frozenset[str]
 
@@ -42,7 +58,7 @@ SESSION = Crd(
     names.SESSION_PLURAL,
     TrainingSessionSpec,
     TrainingSessionStatus,
-    frozenset({"engine", "adapters", "sampling", "storage", "suspend", "pod"}),
+    frozenset({"suspend"}),
     frozenset({"model.source.persistentVolumeClaim.claimName", "modelCache.claimName", "storage.existingClaim"}),
 )
 POOL = Crd(
@@ -54,14 +70,25 @@ POOL = Crd(
     frozenset({"engine", "replicas", "adapters", "pod"}),
     frozenset({"model.source.persistentVolumeClaim.claimName"}),
 )
+TEMPLATE = Crd(
+    TEMPLATE_CRD_FILE,
+    names.TEMPLATE_KIND,
+    names.TEMPLATE_PLURAL,
+    SessionTemplateSpec,
+    SessionTemplateStatus,
+    frozenset({"maxSessions", "warm"}),
+    SESSION.claims,
+)
 READ_SECRETS = ("model.source.hub.tokenSecretRef", "pod.env[].valueFrom.secretKeyRef")
 CRDS = pytest.mark.parametrize("crd", [SESSION, POOL], ids=lambda crd: crd.kind)
 ALL_FIELDS = [
-    pytest.param(place, field, id=f"{crd.kind}.{place}") for crd in (SESSION, POOL) for place, field in crd.fields
+    pytest.param(place, field, id=f"{crd.kind}.{place}")
+    for crd in (SESSION, POOL, TEMPLATE)
+    for place, field in crd.fields
 ]
 ALL_RULES = [
     rule
-    for crd in (SESSION, POOL)
+    for crd in (SESSION, POOL, TEMPLATE)
     for _, field in [("", root_schema(crd.file)), *crd.fields]
     for rule in field.get("x-kubernetes-validations", ())
 ]
@@ -107,7 +134,36 @@ def crd_fields(crd: Crd) -> set[str]:
 def test_the_model_knows_every_field_of_the_crd_and_no_other(crd: Crd) -> None:
     """The API server writes `status.wantedTime`, and the operator writes the rest of the status."""
     known = fields_of(crd.spec, "spec") | fields_of(crd.status, "status") | {"status.wantedTime"}
-    assert known == crd_fields(crd)
+    of_the_template = {"spec.templateRef", "spec.templateRef.name"} if crd is SESSION else set()
+    assert known | of_the_template == crd_fields(crd)
+
+
+def test_the_model_knows_every_field_that_only_templates_have() -> None:
+    spec, status = (
+        {place for place in crd_fields(TEMPLATE) if place.startswith(part)} for part in ("spec.", "status.")
+    )
+    assert status == fields_of(SessionTemplateStatus, "status")
+    assert spec - crd_fields(SESSION) == fields_of(SessionTemplateSpec, "spec")
+
+
+def test_a_template_has_the_fields_and_rules_of_a_session() -> None:
+    session, template = (root_schema(file)["properties"]["spec"] for file in (CRD_FILE, TEMPLATE_CRD_FILE))
+    for name in ("suspend", "templateRef"):
+        session["properties"].pop(name)
+    for name in ("maxSessions", "warm"):
+        template["properties"].pop(name)
+    assert in_words_of_neither(template["properties"]) == in_words_of_neither(session["properties"])
+    rules = [each for each in session["x-kubernetes-validations"] if "templateRef" not in each["rule"]]
+    assert template["x-kubernetes-validations"][-len(rules) :] == rules
+
+
+def test_a_session_from_a_template_may_set_no_other_field_but_suspend() -> None:
+    session = root_schema(CRD_FILE)["properties"]["spec"]
+    (rule,) = (each["rule"] for each in session["x-kubernetes-validations"] if "has(self.idle) ||" in each["rule"])
+    assert set(re.findall(r"has\(self\.(\w+)\)", rule)) == {
+        "templateRef",
+        *(session["properties"].keys() - {"model", "suspend"}),
+    }
 
 
 @CRDS
@@ -115,10 +171,12 @@ def test_the_defaults_of_model_and_crd_are_the_same_but_for_the_highest_rank(crd
     """An operator that leaves out another rank than the first one did hashes every stored resource otherwise."""
     given = {"model": {"name": "m", "source": ON_CLAIM}}
     filled = fill_defaults(given, root_schema(crd.file)["properties"]["spec"])
-    assert filled["adapters"]["maxRank"] == 128
-    filled["adapters"] = {**filled["adapters"], "maxRank": 64}
-    assert crd.spec.model_validate(given) == crd.spec.model_validate(filled)
+    assert crd.spec.model_validate(given).adapters.max_rank == (128 if crd is SESSION else 64)
     assert filled.keys() == {"model", *crd.filled}
+    empty = fill_defaults({**given, "adapters": {}}, root_schema(crd.file)["properties"]["spec"])
+    assert empty["adapters"]["maxRank"] == 128
+    empty["adapters"] = {**empty["adapters"], "maxRank": 64}
+    assert crd.spec.model_validate({**given, "adapters": {}}) == crd.spec.model_validate(empty)
 
 
 @CRDS
@@ -142,6 +200,7 @@ def test_common_fields_of_sessions_and_pools_have_one_form(part: str) -> None:
         in_words_of_neither(root_schema(crd.file)["properties"]["spec"]["properties"][part]) for crd in (SESSION, POOL)
     )
     if part == "pod":
+        assert pool.pop("default") == {}
         assert pool["properties"].pop("topologySpreadConstraints")
         assert pool["properties"]["terminationGracePeriodSeconds"].pop("default") == 600
     assert session == pool

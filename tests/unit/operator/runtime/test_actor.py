@@ -195,7 +195,7 @@ async def test_a_session_created_again_while_its_predecessor_is_looked_for_is_no
     with pytest.raises(NotFound):
         await house.actor.act(old, [WriteStatus({"epoch": 1})])
     assert house.cache.peek(SESSION) == successor
-    assert house.cache.owners() == [Key("tin", "tiny", "TrainingSession")]
+    assert house.cache.reconciled() == [Key("tin", "tiny", "TrainingSession")]
 
 
 async def test_a_child_created_again_while_its_predecessor_is_looked_for_is_not_forgotten(

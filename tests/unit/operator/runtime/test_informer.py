@@ -9,7 +9,7 @@ from support.simulated_time import now, simulated_time
 from tinsmith_operator.errors import OperatorError, Unavailable
 from tinsmith_operator.installation import Scope
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.resources import OWNERS, POOLS, SERVICES, SESSIONS, WATCHED, Key, Ref, Resource
+from tinsmith_operator.kube.resources import OWNERS, POOLS, RECONCILED, SERVICES, SESSIONS, WATCHED, Key, Ref, Resource
 from tinsmith_operator.runtime.informer import LOOK_FOR_KIND_SECONDS, RETRY_SECONDS, Informer
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "tiny", "namespace": "tin"}}
@@ -97,7 +97,7 @@ async def test_a_list_of_a_kind_that_is_not_watched_means_nothing() -> None:
 
 # ---- a CRD that is missing, or is deleted
 
-CRD = pytest.mark.parametrize("resource", OWNERS, ids=lambda resource: resource.plural)
+CRD = pytest.mark.parametrize("resource", RECONCILED, ids=lambda resource: resource.plural)
 SESSION = {"apiVersion": SESSIONS.api_version, "kind": SESSIONS.kind, "metadata": {"name": "s", "namespace": "tin"}}
 POOL = {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": {"name": "p", "namespace": "tin"}}
 
@@ -152,11 +152,11 @@ async def test_a_crd_that_is_deleted_takes_its_objects_away_and_leaves_the_other
         house.cluster.put(owner)
     await house.watch("tin")
     house.informer.on_list("tin", POOLS.plural, "404", None)
-    assert house.cache.owners() == [Key("tin", "s", SESSIONS.kind)]
+    assert house.cache.reconciled() == [Key("tin", "s", SESSIONS.kind)]
     assert house.informer.knows("tin")
     assert len(house.informer.unknown) == 1
     await house.watch_one("tin", POOLS)
-    assert sorted(house.cache.owners()) == [Key("tin", "p", POOLS.kind), Key("tin", "s", SESSIONS.kind)]
+    assert sorted(house.cache.reconciled()) == [Key("tin", "p", POOLS.kind), Key("tin", "s", SESSIONS.kind)]
     assert house.informer.unknown == []
     assert house.entered == ["tin", "tin"], "everything in it is looked at anew"
 

@@ -22,7 +22,7 @@ from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
 from tinsmith_operator.ca.rotation import ROTATE_ANNOTATION, State, read_stored
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.installation import Scope
-from tinsmith_operator.kube.resources import POOLS, SESSIONS, Ref, Resource
+from tinsmith_operator.kube.resources import POOLS, SESSIONS, TEMPLATES, Ref, Resource
 from tinsmith_operator.kube.watch_stream import ListAnswered
 from tinsmith_operator.runtime import observe, running
 from tinsmith_operator.runtime.running import UNWATCHED_LOOK_SECONDS, Operator
@@ -335,13 +335,13 @@ def test_an_operator_without_one_crd_serves_the_other_kind_and_picks_it_up_when_
 
     @simulated_time
     async def live() -> None:
-        cluster.missing, cluster.discovered = {missing.plural}, {served.plural}
+        cluster.missing, cluster.discovered = {missing.plural}, {served.plural, TEMPLATES.plural}
         put_owner(cluster, manifests[served])
         async with operator_over(cluster, settings, monkeypatch) as operator:
             await asyncio.sleep(30)
             assert has_status(served)
             assert metric_lines(operator, UNKNOWN) == [f"{UNKNOWN} 1.0"]
-            cluster.missing, cluster.discovered = set(), {missing.plural, served.plural}
+            cluster.missing, cluster.discovered = set(), {missing.plural, served.plural, TEMPLATES.plural}
             put_owner(cluster, manifests[missing])
             await asyncio.sleep(30)
             assert has_status(missing)

@@ -1,0 +1,1 @@
+"""Pure decisions about a SessionTemplate. The entry point is `decision`."""
