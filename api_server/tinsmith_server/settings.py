@@ -136,10 +136,6 @@ class Settings(BaseSettings):
         Path("/etc/tinsmith/tls"),
         description="Directory with tls.crt, tls.key and ca.crt for the connections to workers in a cluster.",
     )
-    catalogue: Path | None = Field(
-        None,
-        description="JSON file of sessions to create on demand: a list of {name, maxSessions, spec}.",
-    )
     require_keys: bool = Field(
         True,
         description="Off: every program on this machine is tenant `default`, with any key or none; requests of other "
@@ -324,10 +320,8 @@ class Settings(BaseSettings):
                 raise ValueError(
                     "checkpoint_root: must be set with fleet `kubernetes`, to a location that all workers share"
                 )
-        elif self.catalogue is not None or self.fleet_namespaces or self.scaler_port is not None:
-            raise ValueError(
-                "catalogue, fleet_namespaces and scaler_port are for fleet `kubernetes`; set it, or remove them"
-            )
+        elif self.fleet_namespaces or self.scaler_port is not None:
+            raise ValueError("fleet_namespaces and scaler_port are for fleet `kubernetes`; set it, or remove them")
         if self.scaler_port is None and self.scaler_tls_directory is not None:
             raise ValueError("scaler_tls_directory: has no effect without scaler_port; set it, or remove this one")
         return self

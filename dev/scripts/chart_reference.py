@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from template_crd import template_crd
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "tinsmith"
@@ -19,15 +20,13 @@ SOURCE = CHART / "values.schema.yaml"
 CRDS = ROOT / "crds"
 SESSION_CRD = CRDS / "tinsmith.dev_trainingsessions.yaml"
 POOL_CRD = CRDS / "tinsmith.dev_samplerpools.yaml"
+TEMPLATE_CRD = CRDS / "tinsmith.dev_sessiontemplates.yaml"
 COMMENT_WIDTH = 110
 
 # Keywords with nested schemas: by name, by position, and directly.
 SCHEMA_MAPS = ("properties", "definitions")
 SCHEMA_LISTS = ("allOf", "anyOf", "oneOf")
 SCHEMAS = ("items", "additionalProperties", "not")
-
-# Keywords of the CRD that do not validate a value, apart from Kubernetes' extensions.
-FOR_KUBERNETES = ("default", "format")
 
 SERVER_SETTINGS = "apiServer.settings."
 
@@ -56,10 +55,13 @@ def refresh(*, check: bool) -> list[str]:
 
 
 def generated_files() -> dict[Path, str]:
+    definitions = {SESSION_CRD: SESSION_CRD.read_text(), POOL_CRD: POOL_CRD.read_text()}
+    definitions[TEMPLATE_CRD] = template_crd(SESSION_CRD)
     return {
+        TEMPLATE_CRD: definitions[TEMPLATE_CRD],
         CHART / "values.yaml": values_file(),
         CHART / "values.schema.json": json.dumps(chart_schema(), indent=2) + "\n",
-        **{CHART / "files" / "crds" / crd.name: crd.read_text() for crd in CRDS.glob("*.yaml")},
+        **{CHART / "files" / "crds" / crd.name: text for crd, text in definitions.items()},
     }
 
 
@@ -67,31 +69,8 @@ def generated_files() -> dict[Path, str]:
 
 
 def chart_schema() -> Schema:
-    """Return the schema of the chart.
-
-    Objects allow no unknown properties, and sessions in the catalogue have the CRD's spec.
-    """
-    schema = yaml.safe_load(SOURCE.read_text())
-    schema["properties"]["models"]["items"]["properties"]["spec"].update(session_spec())
-    return required(closed(schema), yaml.safe_load(values_file()))
-
-
-def session_spec() -> Schema:
-    """Return the CRD's schema of `spec` as JSON Schema, without CEL rules. The API server checks the CEL rules."""
-    crd = yaml.safe_load(SESSION_CRD.read_text())
-    spec: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return plain(spec)
-
-
-def plain(schema: Schema) -> Schema:
-    """Return the schema without Kubernetes' extensions, and without the defaults that the API server sets."""
-    kept = {
-        key: value for key, value in schema.items() if not key.startswith("x-") and key not in ("default", "format")
-    }
-    if schema.get("x-kubernetes-int-or-string"):
-        kept = {key: value for key, value in kept.items() if key not in ("anyOf", "pattern")}
-        kept["type"] = ["integer", "number", "string"]
-    return _descend(kept, plain)
+    """Return the schema of the chart. Objects allow no unknown properties."""
+    return required(closed(yaml.safe_load(SOURCE.read_text())), yaml.safe_load(values_file()))
 
 
 def closed(schema: Schema) -> Schema:

@@ -21,6 +21,7 @@ VALUES = {
     "image": {"pullSecrets": ["registry-login"]},
     "sessions": {
         "allowedImages": ["registry.example.com/team/*"],
+        "admissionPolicy": {"mayLeaveTemplates": ["system:masters"]},
         "allowedSecrets": ["hub-*", "registry-login", "blue-*"],
     },
 }
@@ -64,6 +65,7 @@ RESERVED = "which sessions and pools may not name or be called after"
 REFUSED: dict[str, tuple[Object, str]] = {
     "the authority's key": (owner(**variable("blue-ca")), f"blue-ca, {RESERVED}"),
     "the authority's key, in a pool": (owner("SamplerPool", **variable("blue-ca")), f"blue-ca, {RESERVED}"),
+    "the authority's key, in a template": (owner("SessionTemplate", **variable("blue-ca")), f"blue-ca, {RESERVED}"),
     "the first key": (owner(**variable("blue-api-key")), f"blue-api-key, {RESERVED}"),
     "the first key as a token": (owner(**token("blue-api-key")), f"blue-api-key, {RESERVED}"),
     "the database": (owner(**variable("postgresql")), f"postgresql, {RESERVED}"),
@@ -103,6 +105,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
 TAKEN: dict[str, Object] = {
     "the least": owner(),
     "the least pool": owner("SamplerPool"),
+    "the least template": owner("SessionTemplate"),
     "a token of theirs": owner(**token("hub-token")),
     "a variable of theirs": owner(**variable("hub-token")),
     "a login": owner(pod={"imagePullSecrets": [{"name": "registry-login"}], "image": OWN_IMAGE}),
@@ -122,7 +125,8 @@ def guarded(kinds: Cluster, api_server: ApiServer) -> Iterator[Place]:
             wait_for(lambda: is_in_force(place), 60, lambda: "the policy is not in force")
             yield place
         finally:
-            kinds.kubectl("delete", "--ignore-not-found", *(f"{kind}/{policy_of(place)}" for kind in KINDS))
+            names = (f"{kind}/{policy_of(place)}{ending}" for kind in KINDS for ending in ("", "-copies"))
+            kinds.kubectl("delete", "--ignore-not-found", *names)
 
 
 KINDS = ("validatingadmissionpolicybinding", "validatingadmissionpolicy")
@@ -176,4 +180,34 @@ def test_a_change_of_the_spec_is_looked_at_and_other_changes_are_not(guarded: Pl
     patch = {"spec": {"adapters": {"slots": 3}}}
     with pytest.raises(ClusterError, match="Secret others is not allowed"):
         guarded.kubectl("patch", "tsess", "probe", "--type=merge", f"--patch={json.dumps(patch)}")
+    guarded.kubectl("delete", "tsess", "probe")
+
+
+FROM_TEMPLATE: Object = {**owner(), "spec": {"templateRef": {"name": "tiny"}}}
+
+
+def test_users_outside_the_named_groups_create_sessions_from_templates_only(guarded: Place) -> None:
+    guarded.kubectl("create", "role", "users", "--verb=create", "--resource=trainingsessions.tinsmith.dev")
+    guarded.kubectl("create", "rolebinding", "users", "--role=users", "--group=users")
+    as_user = ("create", "--dry-run=server", "--filename=-", "--as=alice", "--as-group=users")
+    with pytest.raises(ClusterError, match=r"a session needs spec\.templateRef here"):
+        guarded.kubectl(*as_user, stdin=json.dumps(owner()))
+    guarded.kubectl(*as_user, stdin=json.dumps(FROM_TEMPLATE))
+
+
+def test_only_the_operator_writes_the_copy_by_which_a_session_runs(guarded: Place) -> None:
+    guarded.kubectl("create", "--filename=-", stdin=json.dumps(FROM_TEMPLATE))
+    patch = json.dumps({"status": {"template": {"name": "tiny", "generation": 1, "spec": "{}"}}})
+    write = ("patch", "tsess", "probe", "--subresource=status", "--type=merge", f"--patch={patch}")
+    account = f"--as=system:serviceaccount:{guarded.namespace}:blue"
+    # kubectl reads what it patches.
+    guarded.kubectl("create", "role", "readers", "--verb=get", "--resource=trainingsessions.tinsmith.dev/status")
+    for part in ("api-server", "operator"):
+        reader = f"--serviceaccount={guarded.namespace}:blue-{part}"
+        guarded.kubectl("create", "rolebinding", f"reader-{part}", "--role=readers", reader)
+    with pytest.raises(ClusterError, match=r"only the operator writes status\.template"):
+        guarded.kubectl(*write, f"{account}-api-server")
+    wanted = '--patch={"status":{"wantedTime":"2026-01-01T00:00:00Z"}}'
+    guarded.kubectl(*write[:-1], wanted, f"{account}-api-server")
+    guarded.kubectl(*write, f"{account}-operator")
     guarded.kubectl("delete", "tsess", "probe")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from charts.conftest import Place
 from support.kubernetes.api_server import ApiNamespace
-from support.kubernetes.charts import CHART, NAMESPACE, ROOT, HelmFailed, Object, named, notes, render
+from support.kubernetes.charts import CHART, NAMESPACE, ROOT, HelmFailed, Object, notes, render
 
 HERE = Path(__file__).parent
 CASES = sorted([*HERE.glob("values/*.yaml"), *ROOT.glob("examples/values-*.yaml")])
@@ -47,15 +47,6 @@ def test_every_object_would_be_accepted_where_pods_must_be_restricted(shared_obj
             shared_objects.would_create(pod_of(each))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_every_session_of_a_catalogue_would_be_accepted(shared_objects: ApiNamespace, case: Path) -> None:
-    catalogue = named(render(yaml.safe_load(case.read_text())), "ConfigMap", "tinsmith-api-server-catalogue")
-    for entry in json.loads(catalogue["data"]["catalogue.json"]):
-        assert entry.keys() == {"name", "maxSessions", "spec"}
-        session = {"apiVersion": "tinsmith.dev/v1alpha1", "kind": "TrainingSession", "spec": entry["spec"]}
-        shared_objects.would_create({**session, "metadata": {"name": f"{entry['name']}-1"}})
-
-
 def test_installing_makes_pods_and_says_what_to_do_next(place: Place) -> None:
     said = place.install().partition("\nNOTES:\n")[2]
     for component in ("operator", "api-server"):
@@ -75,7 +66,7 @@ def test_uninstalling_keeps_volumes_definition_and_sessions_for_the_next_install
     ).split()
     assert left == ["configmap/kube-root-ca.crt"]
     assert place.uid("trainingsession", "tiny") == session
-    for plural in ("trainingsessions", "samplerpools"):
+    for plural in ("trainingsessions", "samplerpools", "sessiontemplates"):
         place.kubectl("get", "crd", f"{plural}.tinsmith.dev")
 
     # Without taking anything over: what was kept is this release's own.

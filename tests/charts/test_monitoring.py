@@ -192,8 +192,8 @@ HEALTHY = {
     request_seconds("+Inf"): "0+600x120",
     accepting("org/model", "pool"): "2x120",
     accepting("org/model", "colocated"): "0x120",
-    # A catalogue before the first request for a session, and a pool that is scaled to 0 for the night.
-    accepting("of-the-catalogue", "colocated"): "0x120",
+    # A template before the first request for a session, and a pool that is scaled to 0 for the night.
+    accepting("of-a-template", "colocated"): "0x120",
     accepting("asleep", "pool"): "2x60 0x59",
     requests("/api/v1/asample", 200): "0+600x120",
     requests("/api/v1/asample", 429): "0+9x60 540x59",
@@ -227,7 +227,7 @@ WRONG: dict[str, dict[str, str | None]] = {
     "TinsmithApiSlow": {request_seconds("0.1"): "0+300x120"},
     "TinsmithNoSampler": {
         accepting("asleep", "pool"): "2x120",
-        accepting("of-the-catalogue", "colocated"): "1x120",
+        accepting("of-a-template", "colocated"): "1x120",
         accepting("org/model", "pool"): "0x120",
         requests("/api/v1/asample", 429): "0+9x120",
     },

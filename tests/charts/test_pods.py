@@ -14,7 +14,6 @@ from tinsmith_operator.settings import Settings as OperatorSettings
 from tinsmith_operator.settings import unknown_variables as unknown_to_the_operator
 from tinsmith_server.configuration import load_settings
 from tinsmith_server.configuration import unknown_variables as unknown_to_the_server
-from tinsmith_server.fleet.kubernetes.catalogue import read_catalogue
 from tinsmith_server.settings import Settings as ServerSettings
 
 VALUES = {
@@ -121,16 +120,6 @@ def test_labels_of_the_chart_win_over_labels_of_values() -> None:
     assert labels["app.kubernetes.io/component"] == "operator"
 
 
-def test_a_changed_catalogue_makes_another_pod() -> None:
-    def annotations(values: Object) -> Object:
-        deployment = named(render(values), "Deployment", "tinsmith-api-server")
-        found: Object = deployment["spec"]["template"]["metadata"]["annotations"]
-        return found
-
-    assert annotations({}) == annotations({"test": {"model": "another"}})
-    assert annotations({}) != annotations({"models": EVERYTHING["models"]})
-
-
 def test_every_image_comes_from_the_registry_that_is_given_and_is_pinned_by_its_digest() -> None:
     found = pods(render(VALUES["air-gapped"]))
     variables = environment(found["Deployment tinsmith-operator"])
@@ -166,15 +155,6 @@ def set_environment(variables: Object, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value or "tml-given-elsewhere")
-
-
-def test_the_api_server_understands_its_catalogue(tmp_path: Path) -> None:
-    longest = {**EVERYTHING["models"][0], "name": "n" * 46, "maxSessions": 9999}
-    objects = render({"models": [*EVERYTHING["models"], longest]})
-    catalogue = tmp_path / "catalogue.json"
-    catalogue.write_text(named(objects, "ConfigMap", "tinsmith-api-server-catalogue")["data"]["catalogue.json"])
-    entries = read_catalogue(catalogue)
-    assert [(entry.name, entry.max_sessions) for entry in entries] == [("tiny", 1), ("qwen3", 4), ("n" * 46, 9999)]
 
 
 def schema_of_settings(name: str) -> Object:

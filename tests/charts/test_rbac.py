@@ -11,7 +11,14 @@ READ = ("get", "list", "watch")
 
 # What operator/tinsmith_operator calls for sessions and pools. Watching is listing first; `get` looks after a conflict.
 OPERATOR = {
-    "tinsmith.dev/trainingsessions": {*READ, "patch", "delete"},  # finalizers; the deletion of idle ones
+    "tinsmith.dev/trainingsessions": {
+        *READ,
+        "create",
+        "patch",
+        "delete",
+    },  # warm ones, finalizers, idle ones
+    "tinsmith.dev/sessiontemplates": set(READ),
+    "tinsmith.dev/sessiontemplates/status": {"patch"},
     "tinsmith.dev/samplerpools": {*READ, "delete"},
     "tinsmith.dev/trainingsessions/status": {"patch"},
     "tinsmith.dev/samplerpools/status": {"patch"},
@@ -48,7 +55,7 @@ API_SERVER = {
     "discovery.k8s.io/endpointslices": {"list", "watch"},
     "/persistentvolumeclaims": {"list"},
 }
-CATALOGUE = {"tinsmith.dev/trainingsessions": {"create"}}
+TEMPLATES = {"tinsmith.dev/trainingsessions": {"create"}, "tinsmith.dev/sessiontemplates": {"list", "watch"}}
 
 EVERYWHERE = "the whole cluster"
 REMOTE = {"checkpoints": {"remote": {"url": "s3://bucket"}}}
@@ -124,10 +131,10 @@ OPERATOR_RIGHTS: dict[str, Rights] = {
     "cluster": {"research": OPERATOR_OWN, EVERYWHERE: OPERATOR},
 }
 API_SERVER_RIGHTS: dict[str, Rights] = {
-    "own": {"research": united(API_SERVER, CATALOGUE)},
-    "own and another": {"research": united(API_SERVER, CATALOGUE), "team-a": API_SERVER},
-    "others": {"team-a": united(API_SERVER, CATALOGUE), "team-b": API_SERVER},
-    "cluster": {"research": CATALOGUE, EVERYWHERE: API_SERVER},
+    "own": {"research": united(API_SERVER, TEMPLATES)},
+    "own and another": {"research": united(API_SERVER, TEMPLATES), "team-a": API_SERVER},
+    "others": {"team-a": united(API_SERVER, TEMPLATES), "team-b": API_SERVER},
+    "cluster": {"research": TEMPLATES, EVERYWHERE: API_SERVER},
 }
 
 

@@ -203,8 +203,10 @@ def operator_writes_states(at: Installed) -> None:
     assert at.may(operator, "patch", SERVED[0])
     assert at.may(operator, "patch", "trainingsessions.tinsmith.dev/status")
     assert all(at.may(operator, "delete", kind) for kind in SERVED)
-    assert not any(at.may(operator, verb, kind) for verb in ("create", "update") for kind in SERVED)
-    assert not at.may(operator, "patch", SERVED[1])
+    assert at.may(operator, "create", SERVED[0])
+    assert not any(at.may(operator, "update", kind) for kind in SERVED)
+    assert not any(at.may(operator, verb, SERVED[1]) for verb in ("create", "patch"))
+    assert not any(at.may(operator, verb, "sessiontemplates.tinsmith.dev") for verb in WRITE)
 
 
 def operator_stays_here(at: Installed) -> None:

@@ -268,39 +268,12 @@ def test_a_value_that_does_not_exist_is_refused_by_name(values: Object, sentence
         pytest.param(at("scope.namespaces", ["a", "a"]), id="a namespace twice"),
         pytest.param(at("keys.value", "sk-1234567890123456789012345"), id="a key that the SDK refuses"),
         pytest.param(at("keys.value", "tml-short"), id="a key to guess"),
-        pytest.param({"models": {"name": "tiny"}}, id="a mapping for a list"),
+        pytest.param({"scope": {"namespaces": {"name": "tiny"}}}, id="a mapping for a list"),
         pytest.param({"operator": "yes"}, id="text for an object"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused(values: Object) -> None:
     assert "values don't meet the specifications of the schema" in refusal(values)
-
-
-CLAIM = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models"}}
-SPEC = {"model": {"name": "demo/tiny", "source": CLAIM}}
-
-
-@pytest.mark.parametrize(
-    ("entry", "sentence"),
-    [
-        pytest.param({"name": "tiny"}, "spec is required", id="no spec"),
-        pytest.param({"name": "Tiny", "spec": SPEC}, "models.0.name: Does not match", id="no name for a session"),
-        pytest.param({"name": "t", "spec": SPEC, "max": 1}, "Additional property max is not allowed", id="misspelt"),
-        pytest.param({"name": "t", "spec": {}}, "models.0.spec: model is required", id="no model"),
-        pytest.param(
-            {"name": "t", "spec": {**SPEC, "adapters": {"slot": 4}}},
-            "models.0.spec.adapters: Additional property slot is not allowed",
-            id="misspelt in the spec",
-        ),
-        pytest.param(
-            {"name": "t", "spec": {**SPEC, "adapters": {"slots": "many"}}},
-            "models.0.spec.adapters.slots: Invalid type",
-            id="wrong type in the spec",
-        ),
-    ],
-)
-def test_an_entry_of_the_catalogue_that_is_not_a_session_is_refused(entry: Object, sentence: str) -> None:
-    assert sentence in refusal({"models": [entry]})
 
 
 EXISTING_CLAIM = {"storage": {"existingClaim": "ours"}}
@@ -326,11 +299,6 @@ EXISTING_CLAIM = {"storage": {"existingClaim": "ours"}}
             at("operator.restarts.window", "Sat 02:00-02:00"),
             'operator.restarts.window is "Sat 02:00-02:00", which closes when it opens',
             id="a window that is never open",
-        ),
-        pytest.param(
-            at("models", [{"name": "tiny", "spec": SPEC}] * 2),
-            'two entries of models have the name "tiny"',
-            id="entries of one name",
         ),
         pytest.param(
             at("keys", {"value": "tml-a-key-that-is-long-enough", "existingSecret": {"name": "mine"}}),

@@ -16,7 +16,7 @@ def fleet_of(settings: Settings, on_progress: Callable[[str], None] = lambda _: 
     """Return the fleet that the settings name. `on_progress` is called with the progress while models load.
 
     Only the packages of the chosen kind of fleet are imported, because the other packages may not be installed. Raises
-    StartupError if a model directory or the catalogue is missing, or if there is no model to serve.
+    StartupError if a model directory is missing, or if there is no model to serve.
     """
     if settings.fleet == "kubernetes":
         from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet

@@ -10,7 +10,6 @@
 {{- include "tinsmith.checkCheckpoints" . }}
 {{- include "tinsmith.checkScope" . }}
 {{- include "tinsmith.checkEntrance" . }}
-{{- include "tinsmith.checkModels" . }}
 {{- include "tinsmith.checkMonitoring" . }}
 {{- include "tinsmith.checkLease" . }}
 {{- include "tinsmith.checkAutoscaling" . }}
@@ -32,7 +31,7 @@
 {{- $namespace := get $annotations "meta.helm.sh/release-namespace" }}
 {{- if not (and (eq $release $.Release.Name) (eq $namespace $.Release.Namespace)) }}
 {{- $owner := $release | empty | ternary "no Helm release" (printf "the release %s of the namespace %s" $release $namespace) }}
-{{- fail (printf "the CRDs of TrainingSession and SamplerPool exist in the cluster already, installed by %s: pass --set crds.install=false to use them as they are, or --take-ownership --set crds.takeOwnership=true to let this release manage them" $owner) }}
+{{- fail (printf "the CRDs of Tinsmith exist in the cluster already, installed by %s: pass --set crds.install=false to use them as they are, or --take-ownership --set crds.takeOwnership=true to let this release manage them" $owner) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -144,15 +143,5 @@
 {{- fail (printf "apiServer.httpRoute.timeouts.backendRequestSeconds is %v, and requestSeconds %v: set requestSeconds to at least as much, since the API server's part cannot take longer than the whole" .backendRequestSeconds .requestSeconds) }}
 {{- end }}
 {{- end }}
-{{- end }}
-{{- end }}
-
-{{- define "tinsmith.checkModels" -}}
-{{- $seen := dict }}
-{{- range .Values.models }}
-{{- if hasKey $seen .name }}
-{{- fail (printf "two entries of models have the name %q: give each its own name, since the sessions are named after them" .name) }}
-{{- end }}
-{{- $_ := set $seen .name true }}
 {{- end }}
 {{- end }}

@@ -11,8 +11,9 @@
 {{- .Values.scope.cluster | ternary "*" (join "," .Values.scope.namespaces) }}
 {{- end }}
 
-{{/* The namespace for sessions of the catalogue: the release's namespace if it is served, else the first served one. */}}
-{{- define "tinsmith.catalogueNamespace" -}}
+{{/* The namespace in which the API server creates sessions from templates: the release's namespace if it is served, else
+     the first served one. */}}
+{{- define "tinsmith.templateNamespace" -}}
 {{- $names := (include "tinsmith.namespaces" . | fromJson).names }}
 {{- if or (not $names) (has .Release.Namespace $names) }}{{ .Release.Namespace }}
 {{- else }}{{ first $names }}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -199,8 +200,15 @@ def list_readable(kubectl: Kubectl, resources: Sequence[str], selector: str | No
     return items, unread
 
 
+def effective_spec(owner: Manifest) -> Manifest:
+    """Return the spec by which a session or pool runs: its own, or the copy of its template in the status."""
+    own: Manifest = owner["spec"]
+    copy = (owner.get("status") or {}).get("template")
+    return {**json.loads(copy["spec"]), **own} if copy is not None and "templateRef" in own else own
+
+
 def _nodes(session: Manifest) -> int:
-    nodes: int = (session["spec"].get("parallelism") or {}).get("nodes", 1)
+    nodes: int = (effective_spec(session).get("parallelism") or {}).get("nodes", 1)
     return nodes
 
 
@@ -220,7 +228,7 @@ def _adopted_claims(kubectl: Kubectl, sessions: list[Manifest], children: list[M
     known = {(namespace_of(child), name_of(child)) for child in children if child["kind"] == "PersistentVolumeClaim"}
     claims = []
     for session in sessions:
-        named = (session["spec"].get("storage") or {}).get("existingClaim")
+        named = (effective_spec(session).get("storage") or {}).get("existingClaim")
         if named and (namespace_of(session), named) not in known:
             try:
                 claims.append(kubectl.within(namespace_of(session)).get("persistentvolumeclaims", named))
@@ -262,7 +270,7 @@ def _worker_first(pod: Manifest) -> tuple[bool, str]:
 
 
 def _is_claim_of(child: Manifest, session: Manifest) -> bool:
-    named = (session["spec"].get("storage") or {}).get("existingClaim") or f"{name_of(session)}-journal"
+    named = (effective_spec(session).get("storage") or {}).get("existingClaim") or f"{name_of(session)}-journal"
     return bool(child["kind"] == "PersistentVolumeClaim" and name_of(child) == named)
 
 

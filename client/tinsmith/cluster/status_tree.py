@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from tinsmith.cluster.families import Family, Kind
+from tinsmith.cluster.families import Family, Kind, effective_spec
 from tinsmith.cluster.health import Health, is_outdated, judge, upgrade_hint
 from tinsmith.cluster.manifests import (
     Manifest,
@@ -79,8 +79,10 @@ def conditions_line(owner: Manifest) -> str:
 
 
 def _facts(family: Family, now: datetime) -> str:
-    spec, status = family.owner["spec"], family.owner.get("status") or {}
-    facts = [f"{spec['model']['name']} on {spec.get('engine', 'unknown engine')}"]
+    spec, status = effective_spec(family.owner), family.owner.get("status") or {}
+    facts = [f"{_model(spec)} on {status.get('engine') or spec.get('engine', 'peft')}"]
+    if template := spec.get("templateRef"):
+        facts.append(f"template {template['name']}")
     if family.kind is Kind.POOL:
         facts.append(f"{status.get('readyReplicas', 0)} of {spec.get('replicas', 1)} replicas ready")
     if adapters := status.get("adapters"):
@@ -92,6 +94,11 @@ def _facts(family: Family, now: datetime) -> str:
     if (expiry := moment(status.get("certificateExpiryTime"))) is not None:
         facts.append(_certificate(expiry, now))
     return ", ".join(facts)
+
+
+def _model(spec: Manifest) -> str:
+    """Return the name of the model. A session that waits for its template has no model yet."""
+    return str((spec.get("model") or {}).get("name", "unknown model"))
 
 
 def _certificate(expiry: datetime, now: datetime) -> str:
@@ -159,7 +166,7 @@ def _json(family: Family) -> dict[str, Any]:
         "reason": verdict.reason,
         "message": verdict.message,
         "upgradeAvailable": upgrade_hint(family) is not None,
-        "model": family.owner["spec"]["model"]["name"],
+        "model": _model(effective_spec(family.owner)),
         "endpoint": status.get("endpoint"),
         "certificateExpiryTime": status.get("certificateExpiryTime"),
         "adapters": status.get("adapters"),

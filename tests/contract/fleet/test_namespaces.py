@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 from support.server.fleet_under_test import START_SECONDS
-from support.server.operator_stand_in import MODEL, StandInOperator, reached_at, spec_of
+from support.server.operator_stand_in import MODEL, StandInOperator, reached_at
 from testcluster.cluster import Cluster
-from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.store import Store
 
 RIGHTS = {
-    "tinsmith.dev": ("trainingsessions", "samplerpools"),
+    "tinsmith.dev": ("trainingsessions", "samplerpools", "sessiontemplates"),
     "discovery.k8s.io": ("endpointslices",),
     "": ("persistentvolumeclaims",),
 }
@@ -116,19 +115,17 @@ async def test_the_whole_cluster_is_one_fleet(
         await until(lambda: any(one.kind == "pool" for one in fleet.samplers(model)))
 
 
-async def test_the_catalogues_sessions_are_made_in_the_first_namespace_of_a_server_that_has_none_of_its_own(
-    cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator, tmp_path: Path
+async def test_sessions_are_made_from_the_templates_of_the_first_namespace_of_a_server_that_has_none_of_its_own(
+    cluster_settings: Settings, store: Store, operator: StandInOperator, other: StandInOperator
 ) -> None:
     """Sessions of the same name in other namespaces belong to other releases, and do not count here."""
-    catalogue = tmp_path / "catalogue.json"
-    catalogue.write_text(json.dumps([{"name": "tiny", "maxSessions": 1, "spec": spec_of()}]))
-    settings = cluster_settings.model_copy(update={"catalogue": catalogue})
+    for each in (operator, other):
+        await each.apply_template("tiny")
     await operator.apply("tiny-1", model="org/unrelated")
-    async with opened(settings, store, other.namespace, operator.namespace) as fleet:
+    async with opened(cluster_settings, store, other.namespace, operator.namespace) as fleet:
         assert await fleet.provide(MODEL) == f"TrainingSession {other.title('tiny-1')} is being created"
         assert await other.session_names() == ["tiny-1"]
-    with pytest.raises(StartupError, match="the catalogue needs a namespace"):
-        KubernetesFleet(settings.model_copy(update={"fleet_namespaces": ("*",)}))
+        assert await operator.session_names() == ["tiny-1"]
 
 
 async def restrict_to(operator: StandInOperator, cluster: Cluster, folder: Path) -> Path:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 from support.server.fleet_under_test import until_present
 from support.server.http_server import API_KEY, TestedServer, running_server
-from support.server.operator_stand_in import FINALIZER, MODEL, StandInOperator, spec_of
+from support.server.operator_stand_in import FINALIZER, MODEL, StandInOperator
 from tinsmith_server.app import create_app
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
 
-ENTRY = {"name": "tiny", "maxSessions": 1, "spec": spec_of(adapters={"slots": 1})}
-
 
 @pytest.fixture
-def settings(cluster_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+async def settings(cluster_settings: Settings, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.1)
     monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.1)
-    catalogue = tmp_path / "catalogue.json"
-    catalogue.write_text(json.dumps([ENTRY]))
-    return cluster_settings.model_copy(update={"catalogue": catalogue, "poll_hold_seconds": 1.0})
+    await operator.apply_template("tiny", adapters={"slots": 1})
+    return cluster_settings.model_copy(update={"poll_hold_seconds": 1.0})
 
 
 @asynccontextmanager
@@ -44,6 +39,22 @@ async def until_answered(server: TestedServer, request_id: str) -> httpx.Respons
 
 async def until_session(operator: StandInOperator, name: str) -> None:
     await operator.kubectl("wait", f"trainingsession/{name}", "--for=create", "--timeout=30s")
+
+
+async def test_a_model_is_placed_at_once_on_a_warm_session_and_on_none_that_is_retired(
+    settings: Settings, operator: StandInOperator
+) -> None:
+    await operator.apply_template("tiny", maxSessions=2, adapters={"slots": 1})
+    for name in ("tiny-1", "tiny-2"):
+        await operator.apply_from_template(name, "tiny")
+        await operator.run(name)
+    await operator.kubectl("annotate", "trainingsession", "tiny-1", "tinsmith.dev/retired-at=2026-01-01T00:00:00Z")
+    async with serving(settings) as server:
+        first = (await server.create_model(await server.session())).json()
+        placed = await server.result(first["request_id"])
+        assert (placed.status_code, placed.json()["model_id"]) == (200, first["model_id"])
+        used = {name for name, worker in operator.workers.items() if worker.fake.operations}
+        assert used == {"tiny-2"}
 
 
 async def test_a_model_waits_for_the_session_that_is_made_for_it_and_then_for_its_slot(
@@ -64,7 +75,7 @@ async def test_a_model_waits_for_the_session_that_is_made_for_it_and_then_for_it
             waiting = await server.result(second["request_id"])  # what was said to the first one stands for a moment
         reason = waiting.json()["queue_state_reason"]
         assert reason.startswith("waiting for one of 1 places of org/tiny; 1 held by your session ")
-        assert "raise maxSessions" in reason
+        assert "raise spec.maxSessions" in reason
         assert await operator.session_names() == ["tiny-1"]
 
 

@@ -137,6 +137,16 @@ class StandInOperator:
         manifest = {"apiVersion": "tinsmith.dev/v1alpha1", "kind": "TrainingSession", "metadata": metadata}
         await self.kubectl("apply", "--filename=-", stdin=json.dumps({**manifest, "spec": spec_of(**spec)}))
 
+    async def apply_template(self, name: str, **spec: Any) -> None:
+        manifest = {"apiVersion": "tinsmith.dev/v1alpha1", "kind": "SessionTemplate", "metadata": {"name": name}}
+        await self.kubectl("apply", "--filename=-", stdin=json.dumps({**manifest, "spec": spec_of(**spec)}))
+
+    async def apply_from_template(self, name: str, template: str) -> None:
+        metadata = {"name": name, "labels": {"tinsmith.dev/template": template}}
+        manifest = {"apiVersion": "tinsmith.dev/v1alpha1", "kind": "TrainingSession", "metadata": metadata}
+        spec = {"templateRef": {"name": template}}
+        await self.kubectl("apply", "--filename=-", stdin=json.dumps({**manifest, "spec": spec}))
+
     async def run(self, name: str) -> StandInWorker:
         """Start the session's worker, with the volume of this name, and report it ready."""
         worker_id = await self.claim(name)

@@ -1,1 +1,1 @@
-"""Workers in Kubernetes: TrainingSessions that this server watches, connects to, and creates from a catalogue."""
+"""Workers in Kubernetes: TrainingSessions that this server watches, connects to, and creates from templates."""

@@ -86,6 +86,7 @@ class Resource:
 
 
 SESSIONS = Resource(GROUP_VERSION, "trainingsessions", KIND)
+TEMPLATES = Resource(GROUP_VERSION, "sessiontemplates", "SessionTemplate")
 POOLS = Resource(GROUP_VERSION, "samplerpools", "SamplerPool")
 # EndpointSlices have the labels of the pool's Service.
 ENDPOINTS = Resource("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", label="tinsmith.dev/pool")

@@ -1,4 +1,4 @@
-"""The fleet in a cluster: TrainingSessions, SamplerPools, and sessions that the catalogue allows."""
+"""The fleet in a cluster: TrainingSessions, SamplerPools, and sessions that a SessionTemplate allows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
+from tinsmith_server.errors import WorkerAbsent, WorkerUnavailable
 from tinsmith_server.fleet.base import Changes, Fleet, SamplerHandle, ScaledPool, ServedModel, WorkerHandle
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.api import (
     ENDPOINTS,
     POOLS,
     SESSIONS,
+    TEMPLATES,
     AlreadyThere,
     ApiRefused,
     KubernetesApi,
@@ -22,7 +23,6 @@ from tinsmith_server.fleet.kubernetes.api import (
     Manifest,
     own_namespace,
 )
-from tinsmith_server.fleet.kubernetes.catalogue import CatalogueEntry, names_of, read_catalogue
 from tinsmith_server.fleet.kubernetes.sampler_pool import (
     Endpoint,
     Pool,
@@ -34,9 +34,10 @@ from tinsmith_server.fleet.kubernetes.sampler_pool import (
     parse_slice,
 )
 from tinsmith_server.fleet.kubernetes.session_handle import Home, SessionHandle
-from tinsmith_server.fleet.kubernetes.training_session import SpecPart, TrainingSession, parse_session
+from tinsmith_server.fleet.kubernetes.session_template import SessionTemplate, parse_template
+from tinsmith_server.fleet.kubernetes.training_session import SpecPart, TrainingSession, parse_session, pending_template
 from tinsmith_server.fleet.kubernetes.waking import Waker
-from tinsmith_server.fleet.kubernetes.watching import Key, SharedRefresh, View, scope_of, together
+from tinsmith_server.fleet.kubernetes.watching import Key, Scope, SharedRefresh, View, scope_of, together
 from tinsmith_server.logs import get_logger
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Worker
@@ -60,31 +61,28 @@ class KubernetesFleet(Fleet):
     """The workers and samplers of a cluster.
 
     The volume of a worker's session identifies the worker: the worker's ID is the UID of the volume's claim. A pool's
-    replica is a pod. The constructor raises StartupError if the catalogue or the namespace cannot be read.
+    replica is a pod. The constructor raises StartupError if the namespace cannot be read.
     """
 
     def __init__(self, settings: Settings, target_of: TargetOf = target_of) -> None:
-        """Read the catalogue.
+        """Prepare the views.
 
         `target_of` maps an endpoint to its address, for servers outside the cluster's network.
         """
-        self._catalogue = read_catalogue(settings.catalogue)
         self._scope = scope_of(settings.fleet_namespaces, own_namespace())
-        if self._catalogue and self._scope.home is None:
-            raise StartupError(
-                "the catalogue needs a namespace for its sessions, and this server does not run in a pod: set "
-                "fleet_namespaces"
-            )
         self._api = KubernetesApi()
         self._tls = TlsDirectory(settings.fleet_tls_directory)
         self._changes = Changes()
-        self._session_view = View(self._api, SESSIONS, self._scope, parse_session, self._take_sessions)
+        # This server may create sessions in one namespace, and creates none from the templates of other namespaces.
+        home = Scope((self._scope.home,) if self._scope.home is not None else (), self._scope.home)
+        self._template_view = View(self._api, TEMPLATES, home, parse_template, self._changes.note, required=False)
+        self._session_view = View(self._api, SESSIONS, self._scope, self._parse_session, self._take_sessions)
         self._pool_view = View(self._api, POOLS, self._scope, parse_pool, self._take_pools)
         self._endpoint_view = View(self._api, ENDPOINTS, self._scope, parse_slice, self._take_pools)
         self._refresh = SharedRefresh(self._list_all, REFRESH_AGE_SECONDS, REFRESH_TIMEOUT_SECONDS)
         self._waker = Waker(self._api.want)
         self._provisioner = SessionProvisioner(
-            self._api, self._catalogue, self._scope.home, self._session_view.note, self._waker
+            self._api, lambda: list(self._template_view.objects.values()), self._session_view.note, self._waker
         )
         self._sessions: Mapping[Key, TrainingSession] = {}
         self._handles: dict[str, SessionHandle] = {}
@@ -106,7 +104,8 @@ class KubernetesFleet(Fleet):
         With an incomplete list, this server would refuse models and create unnecessary sessions.
         """
         self._epochs = epochs
-        await together(view.open() for view in self._views)
+        await self._template_view.open()
+        await together(view.open() for view in self._views if view is not self._template_view)
 
     @override
     async def close(self) -> None:
@@ -124,10 +123,10 @@ class KubernetesFleet(Fleet):
     @property
     @override
     def models(self) -> Sequence[ServedModel]:
-        """The models of the catalogue, and the models of all sessions and pools, running or not."""
+        """The models of the templates, and the models of all sessions and pools, running or not."""
         of_sessions = {session.model for session in self._sessions.values() if not session.deleted}
         of_pools = {pool.model for pool in self._pools.pools}
-        names = of_sessions | of_pools | names_of(self._catalogue)
+        names = of_sessions | of_pools | {template.spec.model.name for template in self._templates}
         return [served for name in sorted(names) if (served := self.model(name))]
 
     @override
@@ -247,8 +246,20 @@ class KubernetesFleet(Fleet):
         return any(outcomes)
 
     @property
-    def _views(self) -> tuple[View[TrainingSession], View[Pool], View[Slice]]:
-        return self._session_view, self._pool_view, self._endpoint_view
+    def _views(self) -> tuple[View[SessionTemplate], View[TrainingSession], View[Pool], View[Slice]]:
+        return self._template_view, self._session_view, self._pool_view, self._endpoint_view
+
+    @property
+    def _templates(self) -> list[SessionTemplate]:
+        return [template for template in self._template_view.objects.values() if not template.deleted]
+
+    def _parse_session(self, manifest: Manifest) -> TrainingSession | None:
+        """Return the session, or None while nothing is known about its model."""
+        name = pending_template(manifest)
+        template = self._template_view.objects.get(name) if name is not None else None
+        if name is not None and template is None:
+            return None
+        return parse_session(manifest, template.spec if template is not None else None)
 
     @property
     def _connected(self) -> list[SessionHandle | PoolReplica]:
@@ -260,8 +271,8 @@ class KubernetesFleet(Fleet):
 
     def _specs(self, base_model: str) -> list[SpecPart]:
         of_sessions = [session.spec for session in self._sessions.values() if not session.deleted]
-        of_catalogue = [entry.parsed for entry in self._catalogue]
-        return [spec for spec in (*of_sessions, *of_catalogue) if spec.model.name == base_model]
+        of_templates = [template.spec for template in self._templates]
+        return [spec for spec in (*of_sessions, *of_templates) if spec.model.name == base_model]
 
     def _take_pools(self) -> None:
         self._pools.take(self._pool_view.objects, self._endpoint_view.objects.values())
@@ -305,7 +316,7 @@ REFUSED_SECONDS = 30.0
 
 
 class SessionProvisioner:
-    """An object that creates sessions from the catalogue.
+    """An object that creates sessions from templates.
 
     The provisioner creates the next session when the last session is ready and full.
     """
@@ -313,26 +324,24 @@ class SessionProvisioner:
     def __init__(
         self,
         api: KubernetesApi,
-        catalogue: Sequence[CatalogueEntry],
-        namespace: str | None,
+        templates: Callable[[], Sequence[SessionTemplate]],
         made: Callable[[Manifest], None],
         waker: Waker,
     ) -> None:
-        """Create the provisioner for a catalogue.
+        """Create the provisioner.
 
-        Sessions are created in `namespace`. `made` is called with each new session, before the watch reports the
+        `templates` returns the present templates. `made` is called with each new session, before the watch reports the
         session. `waker` wakes a session that is suspended because it was idle.
         """
         self._waker = waker
         self._api = api
-        self._catalogue = catalogue
-        self._namespace = namespace or ""
+        self._templates = templates
         self._made = made
         self._turn = asyncio.Lock()
         self._refusals: dict[str, tuple[str, float]] = {}
 
     async def provide(self, sessions: Mapping[Key, TrainingSession], base_model: str, rank: int, sampling: bool) -> str:
-        """Wake an idle session, or create one if the catalogue allows this.
+        """Wake an idle session, or create one if a template allows this.
 
         Return a message that says what the caller is waiting for.
         """
@@ -344,13 +353,13 @@ class SessionProvisioner:
             waking = self.wake(sessions, base_model, rank, sampling)
             if waking is not None:
                 return waking
-            entries = [entry for entry in self._catalogue if entry.suits(base_model, rank, sampling)]
-            neighbours = {one.name: one for one in sessions.values() if one.namespace == self._namespace}
-            for entry in entries:
-                outcome = await self._grow(entry, neighbours)
+            templates = [each for each in self._templates() if each.suits(base_model, rank, sampling)]
+            for template in templates:
+                neighbours = {one.name: one for one in sessions.values() if one.namespace == template.namespace}
+                outcome = await self._grow(template, neighbours)
                 if outcome is not None:
                     return outcome
-            return _nothing_more(fitting, entries) or _nothing_fits(base_model, rank, sampling)
+            return _nothing_more(fitting, templates) or _nothing_fits(base_model, rank, sampling)
 
     def wake(self, sessions: Mapping[Key, TrainingSession], base_model: str, rank: int, sampling: bool) -> str | None:
         """Wake a session that is suspended because it was idle. Return a message about it, or None if there is none.
@@ -364,38 +373,38 @@ class SessionProvisioner:
         self._waker.wake(SESSIONS, asleep)
         return asleep.unavailable_reason_text()
 
-    async def _grow(self, entry: CatalogueEntry, sessions: Mapping[str, TrainingSession]) -> str | None:
-        """Return a message about the session that the entry provides, or None if the entry allows no more sessions.
+    async def _grow(self, template: SessionTemplate, sessions: Mapping[str, TrainingSession]) -> str | None:
+        """Return a message about the session that the template provides, or None if it allows no more sessions.
 
         `sessions` are the sessions of the namespace.
         """
-        own = [session for session in sessions.values() if session.entry == entry.name]
+        own = [session for session in sessions.values() if session.template == template.name]
         stalled = next((one for one in own if one.stalled and not one.ready and not one.deleted), None)
         if stalled is not None:
             # A second session with the same spec would not become ready either.
             return stalled.unavailable_reason_text()
-        name = entry.next_name(sessions)
+        name = template.next_name(sessions)
         if name is None:
             return None
-        reason, until = self._refusals.get(entry.name, ("", 0.0))
+        reason, until = self._refusals.get(template.name, ("", 0.0))
         if asyncio.get_running_loop().time() < until:
             return reason
-        return await self._create(entry, name)
+        return await self._create(template, name)
 
-    async def _create(self, entry: CatalogueEntry, name: str) -> str:
-        being_made = f"TrainingSession {self._namespace}/{name} is being created"
+    async def _create(self, template: SessionTemplate, name: str) -> str:
+        being_made = f"TrainingSession {template.namespace}/{name} is being created"
         try:
-            made = await self._api.create_session(entry.manifest(name, self._namespace))
+            made = await self._api.create_session(template.manifest(name))
         except AlreadyThere:
-            # Another server has created the session first. The watch will report it.
+            # Another server or the operator has created the session first. The watch will report it.
             return being_made
         except KubernetesError as error:
-            reason = f"no session can be created from the catalogue entry {entry.name}: {error}"
-            log.warning("session not made", entry=entry.name, reason=str(error))
+            reason = f"no session can be created from the template {template.name}: {error}"
+            log.warning("session not made", template=template.name, reason=str(error))
             if isinstance(error, ApiRefused):
-                self._refusals[entry.name] = (reason, asyncio.get_running_loop().time() + REFUSED_SECONDS)
+                self._refusals[template.name] = (reason, asyncio.get_running_loop().time() + REFUSED_SECONDS)
             return reason
-        log.info("session made", session=name, entry=entry.name)
+        log.info("session made", session=name, template=template.name)
         self._made(made)
         return being_made
 
@@ -406,14 +415,14 @@ def _fitting(
     return [one for one in sessions.values() if one.model == base_model and one.suits(rank, sampling)]
 
 
-def _nothing_more(sessions: Sequence[TrainingSession], entries: Sequence[CatalogueEntry]) -> str | None:
-    """Return why there is no more capacity and what to do, or None if nothing in the fleet or the catalogue fits."""
+def _nothing_more(sessions: Sequence[TrainingSession], templates: Sequence[SessionTemplate]) -> str | None:
+    """Return why there is no more capacity and what to do, or None if no session and no template fits."""
     idle = next((session for session in sessions if not session.at_work and not session.deleted), None)
     if idle is not None:
         return idle.unavailable_reason_text()
-    if entries:
-        limits = ", ".join(f"{entry.name} has all {entry.max_sessions} of its sessions" for entry in entries)
-        return f"wait for a model to end, or ask an administrator to raise maxSessions in the catalogue ({limits})"
+    if templates:
+        limits = ", ".join(f"{each.name} has all {each.spec.max_sessions} of its sessions" for each in templates)
+        return f"wait for a model to end, or ask an administrator to raise spec.maxSessions of a template ({limits})"
     if sessions:
         return f"wait for a model to end, or ask an administrator to add a TrainingSession for {sessions[0].model}"
     return None

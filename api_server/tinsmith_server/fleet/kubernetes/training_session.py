@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Json
 from pydantic.alias_generators import to_camel
 
 from tinsmith_server.fleet.kubernetes.api import Manifest
 from tinsmith_server.fleet.kubernetes.watching import Key
 
-ENTRY_LABEL = "tinsmith.dev/catalogue-entry"
+TEMPLATE_LABEL = "tinsmith.dev/template"
+"""The label on each session that a server or the operator has created from a template, with the template's name."""
+RETIRED_ANNOTATION = "tinsmith.dev/retired-at"
+"""The operator's annotation on a session that it deletes as soon as the session holds no models."""
 DEFAULT_SLOTS, DEFAULT_MAX_RANK = 8, 128
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 """The reason of the Ready condition after `spec.activeDeadlineSeconds`."""
@@ -29,7 +32,7 @@ class ModelPart(Part):
 
 
 class AdaptersPart(Part):
-    """The adapters of a spec, with the CRD's defaults. A spec from the catalogue does not contain the defaults yet."""
+    """The adapters of a spec. The CRD has the same defaults, and stores no `adapters` if the user wrote none."""
 
     slots: int = DEFAULT_SLOTS
     max_rank: int = DEFAULT_MAX_RANK
@@ -86,6 +89,13 @@ class MetadataPart(Part):
     namespace: str
     deletion_timestamp: datetime | None = None
     labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class _Copy(Part):
+    """A template's copy in the status of a session: the JSON text of the spec."""
+
+    spec: Json[dict[str, Any]]
 
 
 class _TrainingSession(Part):
@@ -99,12 +109,14 @@ class TrainingSession:
     """A TrainingSession: a base model in memory with the adapters of many clients.
 
     - `is_past_deadline`: the session has existed for longer than `spec.activeDeadlineSeconds`.
+    - `template`: the template from which a server or the operator has created the session.
+    - `is_retired`: the session takes no new models, because it has an outdated copy of its template.
     - `has_places`: the last report counts a free place, or there is no report.
     """
 
     name: str
     namespace: str
-    entry: str | None
+    template: str | None
     spec: SpecPart
     deleted: bool
     worker_id: str | None
@@ -115,6 +127,7 @@ class TrainingSession:
     suspended_at: datetime | None = None
     is_past_deadline: bool = False
     has_places: bool = True
+    is_retired: bool = False
 
     @property
     def key(self) -> Key:
@@ -156,7 +169,7 @@ class TrainingSession:
         return self.deleted and self.spec.storage.retention_policy.when_deleted == "Delete"
 
     def suits(self, rank: int, sampling: bool) -> bool:
-        return rank <= self.spec.adapters.max_rank and (self.samples or not sampling)
+        return not self.is_retired and rank <= self.spec.adapters.max_rank and (self.samples or not sampling)
 
     def unavailable_reason_text(self) -> str:
         """Return why the session is not ready, and what to do. Waiting clients see this text."""
@@ -177,15 +190,27 @@ class TrainingSession:
         return f"{self.title} is not ready: {self.message or 'its operator has not reconciled it yet'}"
 
 
-def parse_session(manifest: Manifest) -> TrainingSession:
-    """Return the session. Raises pydantic's ValidationError for an invalid object."""
-    parsed = _TrainingSession.model_validate(manifest)
+def pending_template(manifest: Manifest) -> Key | None:
+    """Return the template of a session that does not have the copy of the template yet, otherwise None."""
+    named = (manifest.get("spec") or {}).get("templateRef")
+    if named is None or "template" in (manifest.get("status") or {}):
+        return None
+    return manifest["metadata"]["namespace"], named["name"]
+
+
+def parse_session(manifest: Manifest, template: SpecPart | None = None) -> TrainingSession:
+    """Return the session. Raises pydantic's ValidationError for an invalid object.
+
+    A session from a template runs by the copy in its status. Until the operator has written the copy, the present
+    template counts.
+    """
+    parsed = _TrainingSession.model_validate({**manifest, "spec": template or _spec_of(manifest)})
     conditions = {condition.type: condition for condition in parsed.status.conditions}
     ready, stalled = conditions.get("Ready"), conditions.get("Stalled")
     return TrainingSession(
         name=parsed.metadata.name,
         namespace=parsed.metadata.namespace,
-        entry=parsed.metadata.labels.get(ENTRY_LABEL),
+        template=parsed.metadata.labels.get(TEMPLATE_LABEL),
         spec=parsed.spec,
         deleted=parsed.metadata.deletion_timestamp is not None,
         worker_id=parsed.status.worker_id or None,
@@ -195,5 +220,13 @@ def parse_session(manifest: Manifest) -> TrainingSession:
         message=ready.message.rstrip(".") if ready is not None else "",
         suspended_at=parsed.status.idle.suspended_time,
         is_past_deadline=ready is not None and ready.reason == DEADLINE_EXCEEDED,
+        is_retired=RETIRED_ANNOTATION in parsed.metadata.annotations,
         has_places=parsed.status.adapters is None or parsed.status.adapters.used < parsed.status.adapters.capacity,
     )
+
+
+def _spec_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the spec by which the session runs. The parser of a copy limits its depth."""
+    own: dict[str, Any] = manifest.get("spec") or {}
+    copy = (manifest.get("status") or {}).get("template")
+    return {**_Copy.model_validate(copy).spec, **own} if "templateRef" in own and copy is not None else own

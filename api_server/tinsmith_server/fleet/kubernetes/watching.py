@@ -59,13 +59,13 @@ class Watch(Generic[T]):
         api: KubernetesApi,
         resource: Resource,
         namespace: str | None,
-        parse: Callable[[Manifest], T],
+        parse: Callable[[Manifest], T | None],
         on_change: Callable[[], None],
     ) -> None:
         """Start with an empty copy.
 
         `parse` raises pydantic's ValidationError for an invalid object. The error is logged, and the object is left
-        out.
+        out. An object for which `parse` returns None is left out, too.
         """
         self._api = api
         self._resource = resource
@@ -211,10 +211,14 @@ class Watch(Generic[T]):
     def _put(self, manifest: Manifest) -> None:
         key = key_of(manifest)
         try:
-            self._objects[key] = self._parse(manifest)
+            parsed = self._parse(manifest)
         except ValidationError as error:
-            self._objects.pop(key, None)
+            parsed = None
             log.warning(f"{self._resource.kind} not understood", object="/".join(key), error=str(error))
+        if parsed is not None:
+            self._objects[key] = parsed
+        else:
+            self._objects.pop(key, None)
 
     def _mark_current(self) -> None:
         self.refused = False
@@ -241,19 +245,23 @@ class View(Generic[T]):
         api: KubernetesApi,
         resource: Resource,
         scope: Scope,
-        parse: Callable[[Manifest], T],
+        parse: Callable[[Manifest], T | None],
         on_change: Callable[[], None],
+        *,
+        required: bool = True,
     ) -> None:
+        """Prepare the watches. `required`: the server cannot work if it may list the objects in no namespace."""
         self._resource = resource
+        self._required = required
         self._watches = {namespace: Watch(api, resource, namespace, parse, on_change) for namespace in scope.watched}
 
     async def open(self) -> None:
         """Return when each namespace was listed once.
 
-        Raises StartupError if the API refuses all lists, or if a list gets no answer in time.
+        Raises StartupError if the API refuses all required lists, or if a list gets no answer in time.
         """
         refusals = await together(self._open(watch) for watch in self._watches.values())
-        if all(refusals):
+        if self._required and all(refusals):
             raise StartupError(
                 f"{refusals[0]}; check that the CRD of {self._resource.kind} is installed, and that this service "
                 "account may list the objects"
@@ -273,7 +281,11 @@ class View(Generic[T]):
         A namespace without access does not count as long as other namespaces can be read.
         """
         silent = [watch for watch in self.watches if watch.problem is not None]
-        counted = silent if len(silent) == len(self.watches) else [watch for watch in silent if not watch.refused]
+        counted = (
+            silent
+            if self._required and len(silent) == len(self.watches)
+            else [watch for watch in silent if not watch.refused]
+        )
         return next((watch.problem for watch in counted), None)
 
     @property

@@ -1,15 +1,18 @@
 {{/* The rules for the operator's access to sessions and pools in every namespace of the scope. */}}
 {{- define "tinsmith.operatorRules" -}}
 # The operator patches only the finalizer of sessions whose volume is deleted with them, and deletes what is idle for
-# longer than its spec allows. It never writes a spec.
+# longer than its spec allows. It creates warm sessions of templates, and never changes a spec.
 - apiGroups: [tinsmith.dev]
   resources: [trainingsessions]
-  verbs: [get, list, watch, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [tinsmith.dev]
   resources: [samplerpools]
   verbs: [get, list, watch, delete]
 - apiGroups: [tinsmith.dev]
-  resources: [trainingsessions/status, samplerpools/status]
+  resources: [sessiontemplates]
+  verbs: [get, list, watch]
+- apiGroups: [tinsmith.dev]
+  resources: [trainingsessions/status, samplerpools/status, sessiontemplates/status]
   verbs: [patch]
 # The admission plugin OwnerReferencesPermissionEnforcement requires this right for blockOwnerDeletion.
 - apiGroups: [tinsmith.dev]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from support.kubernetes.crds import fill_defaults, root_schema
 from support.server.operator_stand_in import spec_of
-from tinsmith_server.fleet.kubernetes.training_session import AdaptersPart, TrainingSession, parse_session
+from tinsmith_server.fleet.kubernetes.session_template import parse_template
+from tinsmith_server.fleet.kubernetes.training_session import (
+    AdaptersPart,
+    TrainingSession,
+    parse_session,
+    pending_template,
+)
 
 
 def session(*conditions: tuple[str, str, str], deleted: bool = False, **spec: Any) -> TrainingSession:
@@ -20,9 +27,9 @@ def session(*conditions: tuple[str, str, str], deleted: bool = False, **spec: An
 
 
 def test_missing_fields_of_a_spec_have_the_defaults_of_the_api_server() -> None:
-    """A catalogue's spec has not been through it."""
+    """The API server stores no `adapters` if the user wrote none."""
     said = spec_of()
-    filled = fill_defaults(said, root_schema()["properties"]["spec"])["adapters"]
+    filled = fill_defaults(spec_of(adapters={}), root_schema()["properties"]["spec"])["adapters"]
     assert filled["maxRank"] == 128
     assert parse_session({"metadata": {"name": "tiny", "namespace": "team"}, "spec": said}).spec.adapters == (
         AdaptersPart(slots=filled["slots"], maxRank=filled["maxRank"])
@@ -89,3 +96,33 @@ def test_fields_of_a_newer_operator_are_passed_over() -> None:
 def test_something_else_under_the_name_of_a_session_is_not_understood() -> None:
     with pytest.raises(ValidationError):
         parse_session({"metadata": {"name": "tiny", "namespace": "team"}, "spec": {}})
+
+
+FROM_TEMPLATE: dict[str, Any] = {
+    "metadata": {"name": "tiny", "namespace": "team"},
+    "spec": {"templateRef": {"name": "t"}},
+}
+
+
+def test_a_session_from_a_template_has_the_spec_of_its_copy_and_its_own_suspension() -> None:
+    copy = {"name": "t", "generation": 1, "spec": json.dumps(spec_of(adapters={"slots": 3}))}
+    own = {**FROM_TEMPLATE["spec"], "suspend": True}
+    read = parse_session({**FROM_TEMPLATE, "spec": own, "status": {"template": copy}})
+    assert (read.model, read.spec.adapters.slots, read.spec.suspend) == ("org/tiny", 3, True)
+    assert pending_template({**FROM_TEMPLATE, "status": {"template": copy}}) is None
+
+
+def test_a_session_without_the_copy_has_the_spec_of_the_template() -> None:
+    assert pending_template(FROM_TEMPLATE) == ("team", "t")
+    template = parse_template({"metadata": FROM_TEMPLATE["metadata"], "spec": spec_of()})
+    assert parse_session(FROM_TEMPLATE, template.spec).model == "org/tiny"
+    with pytest.raises(ValidationError):
+        parse_session(FROM_TEMPLATE)
+
+
+def test_a_retired_session_gets_no_more_models_and_answers_for_those_that_it_has() -> None:
+    metadata = {**FROM_TEMPLATE["metadata"], "annotations": {"tinsmith.dev/retired-at": "2026-01-01T00:00:00Z"}}
+    ready = {"type": "Ready", "status": "True", "message": "The worker answers."}
+    retired = parse_session({"metadata": metadata, "spec": spec_of(), "status": {"conditions": [ready]}})
+    assert retired.at_work
+    assert not retired.suits(rank=8, sampling=False)

@@ -5,39 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from support.server.operator_stand_in import MODEL, StandInOperator, spec_of
+from support.server.operator_stand_in import MODEL, StandInOperator
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.store import Store
 
 BIG_MODEL = "org/big"
-CATALOGUE = [
-    {"name": "tiny", "maxSessions": 2, "spec": spec_of(adapters={"slots": 1, "maxRank": 16})},
-    {"name": "big", "maxSessions": 1, "spec": spec_of(BIG_MODEL, sampling="None")},
-]
 
 
 @pytest.fixture
-def catalogued(cluster_settings: Settings, tmp_path: Path) -> Settings:
-    return with_catalogue(cluster_settings, tmp_path, CATALOGUE)
+async def templates(operator: StandInOperator) -> None:
+    await operator.apply_template("tiny", maxSessions=2, adapters={"slots": 1, "maxRank": 16})
+    await operator.apply_template("big", model=BIG_MODEL, sampling="None")
 
 
 @pytest.fixture
-async def fleet(catalogued: Settings, store: Store) -> AsyncIterator[KubernetesFleet]:
-    fleet = KubernetesFleet(catalogued)
+async def fleet(templates: None, cluster_settings: Settings, store: Store) -> AsyncIterator[KubernetesFleet]:
+    fleet = KubernetesFleet(cluster_settings)
     await fleet.open(store)
     yield fleet
     await fleet.close()
-
-
-def with_catalogue(settings: Settings, folder: Path, entries: list[dict[str, Any]]) -> Settings:
-    file = folder / "catalogue.json"
-    file.write_text(json.dumps(entries))
-    return settings.model_copy(update={"catalogue": file})
 
 
 async def test_a_session_is_created_for_waiting_clients_and_another_after_the_first_is_at_work(
@@ -49,9 +38,9 @@ async def test_a_session_is_created_for_waiting_clients_and_another_after_the_fi
     made = await operator.session("tiny-1")
     assert made["metadata"]["labels"] == {
         "app.kubernetes.io/managed-by": "tinsmith-api-server",
-        "tinsmith.dev/catalogue-entry": "tiny",
+        "tinsmith.dev/template": "tiny",
     }
-    assert made["spec"]["adapters"] == {"slots": 1, "maxRank": 16}
+    assert made["spec"] == {"templateRef": {"name": "tiny"}, "suspend": False}
     await operator.run("tiny-1")
     while not fleet.trainers(MODEL, 8):
         await fleet.changes.beyond(fleet.changes.count)
@@ -64,9 +53,9 @@ async def test_a_session_is_created_for_waiting_clients_and_another_after_the_fi
 
 
 async def test_servers_that_want_a_session_at_the_same_time_make_one(
-    catalogued: Settings, operator: StandInOperator, store: Store
+    templates: None, cluster_settings: Settings, operator: StandInOperator, store: Store
 ) -> None:
-    fleets = [KubernetesFleet(catalogued) for _ in range(4)]
+    fleets = [KubernetesFleet(cluster_settings) for _ in range(4)]
     await asyncio.gather(*(fleet.open(store) for fleet in fleets))
     answers = await asyncio.gather(*(fleet.provide(MODEL) for fleet in fleets for _ in range(3)))
     assert all(f"TrainingSession {operator.title('tiny-1')} is" in answer for answer in answers)
@@ -84,26 +73,25 @@ async def test_a_session_name_in_use_is_skipped_and_not_counted(
     assert await operator.session_names() == ["tiny-1", "tiny-2"]
 
 
-async def test_waiting_clients_get_the_refusal_of_a_spec(
-    cluster_settings: Settings, operator: StandInOperator, store: Store, tmp_path: Path
-) -> None:
-    entries = [{"name": "odd", "maxSessions": 1, "spec": spec_of(adapters={"slots": 0})}]
-    fleet = KubernetesFleet(with_catalogue(cluster_settings, tmp_path, entries))
-    await fleet.open(store)
+async def test_waiting_clients_get_the_refusal_of_a_session(fleet: KubernetesFleet, operator: StandInOperator) -> None:
+    quota = {"count/trainingsessions.tinsmith.dev": "0"}
+    manifest = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": quota}}
+    await operator.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
     sentence = await fleet.provide(MODEL)
-    assert sentence.startswith("no session can be created from the catalogue entry odd: ")
-    assert "spec.adapters.slots" in sentence
+    assert sentence.startswith("no session can be created from the template tiny: ")
+    assert "quota: none" in sentence
     assert await fleet.provide(MODEL) == sentence
     assert await operator.session_names() == []
-    await fleet.close()
 
 
-async def test_a_field_that_no_session_has_is_refused_and_not_dropped(
-    cluster_settings: Settings, operator: StandInOperator, store: Store, tmp_path: Path
+async def test_a_template_that_is_added_or_changed_counts_at_once(
+    fleet: KubernetesFleet, operator: StandInOperator
 ) -> None:
-    entries = [{"name": "odd", "maxSessions": 1, "spec": spec_of(slotz=3)}]
-    fleet = KubernetesFleet(with_catalogue(cluster_settings, tmp_path, entries))
-    await fleet.open(store)
-    assert "slotz" in await fleet.provide(MODEL)
-    assert await operator.session_names() == []
-    await fleet.close()
+    async def until_rank(model: str, rank: int | None) -> None:
+        while (served := fleet.model(model)) is None or served.max_rank != rank:
+            await fleet.changes.beyond(fleet.changes.count)
+
+    await operator.apply_template("late", model="org/late", adapters={"maxRank": 16})
+    await until_rank("org/late", 16)
+    await operator.apply_template("late", model="org/late", adapters={"maxRank": 32})
+    await until_rank("org/late", 32)
