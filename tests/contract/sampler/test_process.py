@@ -168,6 +168,7 @@ async def test_describe_returns_the_identity_and_the_models_in_memory(
     assert described.base_model.max_sequence_length == model.info.max_sequence_length
     assert described.metrics.sampled_tokens == 3 * 8
     assert (described.metrics.samples_active, described.metrics.samples_waiting) == (0, 0)
+    assert described.metrics.oldest_sample_seconds == 0 < described.metrics.sampled_tokens_per_second
     assert not described.draining
     await sample(stub, "wide", save(own_replica, model, 4, rank=17))
     assert "rank 17; this sampler's limit is 16" in (await result(stub, "wide")).failure.message

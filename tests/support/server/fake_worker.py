@@ -39,7 +39,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     text_breaks = 0
     """The number of calls for a text that end with their connection."""
-    idle_seconds = 0.0
     metrics = worker_pb2.WorkerMetrics()
 
     def __init__(self, adapter_slots: int = 0) -> None:
@@ -144,7 +143,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply.idle_seconds = self.idle_seconds
         reply.metrics.samples_waiting = self.samples_waiting
         reply.metrics.MergeFrom(self.metrics)
-        reply.idle_seconds = self.idle_seconds
         return reply
 
     @override

@@ -141,6 +141,19 @@ async def test_a_sampler_that_breaks_fails_the_sample_instead_of_hanging_it(
     assert samples.unfinished == 0
 
 
+@pytest.mark.parametrize("outcome", [SEVEN, SampleOutcome(error=SamplerClosed("closed"))], ids=["done", "dropped"])
+async def test_a_sample_has_an_age_until_it_ends(
+    samples: Samples, sampler: ScriptedSampler, outcome: SampleOutcome
+) -> None:
+    sampler.holds = True
+    samples.submit(request("a"), TENANT)
+    await settle()
+    assert samples.load.oldest_seconds() > 0
+    sampler.finish(outcome)
+    await settle()
+    assert samples.load.oldest_seconds() == 0
+
+
 async def test_an_adapter_that_failed_to_load_is_tried_again(
     samples: Samples, sampler: ScriptedSampler, tmp_path: Path
 ) -> None:
