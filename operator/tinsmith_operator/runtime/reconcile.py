@@ -17,6 +17,7 @@ from tinsmith_operator.api.names import (
     SNAPSHOT_REQUEST_ANNOTATION,
     WORKER_CONTAINER,
     endpoint,
+    pod_name,
     pool_workload_name,
 )
 from tinsmith_operator.api.owner import Reconciled, wake_request_of
@@ -27,12 +28,13 @@ from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.idleness import is_due, must_stop, report_period_seconds
 from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool, WorkerReport
+from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import retired_at, snapshot_request
 from tinsmith_operator.common.workloads import Workload
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.events import Events
-from tinsmith_operator.kube.resources import DEPLOYMENTS, RAY_CLUSTERS, SERVICES, WORKLOADS, Key, Ref
+from tinsmith_operator.kube.resources import DEPLOYMENTS, PODS, RAY_CLUSTERS, SERVICES, WORKLOADS, Key, Ref
 from tinsmith_operator.pool.decision import decide_pool
 from tinsmith_operator.pool.situation import read_rollout
 from tinsmith_operator.runtime.actor import Actor
@@ -116,10 +118,17 @@ class Reconciler:
         if body is None or (body.get("status") or {}).get("conditions"):
             return Precedence.ORDINARY
         name = pool_workload_name(key.name) if key.kind == POOL_KIND else key.name
-        if any(self.cache.peek(Ref(kind, key.namespace, name)) is not None for kind in POD_OWNERS):
-            return Precedence.FIRST_STATUS
+        workloads = (self.cache.peek(Ref(kind, key.namespace, name)) for kind in POD_OWNERS)
+        if (workload := next((each for each in workloads if each is not None), None)) is not None:
+            is_ready = bool((workload.get("status") or {}).get("readyReplicas")) or self._has_ready_pod(key)
+            return Precedence.FIRST_STATUS if is_ready else Precedence.STARTING
         has_begun = self.cache.peek(Ref(SERVICES.kind, key.namespace, name)) is not None
         return Precedence.ORDINARY if has_begun else Precedence.NEW
+
+    def _has_ready_pod(self, key: Key) -> bool:
+        """Return whether the session's pod is ready. The StatefulSet reports this a moment later."""
+        pod = self.cache.peek(Ref(PODS.kind, key.namespace, pod_name(key.name)))
+        return pod is not None and Pod(pod).is_ready
 
     def identify(self, key: Key) -> dict[str, object]:
         """Return the UID and the generation of the object, for the log."""

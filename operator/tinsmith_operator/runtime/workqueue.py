@@ -22,16 +22,17 @@ JITTER = 0.25
 class Precedence(IntEnum):
     """The order in which waiting keys are reconciled.
 
-    Sessions that have begun come to their end before more begin. While sessions wait for their pods, the first statuses
-    of others wait: a pod takes longer to start than a status takes to write.
+    Sessions that have begun come to their end before more begin. The first statuses of others wait meanwhile, because a
+    pod takes longer to start than a status takes to write. Those with a ready pod come before those without.
     """
 
     ORDINARY = 0
     NEW = 1
     FIRST_STATUS = 2
+    STARTING = 3
 
 
-MOST_OVERTAKEN = {Precedence.NEW: 16, Precedence.FIRST_STATUS: 8}
+MOST_OVERTAKEN = {Precedence.NEW: 16, Precedence.FIRST_STATUS: 8, Precedence.STARTING: 64}
 """The largest number of other keys that may overtake the oldest key of this precedence."""
 
 

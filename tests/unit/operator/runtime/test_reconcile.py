@@ -4,7 +4,12 @@ from typing import Any, cast
 
 import pytest
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
+from tinsmith_operator.api.names import (
+    MANAGED_BY_LABEL,
+    MANAGER,
+    RESTART_REQUEST_ANNOTATION,
+    SNAPSHOT_REQUEST_ANNOTATION,
+)
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.resources import POOLS, SESSIONS, Key
@@ -83,12 +88,23 @@ def test_a_deleted_session_has_no_requested_state() -> None:
 CHILD = {"namespace": "tin", "uid": "u2", "resourceVersion": "2"}
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {**CHILD, "name": "tiny"}}
 STATEFUL_SET = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {**CHILD, "name": "tiny"}}
+READY_POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {**CHILD, "name": "tiny-0"},
+    "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+}
 
 
 @pytest.mark.parametrize(
     ("children", "precedence"),
-    [([], Precedence.NEW), ([SERVICE], Precedence.ORDINARY), ([SERVICE, STATEFUL_SET], Precedence.FIRST_STATUS)],
-    ids=["new", "begun", "all its objects exist"],
+    [
+        ([], Precedence.NEW),
+        ([SERVICE], Precedence.ORDINARY),
+        ([SERVICE, STATEFUL_SET], Precedence.STARTING),
+        ([SERVICE, STATEFUL_SET, READY_POD], Precedence.FIRST_STATUS),
+    ],
+    ids=["new", "begun", "all its objects exist", "its pod is ready"],
 )
 def test_a_session_without_a_status_comes_first_only_while_its_objects_are_created(
     children: list[Manifest], precedence: Precedence
@@ -103,8 +119,12 @@ def test_a_pool_without_a_status_waits_as_soon_as_its_deployment_exists() -> Non
     cache = Cache(lambda _: None)
     for kind, name in ((POOLS.kind, "tiny"), ("Deployment", "tiny-sampler")):
         cache.note({"apiVersion": "v1", "kind": kind, "metadata": {**CHILD, "name": name}})
-    precedence = Reconciler(cache, cast(Any, None), {}).precedence(KEY._replace(kind=POOLS.kind))
-    assert precedence is Precedence.FIRST_STATUS
+    reconciler, key = Reconciler(cache, cast(Any, None), {}), KEY._replace(kind=POOLS.kind)
+    assert reconciler.precedence(key) is Precedence.STARTING
+    deployment = {"apiVersion": "v1", "kind": "Deployment", "status": {"readyReplicas": 1}}
+    metadata = {**CHILD, "name": "tiny-sampler", "resourceVersion": "3", "labels": {MANAGED_BY_LABEL: MANAGER}}
+    cache.note({**deployment, "metadata": metadata})
+    assert reconciler.precedence(key) is Precedence.FIRST_STATUS
 
 
 def test_a_session_with_a_status_is_never_delayed() -> None:

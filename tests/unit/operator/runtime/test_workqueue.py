@@ -224,3 +224,12 @@ async def test_a_first_status_that_is_due_later_waits_behind_others_then() -> No
     await asyncio.sleep(3)
     queue.add("new", Precedence.NEW)
     assert [await queue.take(), await queue.take()] == ["new", "status"]
+
+
+@simulated_time
+async def test_a_session_that_starts_gets_its_turn_when_its_pod_is_ready() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for key in "abc":
+        queue.add(key, Precedence.STARTING)
+    queue.add("c", Precedence.FIRST_STATUS)
+    assert [await queue.take(), await queue.take()] == ["c", "a"]
