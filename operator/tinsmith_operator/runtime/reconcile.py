@@ -13,6 +13,7 @@ from tinsmith_operator.api.names import (
     POOL_KIND,
     RESTART_REQUEST_ANNOTATION,
     RPC_PORT,
+    SESSION_KIND,
     SKIP_FINALIZER_ANNOTATION,
     SNAPSHOT_REQUEST_ANNOTATION,
     WORKER_CONTAINER,
@@ -115,7 +116,7 @@ class Reconciler:
     def precedence(self, key: Key) -> Precedence:
         """Return how urgent the key is. Only a session or pool that has no status yet may wait behind others."""
         body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
-        if body is None or (body.get("status") or {}).get("conditions"):
+        if body is None or key.kind not in (SESSION_KIND, POOL_KIND) or (body.get("status") or {}).get("conditions"):
             return Precedence.ORDINARY
         name = pool_workload_name(key.name) if key.kind == POOL_KIND else key.name
         workloads = (self.cache.peek(Ref(kind, key.namespace, name)) for kind in POD_OWNERS)
