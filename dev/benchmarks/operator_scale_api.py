@@ -49,8 +49,12 @@ class Api:
         return sum(float(count) for labels, count in lines if 'verb="WATCH"' not in labels)
 
     async def watch(self, path: str, query: Query | None = None) -> AsyncIterator[tuple[str, Manifest]]:
-        """Yield the present objects as ADDED, then each event."""
-        selects = query or []
+        """Yield the present objects as ADDED, then each event. After the end of a watch, begin again."""
+        while True:
+            async for event in self._watch_once(path, query or []):
+                yield event
+
+    async def _watch_once(self, path: str, selects: Query) -> AsyncIterator[tuple[str, Manifest]]:
         request = await self._client.param_serialize("GET", path, None, selects, {}, None)
         response = await self._client.call_api(*request, _request_timeout=120)
         listed = json.loads(await response.read())  # type: ignore[no-untyped-call]
@@ -66,7 +70,7 @@ class Api:
             for line in lines:
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise RuntimeError(f"the watch of {path} ended: {event['object']}")
+                    return
                 yield event["type"], event["object"]
 
 
