@@ -21,7 +21,7 @@ from tinsmith_operator.settings import Settings
 from typing_extensions import override
 
 INSTALLATION = "scale"
-IMAGE = "docker.io/tinsmith/trainer:0.1.0"
+IMAGE = "registry.example/tinsmith-trainer:0.1.0"
 RESOURCES = {"requests": {"cpu": "4", "memory": "32Gi"}, "limits": {"cpu": "4", "memory": "32Gi"}}
 SOURCE = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models", "path": "qwen"}}
 MODEL = {"name": "Qwen/Qwen3-8B", "source": SOURCE}

@@ -27,7 +27,9 @@ async def test_progress_is_told_until_the_process_is_ready_or_needs_a_fix(
         if (error := answers.pop(0)) is not None:
             raise error
 
-    process = ProcessSupervisor("tiny", "org/tiny", lambda _socket, _fd: [], tmp_path, role="worker", device={})
+    process = ProcessSupervisor(
+        "tiny", "org/tiny", lambda _socket, _fd: [], tmp_path, role="worker", device={}, suspend_after_seconds=None
+    )
     monkeypatch.setattr(process, "connection", connection)
     lines: list[str] = []
     await process.preload(lines.append)
