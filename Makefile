@@ -58,7 +58,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check sizes docs golden format proto lock bench \
-    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-tinker-cloud test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -148,6 +148,9 @@ test-nemo-rl: venv ## run the tests of NeMo RL itself on this machine's CPU; NEM
 test-miles: venv ## run the tests of Miles itself on this machine's CPU; MILES=… MEGATRON=… BRIDGE=… are checkouts at the pinned commits
 	PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/miles_on_cpu.py --miles "$(MILES)" --megatron "$(MEGATRON)" \
 	    --bridge "$(BRIDGE)" $(TESTS)
+
+test-tinker-cloud: venv ## run tinker-cloud's acceptance programs from a checkout: TINKER_CLOUD=…
+	TINKER_CLOUD="$(TINKER_CLOUD)" $(PYTEST) -m tinker_cloud tests/real_tinker_cloud
 
 sdk-environments: venv ## install each generation of the tinker SDK once, in separate environments
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/sdk_environments.py

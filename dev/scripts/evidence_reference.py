@@ -57,6 +57,12 @@ SUBJECTS = (
         ("openai", "anthropic"),
     ),
     Subject(
+        "tinker-cloud",
+        "acceptance programs of tinker-cloud at fec60bc: SDK and plain calls on one model, tenants, shared forwards",
+        "make test-tinker-cloud TINKER_CLOUD=../tinker-cloud",
+        ("tinker",),
+    ),
+    Subject(
         "vllm",
         "the promises of samplers, asked of vLLM itself on a CPU",
         "make test-vllm",

@@ -1,7 +1,13 @@
 """The messages between the server and the workers, and Tinker's own protobuf messages."""
 
 RELEASE_SEQ_ID = 2**62
-"""The sequence number of a model's last operation, above every number that a client can send."""
+"""The sequence number of a model's last operation, above the numbers of all others."""
+
+PLAIN_SEQ_IDS = 2**61
+"""The numbers above this one are those of calls that a client sends without a number."""
+
+HIGHEST_CLIENT_SEQ_ID = 2**60
+"""The highest sequence number that a client can send with an operation."""
 
 CUSTOM_LOSS = "custom"
 """The loss name in calls that use a custom loss.

@@ -996,7 +996,7 @@ class SubmitRequest(_message.Message):
     zstd: _builtins.bool
     """the payload is one zstd frame"""
     idempotency_key: _builtins.str
-    """if set, seq_id is 0 and the worker assigns the number"""
+    """if set, seq_id is 0"""
     @_builtins.property
     def rejection(self) -> Global___Failure:
         """If set, the operation fails with this error in its turn."""

@@ -149,8 +149,8 @@ class WorkerServicer(object):
     def Submit(self, request, context):
         """Accepts an operation, and returns when the operation is on disk. A repeated (model_id, seq_id) gets the same
         answer, and the operation runs once; bodies are not compared.
-        An operation without a number gets the model's next number; the same idempotency_key gets the same number.
-        INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
+        An operation without a number runs after all operations that have been accepted before it. The reply has a number for
+        it, which is above PLAIN_SEQ_IDS; the same idempotency_key gets the same number.
         NOT_FOUND: the worker does not hold this model, and the operation does not create it.
         RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
         FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.

@@ -50,8 +50,8 @@ class WorkerStub:
     Submit: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitReply]
     """Accepts an operation, and returns when the operation is on disk. A repeated (model_id, seq_id) gets the same
     answer, and the operation runs once; bodies are not compared.
-    An operation without a number gets the model's next number; the same idempotency_key gets the same number.
-    INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
+    An operation without a number runs after all operations that have been accepted before it. The reply has a number for
+    it, which is above PLAIN_SEQ_IDS; the same idempotency_key gets the same number.
     NOT_FOUND: the worker does not hold this model, and the operation does not create it.
     RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
     FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.
@@ -138,8 +138,8 @@ class WorkerAsyncStub(WorkerStub):
     Submit: _aio.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitReply]  # type: ignore[assignment]
     """Accepts an operation, and returns when the operation is on disk. A repeated (model_id, seq_id) gets the same
     answer, and the operation runs once; bodies are not compared.
-    An operation without a number gets the model's next number; the same idempotency_key gets the same number.
-    INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
+    An operation without a number runs after all operations that have been accepted before it. The reply has a number for
+    it, which is above PLAIN_SEQ_IDS; the same idempotency_key gets the same number.
     NOT_FOUND: the worker does not hold this model, and the operation does not create it.
     RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
     FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.
@@ -241,8 +241,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.SubmitReply, _abc.Awaitable[_worker_pb2.SubmitReply]]:
         """Accepts an operation, and returns when the operation is on disk. A repeated (model_id, seq_id) gets the same
         answer, and the operation runs once; bodies are not compared.
-        An operation without a number gets the model's next number; the same idempotency_key gets the same number.
-        INVALID_ARGUMENT: some operations of the model are numbered by its client, and others are not.
+        An operation without a number runs after all operations that have been accepted before it. The reply has a number for
+        it, which is above PLAIN_SEQ_IDS; the same idempotency_key gets the same number.
         NOT_FOUND: the worker does not hold this model, and the operation does not create it.
         RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
         FAILED_PRECONDITION: the epoch is stale, or the worker is not activated.

@@ -85,6 +85,7 @@ class WorkerOptions(RankFlags):
     max_rank: int
     sampling: bool
     map_stable_reinforce: bool
+    report_co_batching: bool
     device: str
     dtype: str
     quantization: Quantization | None
@@ -250,6 +251,12 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-rank", type=int, default=128, help="highest rank of an adapter")
     parser.add_argument("--sampling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--map-stable-reinforce", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument(
+        "--report-co-batching",
+        action="store_true",
+        help="add the metric co_batched_fb:max to training results: the most models in one forward of the call; "
+        "results then depend on other clients",
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     parser.add_argument(
         "--dtype",

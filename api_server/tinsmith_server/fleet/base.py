@@ -333,9 +333,3 @@ def describable_handles(fleet: Fleet) -> Sequence[SamplerHandle]:
 def places_of(description: worker_pb2.DescribeReply) -> int:
     """Return the number of models that this worker accepts: its slots, or more if it parks models."""
     return description.model_places or description.capabilities.adapter_slots
-
-
-def share_weights(fleet: Fleet, one: str, other: str) -> bool:
-    """Return whether two names mean the same base weights. An adapter fits all names of the same base weights."""
-    first, second = fleet.model(one), fleet.model(other)
-    return one == other or (first is not None and second is not None and first.weights == second.weights)

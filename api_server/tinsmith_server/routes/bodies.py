@@ -20,7 +20,7 @@ from tinsmith_server.routes.uploads import AccountDep, limit_of, over, receive
 from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.sampling import sample_requests
-from tinsmith_server.services.sampling.sample_requests import SampleSubmission, sample_submission
+from tinsmith_server.services.sampling.sample_requests import SampleSubmission, any_sample
 from tinsmith_server.services.training.custom_losses import custom_loss_id
 from tinsmith_server.services.training.operation_bodies import TrainingBody, TrainingOperation
 from tinsmith_server.services.training.submit_requests import CallKey
@@ -99,7 +99,7 @@ def sample_as(form: Callable[[dict[str, Any]], T]) -> Callable[..., Awaitable[T]
     return read
 
 
-Sample = Annotated[SampleSubmission, Depends(sample_as(sample_submission))]
+AnySample = Annotated[SampleSubmission | sample_requests.PlainSample, Depends(sample_as(any_sample))]
 PlainSample = Annotated[sample_requests.PlainSample, Depends(sample_as(sample_requests.plain_sample))]
 
 

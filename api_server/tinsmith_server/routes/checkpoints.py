@@ -15,6 +15,11 @@ from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.uploads import over, parts
 from tinsmith_server.services.checkpoints.checkpoints import TrainingRun, Types
 from tinsmith_server.store.records import Checkpoint
+from tinsmith_server.wire.checkpoint_search import (
+    CheckpointSearchPosition,
+    CheckpointSearchRequest,
+    CheckpointSearchResponse,
+)
 from tinsmith_server.wire.ids import (
     KIND_OF_TYPE,
     VERSION_HEADER,
@@ -97,6 +102,21 @@ async def list_checkpoints(
         checkpoints=[_checkpoint(checkpoint) for checkpoint in page.rows],
         cursor=Cursor(offset=offset, limit=limit, total_count=page.total),
     )
+
+
+@router.post("/checkpoints/search", openapi_extra=takes(CheckpointSearchRequest), response_model_exclude_none=True)
+async def search_checkpoints(
+    body: Annotated[CheckpointSearchRequest, Depends(body_as(CheckpointSearchRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+    types: KnownTypes,
+) -> CheckpointSearchResponse:
+    page = await services.checkpoint_search.search(tenant, body, types)
+    behind = None
+    if page.behind is not None:
+        behind = CheckpointSearchPosition(last_created_at=page.behind.created_at, last_checkpoint_uuid=page.behind.key)
+    found = [_checkpoint(checkpoint) for checkpoint in page.found]
+    return CheckpointSearchResponse(checkpoints=found, next_cursor=behind)
 
 
 @router.delete(CHECKPOINT)
@@ -218,6 +238,7 @@ def _checkpoint(checkpoint: Checkpoint) -> CheckpointResponse:
         public=checkpoint.public,
         user_metadata=dict(checkpoint.user_metadata) if checkpoint.user_metadata is not None else None,
         expires_at=checkpoint.expires_at,
+        base_model=checkpoint.base_model,
     )
 
 

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import PlainSample, Sample, body_as
+from tinsmith_server.routes.bodies import AnySample, PlainSample, body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.planned_route import PlannedRoute
+from tinsmith_server.services.sampling.sample_requests import SampleSubmission
 from tinsmith_server.wire.plain_requests import CreateSamplingClientRequest, PlainSampleRequest
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest, JoinSamplingSessionRequest, SampleRequest
 from tinsmith_server.wire.responses import (
@@ -25,8 +26,12 @@ router = APIRouter(prefix=API_PREFIX, tags=["sampling"], route_class=PlannedRout
 
 
 @router.post("/asample", summary="Sample", openapi_extra=takes(SampleRequest))
-async def asample(sample: Sample, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    submission = await services.sampling.submit(tenant, sample)
+async def asample(sample: AnySample, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
+    """Submit a sample of an SDK, or a sample without `seq_id` in the form of `/sample`."""
+    if isinstance(sample, SampleSubmission):
+        submission = await services.sampling.submit(tenant, sample)
+    else:
+        submission = await services.live_weights.submit_plain(tenant, sample, key)
     return FutureResponse(request_id=str(submission.sample), sample_sequence_ids=list(submission.sequence_ids))
 
 
@@ -36,7 +41,7 @@ async def create_sampling_session(
     tenant: Tenant,
     services: ServicesDep,
 ) -> CreateSamplingSessionResponse:
-    session = await services.sampling.open(tenant, body)
+    session = await services.live_weights.open(tenant, body)
     return CreateSamplingSessionResponse(sampling_session_id=session.sampling_session_id)
 
 
@@ -55,7 +60,7 @@ async def join_sampling_session(
 
 @router.post("/sample", summary="Sample, without an SDK", openapi_extra=takes(PlainSampleRequest))
 async def sample(plain: PlainSample, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> PlainSampleResponse:
-    submission = await services.sampling.submit_plain(tenant, plain, key)
+    submission = await services.live_weights.submit_plain(tenant, plain, key)
     return PlainSampleResponse(
         request_id=str(submission.sample),
         sample_sequence_ids=list(submission.sequence_ids),
@@ -74,7 +79,7 @@ async def create_sampling_client(
     services: ServicesDep,
     key: IdempotencyKey,
 ) -> SamplingClientResponse:
-    session = await services.sampling.open_own(tenant, body, key)
+    session = await services.live_weights.open_own(tenant, body, key)
     return SamplingClientResponse(
         sampling_client_id=session.sampling_session_id,
         sampling_session_id=session.sampling_session_id,

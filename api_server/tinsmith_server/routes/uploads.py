@@ -31,6 +31,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/session_heartbeat": SMALL_BYTES,
     "/sessions/{session_id}/finish": SMALL_BYTES,
     "/sessions/{session_id}/project": SMALL_BYTES,
+    "/checkpoints/search": LARGER_BYTES,
     "/sessions/search": LARGER_BYTES,
     "/create_model": LARGER_BYTES,
     "/get_info": SMALL_BYTES,

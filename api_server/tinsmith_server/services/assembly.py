@@ -21,9 +21,11 @@ from tinsmith_server.services.checkpoints.files import CheckpointFiles, UploadFi
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
 from tinsmith_server.services.checkpoints.promotions import Promotions
 from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.checkpoints.search import CheckpointSearch
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.polling.futures import Futures
+from tinsmith_server.services.polling.live_weights import LiveWeights
 from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.polling.results import Results
 from tinsmith_server.services.polling.sample_polls import SamplePolls
@@ -119,6 +121,10 @@ class Services:
     @cached_property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self._store, self._lookup, self._retention, self._clock)
+
+    @cached_property
+    def checkpoint_search(self) -> CheckpointSearch:
+        return CheckpointSearch(self._store, self._clock)
 
     @cached_property
     def promotions(self) -> Promotions:
@@ -248,6 +254,10 @@ class Services:
             long_polls=self.long_polls,
             hold_seconds=self.settings.poll_hold_seconds,
         )
+
+    @cached_property
+    def live_weights(self) -> LiveWeights:
+        return LiveWeights(self.sampling, self.operations, self.futures)
 
     @cached_property
     def results(self) -> Results:

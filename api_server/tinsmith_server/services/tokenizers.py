@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tinsmith_server.errors import NotFound, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet, SamplerClient
+from tinsmith_server.fleet.names import find_model
 
 CONNECT_SECONDS = 5.0
 CACHE_BYTES = 64 * 2**20
@@ -43,10 +44,12 @@ class Tokenizers:
         Raises NotFound for an unknown base model, Unprocessable for a base model without a tokenizer that may be sent,
         and WorkerUnavailable while no worker of the base model runs.
         """
-        if self._fleet.model(base_model) is None:
+        served = find_model(self._fleet, base_model)
+        if served is None:
             raise NotFound(
                 f"there is no base model {base_model[:200]!r}; GET /api/v1/get_server_capabilities lists all"
             )
+        base_model = served.name
         worker = await self._worker(base_model)
         async with self._reading[base_model]:
             known = self._archives.get(self._digests.get(base_model, ""))

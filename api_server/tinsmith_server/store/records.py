@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, TypeVar, get_args
@@ -197,6 +197,41 @@ class Checkpoint:
     expires_at: datetime | None = None
     public: bool = False
     user_metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPosition:
+    """The position of a checkpoint in a list that is ordered by age."""
+
+    created_at: datetime
+    run_id: str
+    type: str
+    name: str
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> CheckpointPosition:
+        return cls(checkpoint.created_at, checkpoint.run_id, checkpoint.type, checkpoint.name)
+
+    @classmethod
+    def parse(cls, created_at: datetime, key: str) -> CheckpointPosition:
+        """Return the position with this key. A key in another form is before or after all others."""
+        run_id, _, rest = key.partition("/")
+        type_, _, name = rest.partition("/")
+        return cls(created_at, run_id, type_, name)
+
+    @property
+    def key(self) -> str:
+        return f"{self.run_id}/{self.type}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFilter:
+    """The conditions of a search for named checkpoints. None means that all are wanted."""
+
+    tenant: str
+    types: Collection[CheckpointType]
+    base_models: Collection[str] | None = None
+    project_ids: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from tinsmith_rpc import RELEASE_SEQ_ID, SAMPLES_OF_A_CLIENT
+from tinsmith_rpc import HIGHEST_CLIENT_SEQ_ID, PLAIN_SEQ_IDS, RELEASE_SEQ_ID, SAMPLES_OF_A_CLIENT
 from tinsmith_rpc.custom_losses import is_loss_id
 from typing_extensions import override
 
@@ -35,7 +35,11 @@ MAX_NAME_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class OperationId:
-    """The ID of a training operation. Number 0 is the model's creation, and RELEASE_SEQ_ID is the model's end."""
+    """The ID of a training operation.
+
+    Number 0 is the model's creation, and RELEASE_SEQ_ID is the model's end. Numbers above PLAIN_SEQ_IDS belong to calls
+    without a number.
+    """
 
     model_id: str
     seq_id: int
@@ -111,21 +115,26 @@ def parse_request_id(text: str) -> OperationId | SampleId | CustomLossId | None:
     if not owner or not NUMBER_PATTERN.fullmatch(number):
         return None
     match marker:
-        case "op" if not at and (is_operation_number(int(number)) or int(number) in (0, RELEASE_SEQ_ID)):
+        case "op" if not at and _is_in_an_id(int(number)):
             return OperationId(owner, int(number))
         case "asample" if TOKEN_PATTERN.fullmatch(token) and is_sample_number(int(number)):
             return SampleId(owner, int(number), token)
     return None
 
 
+def _is_in_an_id(number: int) -> bool:
+    return number == 0 or is_operation_number(number) or PLAIN_SEQ_IDS < number <= RELEASE_SEQ_ID
+
+
 def is_operation_number(seq_id: object) -> bool:
-    return _is_integer(seq_id) and 1 <= seq_id < RELEASE_SEQ_ID  # type: ignore[operator]
+    """Return whether a client can send the number with an operation."""
+    return _is_integer(seq_id) and 1 <= seq_id <= HIGHEST_CLIENT_SEQ_ID  # type: ignore[operator]
 
 
 def operation_number(seq_id: int) -> int:
     """Return the number if it is valid for an operation. Raises Unprocessable otherwise."""
     if not is_operation_number(seq_id):
-        raise Unprocessable(f"seq_id must be a positive 64-bit number, not {seq_id}")
+        raise Unprocessable(f"seq_id must be a number from 1 to 2**60, not {seq_id}")
     return seq_id
 
 

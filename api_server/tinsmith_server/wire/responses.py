@@ -232,6 +232,7 @@ class CheckpointResponse(Response):
     public: bool
     user_metadata: dict[str, str] | None = None
     expires_at: datetime | None = None
+    base_model: str
 
 
 class Cursor(Response):

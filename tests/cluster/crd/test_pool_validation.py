@@ -45,7 +45,7 @@ GOOD = {
 BAD = {
     "a long name": (pool("a" * 53), "at most 52 characters"),
     "a name with a dot": (pool("a.b"), "lower-case letters, digits and '-'"),
-    "a model with a colon": (pool(model="a:b"), "must not contain ':' or white space"),
+    "a model with a colon": (pool(model="a:b"), "must not contain ';', white space or ':'"),
     "no source": (pool(source={"type": "Hub"}), "source.hub is required if type is Hub"),
     "the engine of sessions": (pool(engine="peft"), 'supported values: "builtin", "vllm", "sglang"'),
     "vLLM without a GPU": (pool(**VLLM | {"resources": {}}), "request nvidia.com/gpu in spec.resources.limits"),

@@ -99,6 +99,17 @@ async def test_a_prompt_of_tokens_is_used_unchanged(server: TestedServer) -> Non
     assert list(request.stop_tokens) == [END_TOKEN]
 
 
+async def test_a_checkpoint_may_be_named_together_with_its_base_model(server: TestedServer) -> None:
+    path = await saved_sampler(server)
+    await send_request(server, COMPLETIONS, model=f"{BASE_MODEL};{path}")
+    (request,) = server.worker.samples.values()
+    assert request.adapter.directory == server.worker.events[-1].checkpoint_saved.directory
+    refused = await server.client.post(
+        f"http://server{COMPLETIONS}", json={"model": f"org/other;{path}", "prompt": "a"}
+    )
+    assert f"is a checkpoint of {BASE_MODEL}, and base_model is org/other" in refused.json()["error"]["message"]
+
+
 @pytest.mark.core("GET /anthropic/api/v1/models")
 async def test_models_are_listed_in_the_form_of_the_client_that_asks(server: TestedServer) -> None:
     path = await saved_sampler(server)

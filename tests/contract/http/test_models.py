@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zstandard
 from support.engine.graphs import node, ref, written
-from support.server.fake_fleet import ALIAS, OTHER_MODEL
+from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
 from support.server.fake_worker import proto_result
 from support.server.http_server import PROTOBUF, TestedServer, training_body
 from tinsmith_rpc import worker_pb2
@@ -145,6 +145,17 @@ async def test_a_large_result_is_announced_by_its_size_first(server: TestedServe
     assert len((await server.result(request_id)).content) == 100_000
 
 
+async def test_a_name_with_a_context_length_is_that_of_the_served_model(server: TestedServer) -> None:
+    session_id = await server.session()
+    made = (await server.create_model(session_id, base_model=f"{BASE_MODEL}:peft:1024")).json()
+    assert (await server.result(made["request_id"])).status_code == 200
+    info = (await server.post("/get_info", {"model_id": made["model_id"]})).json()
+    assert info["model_data"]["model_name"] == BASE_MODEL
+    longer = (await server.create_model(session_id, 1, base_model=f"{BASE_MODEL}:peft:2048")).json()
+    refused = (await server.result(longer["request_id"])).json()
+    assert f"{BASE_MODEL} is served with a context of 1024 tokens" in refused["error"]
+
+
 async def test_operations_with_an_impossible_number_are_refused(server: TestedServer) -> None:
     model_id = await server.model()
     body = b"\x0a" + bytes([len(model_id)]) + model_id.encode() + b"\x10" + b"\xff" * 9 + b"\x7f"
@@ -153,7 +164,7 @@ async def test_operations_with_an_impossible_number_are_refused(server: TestedSe
         await server.post("/optim_step", {"model_id": model_id, "seq_id": 2**62}),
     ):
         assert response.status_code == 422
-        assert "seq_id must be a positive 64-bit number, not " in response.text
+        assert "seq_id must be a number from 1 to 2**60, not " in response.text
 
 
 @pytest.mark.parametrize("encoding", ["identity", "zstd"])

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_servers, settings_for
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import PLAIN_SEQ_IDS, worker_pb2
 from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS
 
 pytestmark = pytest.mark.core
@@ -63,7 +63,7 @@ async def test_operations_without_a_number_are_numbered_in_the_order_of_arrival(
         ("/save_weights_external", {"model_id": model_id, "path": "export"}),
         ("/load_weights", {"model_id": model_id, "path": f"tinker://{model_id}/weights/ck", "seq_id": None}),
     ]
-    for expected, (path, body) in enumerate(calls, start=1):
+    for expected, (path, body) in enumerate(calls, start=PLAIN_SEQ_IDS + 1):
         submitted = await server.post(path, body)
         assert number(submitted) == expected
         assert "error" not in (await server.client.get(f"/retrieve_future/{submitted.json()['request_id']}")).json()
@@ -74,11 +74,11 @@ async def test_a_repeat_with_the_same_key_is_the_same_operation(server: TestedSe
     model_id = await a_model(server)
     body = training(model_id)
     answers = await asyncio.gather(*(server.post("/forward_backward", body, **key("a")) for _ in range(6)))
-    assert {number(answer) for answer in answers} == {1}
-    assert number(await server.post("/forward_backward", body, **key("b"))) == 2
-    assert number(await server.post("/optim_step", {"model_id": model_id}, **key("a"))) == 3
+    assert {number(answer) for answer in answers} == {PLAIN_SEQ_IDS + 1}
+    assert number(await server.post("/forward_backward", body, **key("b"))) == PLAIN_SEQ_IDS + 2
+    assert number(await server.post("/optim_step", {"model_id": model_id}, **key("a"))) == PLAIN_SEQ_IDS + 3
     old_header = {"headers": {"X-Idempotency-Key": "a"}}
-    assert number(await server.post("/forward_backward", body, **old_header)) == 1
+    assert number(await server.post("/forward_backward", body, **old_header)) == PLAIN_SEQ_IDS + 1
 
 
 SESSION = {"tags": [], "user_metadata": {}, "sdk_version": "0"}
@@ -104,24 +104,28 @@ async def test_a_key_that_returns_with_another_request_is_refused(server: Tested
 
 async def test_each_call_without_a_key_is_a_separate_operation(server: TestedServer) -> None:
     model_id = await a_model(server)
-    assert [number(await server.post("/optim_step", {"model_id": model_id})) for _ in range(3)] == [1, 2, 3]
+    assert [number(await server.post("/optim_step", {"model_id": model_id})) for _ in range(3)] == [
+        PLAIN_SEQ_IDS + place for place in (1, 2, 3)
+    ]
 
 
 async def test_a_key_outlives_the_worker_and_the_server(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_servers(settings_for(tmp_path), fleet) as (first, _):
         model_id = await a_model(first)
-        assert number(await first.post("/optim_step", {"model_id": model_id}, **key("a"))) == 1
+        assert number(await first.post("/optim_step", {"model_id": model_id}, **key("a"))) == PLAIN_SEQ_IDS + 1
     fleet.handles["tiny-1"].fake.lose_memory()
     async with running_servers(settings_for(tmp_path), fleet) as (_, second):
-        assert number(await second.post("/optim_step", {"model_id": model_id}, **key("a"))) == 1
-        assert number(await second.post("/optim_step", {"model_id": model_id}, **key("b"))) == 2
+        assert number(await second.post("/optim_step", {"model_id": model_id}, **key("a"))) == PLAIN_SEQ_IDS + 1
+        assert number(await second.post("/optim_step", {"model_id": model_id}, **key("b"))) == PLAIN_SEQ_IDS + 2
 
 
-async def test_a_model_with_numbers_takes_nothing_without_one(server: TestedServer) -> None:
+async def test_plain_calls_and_numbered_calls_take_turns_on_one_model(server: TestedServer) -> None:
     model_id = await server.model()
-    await server.forward_backward(model_id, 1)
-    refused = await server.post("/optim_step", {"model_id": model_id})
-    assert (refused.status_code, "have a seq_id" in refused.json()["detail"]) == (422, True)
+    for seq_id in (1, 2):
+        assert number(await server.forward_backward(model_id, seq_id)) == seq_id
+        step = await server.post("/optim_step", {"model_id": model_id}, **key(f"{seq_id}"))
+        assert number(step) == PLAIN_SEQ_IDS + seq_id
+        assert (await server.client.get(f"/retrieve_future/{step.json()['request_id']}")).status_code == 200
 
 
 @one_server
@@ -154,7 +158,7 @@ async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
     server = servers[0]
     monkeypatch.setattr("tinsmith_server.services.accounts.sessions.SIGN_OF_LIFE_SECONDS", 0)
     model_id = await a_model(server)
-    server.worker.withheld.add((model_id, 1))
+    server.worker.withheld.add((model_id, PLAIN_SEQ_IDS + 1))
     submitted = await server.post("/optim_step", {"model_id": model_id})
     for _ in range(3):
         server.time.pass_seconds(600)
@@ -297,6 +301,34 @@ async def test_samples_of_one_source_share_a_sampling_session_and_are_samples_of
             await asyncio.sleep(ACTIVE_SECONDS / 4)
 
 
+@pytest.mark.parametrize("path", ["/sample", "/asample"])
+async def test_a_sample_of_live_weights_is_of_a_save_behind_all_accepted_operations(
+    server: TestedServer, path: str
+) -> None:
+    model_id = await server.model()
+    await server.forward_backward(model_id, 1)
+    body = {"model_path": f"tinker://{model_id}/weights/live", "prompt": {"tokens": [1, 2, 3]}}
+    ids = [(await server.post(path, body, **key("s"))).json()["request_id"] for _ in "12"]
+    assert len(set(ids)) == 1
+    saves = [submit for submit in server.worker.submits if submit.kind == worker_pb2.SAVE_WEIGHTS]
+    assert {submit.seq_id for submit in saves} == {PLAIN_SEQ_IDS + 1}
+    assert server.worker.samples[ids[0]].adapter.directory == server.worker.events[-1].checkpoint_saved.directory
+    assert (await server.client.get(f"/retrieve_future/{ids[0]}")).status_code == 200
+
+
+async def test_a_client_of_live_weights_keeps_the_weights_of_that_moment(server: TestedServer) -> None:
+    model_id = await server.model()
+    body = {"model_path": f"tinker://{model_id}/weights/live"}
+    first, second = [(await server.post("/create_sampling_client", body)).json() for _ in "12"]
+    assert first["sampling_session_id"] != second["sampling_session_id"]
+    of_sdk = {**body, "session_id": model_id.partition(":")[0], "sampling_session_seq_id": 7}
+    opened = [(await server.post("/create_sampling_session", of_sdk)).json() for _ in "12"]
+    assert opened[0] == opened[1]
+    assert len(server.worker.events) == 3
+    refused = await server.post("/create_sampling_client", {"model_path": "tinker://nobody/weights/live"})
+    assert refused.status_code == 404
+
+
 @pytest.mark.core("POST /api/v1/create_sampling_client", "POST /api/v1/sample")
 async def test_samples_of_one_sampling_client_are_apart_unless_their_key_is_one(server: TestedServer) -> None:
     client = (await server.post("/create_sampling_client", {"base_model": BASE_MODEL})).json()
@@ -350,4 +382,4 @@ async def test_health_needs_no_key(server: TestedServer) -> None:
 async def test_a_plain_forward_asks_for_no_gradients(server: TestedServer) -> None:
     model_id = await a_model(server)
     await server.post("/forward", training(model_id))
-    assert server.worker.operations[model_id, 1].kind == worker_pb2.FORWARD_BACKWARD
+    assert server.worker.operations[model_id, PLAIN_SEQ_IDS + 1].kind == worker_pb2.FORWARD_BACKWARD

@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
-from tinsmith_rpc import CUSTOM_LOSS, TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import (
+    CUSTOM_LOSS,
+    PLAIN_SEQ_IDS,
+    RELEASE_SEQ_ID,
+    TENANT_METADATA,
+    wire_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from typing_extensions import override
 
@@ -161,7 +169,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if self.disk_full:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the journal's disk is full")
         if request.idempotency_key and self.gives_numbers:
-            request.seq_id = await self._number(request, context)
+            request.seq_id = self._number(request)
         key = (request.model_id, request.seq_id)
         creates = request.kind in {worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL}
         if not creates and (request.model_id, 0) not in self.operations:
@@ -174,15 +182,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await self.before_ack()
         return worker_pb2.SubmitReply(epoch=request.epoch, seq_id=request.seq_id if self.gives_numbers else 0)
 
-    async def _number(self, request: worker_pb2.SubmitRequest, context: Context) -> int:
-        key = (request.model_id, request.idempotency_key)
-        numbers = [number for model_id, number in self.operations if model_id == request.model_id if number < 2**62]
-        assigned_numbers = [
-            number for (model_id, _), number in self.assigned_numbers.items() if model_id == request.model_id
-        ]
-        if key not in self.assigned_numbers and not assigned_numbers and max(numbers, default=0) > 0:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "operations have a seq_id")
-        return self.assigned_numbers.setdefault(key, max(assigned_numbers, default=0) + 1)
+    def _number(self, request: worker_pb2.SubmitRequest) -> int:
+        numbers = [number for model_id, number in self.operations if model_id == request.model_id]
+        highest = max((number for number in numbers if PLAIN_SEQ_IDS < number < RELEASE_SEQ_ID), default=PLAIN_SEQ_IDS)
+        return self.assigned_numbers.setdefault((request.model_id, request.idempotency_key), highest + 1)
 
     @override
     async def ImportAdapter(

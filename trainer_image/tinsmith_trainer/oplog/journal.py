@@ -45,14 +45,13 @@ CREATE TABLE IF NOT EXISTS models (
     closed_below INTEGER NOT NULL DEFAULT 0,
     snapshot_file TEXT, snapshot_digest TEXT,
     tenant TEXT,                      -- whose share of the engine its turns take; NULL: unknown
-    last_given_number INTEGER,        -- of operations that came without one; NULL: the client numbers them
     damage_seen_by TEXT,              -- the process that found the snapshot missing or altered; NULL: none
     corrupted_at REAL                 -- Unix seconds; NULL: it is not corrupted
 );
 CREATE TABLE IF NOT EXISTS operations (
     id INTEGER PRIMARY KEY,
     model_id TEXT NOT NULL,
-    seq_id INTEGER NOT NULL,
+    seq_id INTEGER NOT NULL,          -- the position: the client's number, plus the plain calls before it
     kind INTEGER NOT NULL,
     payload BLOB,                     -- NULL once a snapshot holds its effect
     zstd INTEGER NOT NULL,
@@ -82,6 +81,10 @@ CREATE TABLE IF NOT EXISTS saved_names (
     PRIMARY KEY (model_id, kind, name)
 );
 CREATE TABLE IF NOT EXISTS forgotten (   -- operations whose rows are gone, as ranges of their numbers
+    model_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    PRIMARY KEY (model_id, first)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS plain_calls ( -- positions of operations that came without a number, as ranges
     model_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     PRIMARY KEY (model_id, first)
 ) WITHOUT ROWID;

@@ -8,18 +8,14 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from tinsmith_rpc import PLAIN_SEQ_IDS, RELEASE_SEQ_ID
+
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
 from tinsmith_trainer.errors import Failure
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.journal_tables import ModelPhase, Operation, Status, StoredModel, StoredOperation
 from tinsmith_trainer.oplog.ordering import NumberRanges, OperationOrder
-from tinsmith_trainer.oplog.server_assigned_seq_ids import (
-    AssignedSeqIds,
-    is_from_a_client,
-    needs_a_seq_id,
-    needs_no_seq_id,
-    read_assigned,
-)
+from tinsmith_trainer.oplog.plain_calls import PlainCalls, read_plain_calls
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Purpose
 
 SETTLED: Future[None] = Future()
@@ -108,7 +104,7 @@ class ModelQueue:
     entries: dict[int, Entry] = field(default_factory=dict)
     # all other operations, whose results are only in the journal
     settled: NumberRanges = field(default_factory=NumberRanges)
-    assigned: AssignedSeqIds = field(default_factory=AssignedSeqIds)
+    plain: PlainCalls = field(default_factory=PlainCalls)
     waiting_bytes: int = 0  # the bodies of operations without a result
     last_accepted_at: float = 0.0  # Unix seconds; 0: unknown
     snapshot: SnapshotFile | None = None
@@ -134,13 +130,16 @@ class ModelQueue:
     optimizer_step: int = 0
     rank: int = 0
 
+    def __post_init__(self) -> None:
+        self.order.plain = self.plain.positions
+
     @classmethod
     def recovered(
         cls,
         model: StoredModel,
         unsettled: list[StoredOperation],
         settled: NumberRanges,
-        assigned: AssignedSeqIds,
+        plain: PlainCalls,
         now: float,
     ) -> ModelQueue:
         """Return the queue in the state that the journal records.
@@ -149,10 +148,10 @@ class ModelQueue:
         """
         queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
         queue.damage_seen_by = model.damage_seen_by
-        queue.order = OperationOrder(model.applied, model.closed_below)
+        queue.order = OperationOrder(model.applied, model.closed_below, plain.positions)
         queue.snapshot_applied = model.applied
         queue.snapshot_at = now
-        queue.settled, queue.assigned = settled, assigned
+        queue.settled, queue.plain = settled, plain
         if model.snapshot_file is not None and model.snapshot_digest is not None:
             queue.snapshot = SnapshotFile(model.snapshot_file, model.snapshot_digest)
         for stored in unsettled:
@@ -167,29 +166,33 @@ class ModelQueue:
         if operation.seq_id > self.snapshot_applied and self.is_open:
             self.put_in_order(operation)
 
-    def numbered(self, operation: Operation) -> Operation:
-        """Return the operation with a number.
-
-        If the client sent no number, assign the next number. Raises NumbersMixed.
-        """
+    def placed(self, operation: Operation) -> Operation:
+        """Return the operation at its position. A new plain call takes the position after all accepted operations."""
         key = operation.idempotency_key
         if not key:
-            # Assigned numbers count, too: an operation that uses an assigned number is a different operation with its
-            # own result.
-            if self.assigned.last and is_from_a_client(operation.seq_id):
-                raise needs_no_seq_id(self.model_id)
-            return operation
-        number = self.assigned.find(key)
-        if number is None and not self.assigned.last and self._is_numbered:
-            raise needs_a_seq_id(self.model_id)
-        return replace(operation, seq_id=number or self.assigned.assign(key))
+            return replace(operation, seq_id=self.plain.positions.position_of(operation.seq_id))
+        position = self.plain.find(key)
+        if position is None:
+            position = self._highest() + 1
+            self.plain.place(key, position)
+        return replace(operation, seq_id=position)
 
-    @property
-    def _is_numbered(self) -> bool:
-        """Return whether a client has numbered operations of this model."""
-        return any(map(is_from_a_client, self.entries)) or any(
-            is_from_a_client(first) or is_from_a_client(last) for first, last in self.settled
-        )
+    def take_back(self, operation: Operation) -> None:
+        """Free the position of a plain call that was not accepted. The operation is not among the entries any more."""
+        if operation.idempotency_key:
+            is_highest = self._highest(besides=operation.seq_id) < operation.seq_id
+            self.plain.take_back(operation.idempotency_key, operation.seq_id, is_highest=is_highest)
+
+    def _highest(self, besides: int | None = None) -> int:
+        """Return the highest position that an operation has. The creation has position 0."""
+        ends = (last for _, last in self.settled)
+        used = (*self.entries, *ends, self.order.applied, self.plain.positions.last)
+        return max(0, *(each for each in used if each not in (RELEASE_SEQ_ID, besides)))
+
+    def known_as(self, operation: Operation) -> str:
+        """Return how clients know the operation, for messages: by its number, or as one without a number."""
+        seq_id = self.plain.positions.seq_id_of(operation.seq_id)
+        return "without a number" if PLAIN_SEQ_IDS < seq_id < RELEASE_SEQ_ID else str(seq_id)
 
     def add(self, entry: Entry) -> None:
         self.entries[entry.operation.seq_id] = entry
@@ -206,18 +209,15 @@ class ModelQueue:
             self.waiting_bytes -= entry.body_bytes
 
     def is_finished(self, seq_id: int) -> bool | None:
-        """Return whether clients may see the result, or None if no operation with this number was accepted."""
+        """Return whether clients may see the result, or None if no operation at this position was accepted."""
         entry = self.entries.get(seq_id)
         if entry is not None:
             return entry.is_finished
         return True if seq_id in self.settled else None
 
     def put_in_order(self, operation: Operation) -> None:
-        """Queue an operation in the order of numbers, after the operation's commit."""
+        """Queue an operation in the order of positions, after the operation's commit."""
         self.order.accept(operation.seq_id, is_forward_backward=operation.is_forward_backward)
-        if operation.idempotency_key:
-            # Numbers are assigned in the order of acceptance, so the operation of a missing number was refused.
-            self.order.close_below(operation.seq_id)
 
     @property
     def is_open(self) -> bool:
@@ -258,13 +258,14 @@ class ModelQueue:
         return Failure("user", self.reason or f"{self.model_id} was released when its session ended.")
 
     def late_failure(self, seq_id: int) -> Failure | None:
-        """Return the reason why a new operation with this number will not run, or None if the operation will run."""
+        """Return the reason why a new operation at this position will not run, or None if the operation will run."""
         if not self.is_open:
             return self.closed_failure()
         if self.order.is_late(seq_id):
             return Failure(
                 "user",
-                f"operation {seq_id} of {self.model_id} came too late: later operations ran without it. "
+                f"operation {self.plain.positions.seq_id_of(seq_id)} of {self.model_id} came too late: later "
+                "operations ran without it. "
                 "It was not run.",
             )
         return None
@@ -277,7 +278,7 @@ class ModelQueue:
 def read_queue(db: journal_tables.Database, model: StoredModel, now: float) -> ModelQueue:
     """Return the queue of a model in the state that the journal records. Runs in the journal's thread."""
     unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
-    queue = ModelQueue.recovered(model, unsettled, settled, read_assigned(db, model), now)
+    queue = ModelQueue.recovered(model, unsettled, settled, read_plain_calls(db, model), now)
     if model.is_open:
         queue.last_accepted_at = journal_tables.last_accepted_at(db, model.model_id)
     return queue
@@ -316,7 +317,7 @@ class KnownModels:
             queue.settle(entry)
 
     def _note_closed(self, queue: ModelQueue) -> None:
-        if queue.assigned.last:
+        if queue.plain.keys:
             self._with_keys.append((time.monotonic(), queue))
         if queue.phase == "corrupted":
             self.corrupted[queue.model_id] = queue
@@ -336,4 +337,4 @@ class KnownModels:
         """
         while self._with_keys and self._with_keys[0][0] < closed_before:
             _, queue = self._with_keys.popleft()
-            queue.assigned = AssignedSeqIds(queue.assigned.last)
+            queue.plain.forget_keys()

@@ -31,7 +31,7 @@ from tinsmith_trainer.oplog.model_queue import (
     read_queue,
 )
 from tinsmith_trainer.oplog.ordering import Turn
-from tinsmith_trainer.oplog.server_assigned_seq_ids import note_assigned
+from tinsmith_trainer.oplog.plain_calls import record_positions
 from tinsmith_trainer.process.exit import fatal_callback
 from tinsmith_trainer.process.failpoints import reach
 
@@ -126,19 +126,27 @@ class ModelQueues:
         with self._changed:
             return self._models.find(model_id)
 
-    def is_finished(self, model_id: str, seq_id: int) -> bool | None:
-        """Return whether clients may see the result, or None if no operation with this number was accepted."""
+    def position_of(self, model_id: str, seq_id: int) -> int:
+        """Return the position of the operation that a client knows by this number."""
         with self._changed:
             queue = self._models.find(model_id)
-            return None if queue is None else queue.is_finished(seq_id)
+            return seq_id if queue is None else queue.plain.positions.position_of(seq_id)
+
+    def is_finished(self, model_id: str, position: int) -> bool | None:
+        """Return whether clients may see the result, or None if no operation at this position was accepted."""
+        with self._changed:
+            queue = self._models.find(model_id)
+            return None if queue is None else queue.is_finished(position)
 
     def is_known(self, request: worker_pb2.SubmitRequest) -> bool:
         """Return whether the operation is already accepted."""
         with self._changed:
             queue = self._models.find(request.model_id)
-            if queue is None or not request.idempotency_key:
-                return queue is not None and queue.is_finished(request.seq_id) is not None
-            return queue.assigned.find(request.idempotency_key) is not None
+            if queue is None:
+                return False
+            if request.idempotency_key:
+                return queue.plain.find(request.idempotency_key) is not None
+            return queue.is_finished(queue.plain.positions.position_of(request.seq_id)) is not None
 
     def backlog(self, model_id: str) -> int:
         with self._changed:
@@ -147,7 +155,8 @@ class ModelQueues:
     def is_next_missing(self, model_id: str, seq_id: int) -> bool:
         """Return whether the model waits for the operation with this number next."""
         with self._changed:
-            return (queue := self._models.find(model_id)) is not None and queue.order.is_next_missing(seq_id)
+            queue = self._models.find(model_id)
+            return queue is not None and queue.order.missing()[:1] == range(seq_id, seq_id + 1)
 
     def waiting_bytes(self, owner: str) -> int:
         """Return the total size of bodies of one owner's operations that have no result yet."""
@@ -160,27 +169,29 @@ class ModelQueues:
         """Accept an operation. Return the operation's number, and a future that resolves when the operation is on disk.
 
         A repeated number or key returns the same number and future. A model belongs to the tenant of the model's first
-        operation that names a tenant. Raises UnknownModel, NumbersMixed. If the future fails with JournalFull, the
-        operation was not accepted.
+        operation that names a tenant. Raises UnknownModel. If the future fails with JournalFull, the operation was not
+        accepted.
         """
         with self._changed:
             queue = self._queue_for(operation)
             queue.tenant = queue.tenant or tenant
-            operation = queue.numbered(operation)
+            operation = queue.placed(operation)
+            seq_id = queue.plain.positions.seq_id_of(operation.seq_id)
             known = queue.entries.get(operation.seq_id)
             if known is not None:
-                return operation.seq_id, known.accepted
+                return seq_id, known.accepted
             if operation.seq_id in queue.settled:
-                return operation.seq_id, SETTLED
+                return seq_id, SETTLED
             # The decision and the write are one step, so that the journal has the order of the decisions.
             late = queue.late_failure(operation.seq_id)
-            accepted = self._write_accepted(queue.tenant, operation, payload, late)
+            plain = queue.plain.to_record_with(operation.seq_id)
+            accepted = self._write_accepted(queue.tenant, operation, payload, late, plain)
             entry = Entry(operation, "pending", accepted=accepted, body_bytes=len(payload))
             self._kept.keep(entry, payload)
             queue.add(entry)
-        add = partial(self._add_accepted, queue, entry, late)
+        add = partial(self._add_accepted, queue, entry, late, plain)
         accepted.add_done_callback(fatal_callback("an operation could not be placed", add))
-        return operation.seq_id, accepted
+        return seq_id, accepted
 
     def take_payload(self, entry: Entry) -> bytes:
         """Return the payload, and remove the payload from memory."""
@@ -202,18 +213,21 @@ class ModelQueues:
             self._models.add(queue)
         return queue
 
-    def _write_accepted(self, tenant: str, operation: Operation, payload: bytes, late: Failure | None) -> Future[None]:
+    def _write_accepted(
+        self, tenant: str, operation: Operation, payload: bytes, late: Failure | None, plain: Sequence[int]
+    ) -> Future[None]:
         def write(db: journal_tables.Database) -> None:
             if operation.kind in CREATES:
                 journal_tables.insert_model(db, operation.model_id, tenant)
             journal_tables.insert_operation(db, operation, payload, late, self._clock())
-            if operation.idempotency_key:
-                note_assigned(db, operation.model_id, operation.seq_id)
+            record_positions(db, operation.model_id, plain)
             reach("accept-before-sync")
 
         return self._journal.write(write, uses_reserve=operation.kind == worker_pb2.RELEASE_MODEL)
 
-    def _add_accepted(self, queue: ModelQueue, entry: Entry, late: Failure | None, done: Future[None]) -> None:
+    def _add_accepted(
+        self, queue: ModelQueue, entry: Entry, late: Failure | None, plain: Sequence[int], done: Future[None]
+    ) -> None:
         """Queue the operation. Runs in the journal's thread, in the order of commits."""
         operation = entry.operation
         reach("accept-after-sync")
@@ -222,6 +236,7 @@ class ModelQueues:
             return
         with self._changed:
             entry.accepted = SETTLED
+            queue.plain.note_recorded(plain)
             # While this write was being synced, a later operation may have closed the gap that this operation would
             # fill.
             became_late = None if late else queue.late_failure(operation.seq_id)
@@ -249,7 +264,7 @@ class ModelQueues:
         with self._changed:
             self._kept.take(entry)
             queue.remove(entry)
-            queue.assigned.take_back(entry.operation.idempotency_key, entry.operation.seq_id)
+            queue.take_back(entry.operation)
             if not queue.entries and not queue.settled:
                 self._models.remove([queue.model_id])
 

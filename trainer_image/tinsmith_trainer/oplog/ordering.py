@@ -2,12 +2,13 @@
 
 The functions are pure.
 
-Clients number a model's operations 1, 2, 3…. Of the chunks of one forward_backward, the first chunk arrives last, and
-some numbers never arrive. The rules for the order of operations:
+Clients number a model's operations 1, 2, 3…; `positions` says where plain calls are among these. Of the chunks of one
+forward_backward, the first chunk arrives last, and some numbers never arrive. The rules for the order of operations:
 
 - an operation runs when each operation with a lower number has run, or is known not to arrive;
-- a client sends another operation than a forward_backward only after all lower operations have ended, so its arrival
-  closes all lower gaps;
+- a client sends another numbered operation than a forward_backward only after all lower operations have ended, so its
+  arrival closes all lower gaps;
+- a plain call closes no gap, and is never missing itself;
 - a gap below a forward_backward stays open until the time limit for gaps is over or the session ends.
 """
 
@@ -19,11 +20,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tinsmith_trainer.errors import Failure
+from tinsmith_trainer.oplog.positions import PlainPositions
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The next operation, and `missing`: the numbers before this operation that never arrived."""
+    """The position of the next operation, and `missing`: the clients' numbers before it that never arrived."""
 
     seq_id: int
     missing: range
@@ -32,30 +34,31 @@ class Turn:
 class OperationOrder:
     """The order in which accepted operations run.
 
-    `applied` is the last number that ran or was skipped, and -1 before the model is created. Missing numbers below
-    `closed_below` will not run.
+    Operations are known by their positions. `applied` is the last position that ran or was skipped, and -1 before the
+    model is created. What is missing below `closed_below` will not run.
     """
 
-    def __init__(self, applied: int = -1, closed_below: int = 0) -> None:
+    def __init__(self, applied: int = -1, closed_below: int = 0, plain: PlainPositions | None = None) -> None:
         self.applied = applied
         self.closed_below = closed_below
+        self.plain = PlainPositions() if plain is None else plain
         self._waiting: list[int] = []
 
     def accept(self, seq_id: int, *, is_forward_backward: bool) -> None:
         """Add an operation that has not run and is not late."""
         heapq.heappush(self._waiting, seq_id)
-        if not is_forward_backward:
+        if not is_forward_backward and seq_id not in self.plain:
             self.close_below(seq_id)
 
     def is_late(self, seq_id: int) -> bool:
-        """Return whether the number of a new operation was already skipped."""
+        """Return whether the position of a new operation was already skipped."""
         return seq_id <= self.applied or seq_id < self.closed_below
 
     def close_below(self, seq_id: int) -> None:
         self.closed_below = max(self.closed_below, seq_id)
 
     def open_gap(self) -> int | None:
-        """Return the number of an operation that waits for a missing number, or None."""
+        """Return the position of an operation that waits for a missing number, or None."""
         if not self._waiting or self.next_turn() is not None:
             return None
         return self._waiting[0]
@@ -67,15 +70,17 @@ class OperationOrder:
         """
         if not self._waiting:
             return None
-        lowest = self._waiting[0]
-        missing = range(self.applied + 1, lowest)
+        lowest, missing = self._waiting[0], self.missing()
         if missing and self.closed_below < lowest:
             return None
         return Turn(lowest, missing)
 
-    def is_next_missing(self, seq_id: int) -> bool:
-        """Return whether operations wait, and this number is the first number that is missing."""
-        return bool(self._waiting) and seq_id == self.applied + 1 < self._waiting[0]
+    def missing(self) -> range:
+        """Return the clients' numbers that are missing before the first operation that waits."""
+        if not self._waiting:
+            return range(0)
+        last = self.plain.numbered_up_to(self._waiting[0] - 1)
+        return range(self.plain.numbered_up_to(self.applied) + 1, last + 1)
 
     def finish(self, turn: Turn) -> None:
         """Note that the turn's operation ran or failed."""

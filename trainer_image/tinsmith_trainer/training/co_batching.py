@@ -128,10 +128,10 @@ class CoBatcher:
         seconds_per_token = (self._engine.clock_seconds() - started) / sum(tokens)
         for call, own in zip(group, tokens, strict=True):
             call.seconds += own * seconds_per_token
+            call.most_models = max(call.most_models, len(group))
             self.computed[call.model_id] = own
         self._pace.note(sum(tokens), sum(tokens) * seconds_per_token)
-        if size in self._times:
-            self._times[size].note(seconds_per_token, shared=len(group) > 1)
+        self._times.setdefault(size, ForwardTimes()).note(seconds_per_token, shared=len(group) > 1)
 
     @contextmanager
     def _dropping(self, others: Sequence[TrainingCall]) -> Iterator[None]:

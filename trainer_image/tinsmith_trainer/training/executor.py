@@ -199,7 +199,9 @@ class Executor:
             weight_decay=request.weight_decay,
             grad_clip_norm=request.grad_clip_norm,
         )
-        return OperationResult(orjson.dumps({"metrics": _json_floats(self._engine.optim_step(model_id, params))}))
+        metrics = _json_floats(self._engine.optim_step(model_id, params))
+        # Programs for tinker-cloud read the norm here.
+        return OperationResult(orjson.dumps({"metrics": metrics, "grad_norm": metrics["grad_norm"]}))
 
 
 def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights | None:

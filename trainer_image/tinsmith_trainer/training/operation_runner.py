@@ -282,7 +282,7 @@ class OperationRunner:
         """Apply the effect of a failed operation, both in the first run and in a replay."""
         operation = entry.operation
         if queue.window_failure is None and entry.may_bear_a_gradient:
-            message = f"forward_backward {operation.seq_id} failed: {failure.message}"
+            message = f"forward_backward {queue.known_as(operation)} failed: {failure.message}"
             queue.window_failure = Failure(failure.category, message)
         elif operation.kind == worker_pb2.OPTIM_STEP:
             self._tools.engine.clear_gradients(queue.model_id)

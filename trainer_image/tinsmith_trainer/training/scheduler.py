@@ -55,11 +55,12 @@ class Scheduler:
         policy: SnapshotPolicy | None = None,
         attempts: AttemptPolicy | None = None,
         residency: ResidencyRules | None = None,
+        reports_co_batching: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self.engine_call = EngineCall(marker)
-        self.training_calls = TrainingCalls(engine)
+        self.training_calls = TrainingCalls(engine, reports_co_batching=reports_co_batching)
         self._attempt_policy = attempts or AttemptPolicy()
         self._attempts = Attempts(journal, marker, self._attempt_policy.limit)
         self._queues = queues

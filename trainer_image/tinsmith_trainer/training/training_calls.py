@@ -7,7 +7,7 @@ in progress at the same time. Each call holds datums, and a copy of the adapter'
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tinsmith_rpc import CUSTOM_LOSS
@@ -26,6 +26,8 @@ MOST_CALLS = 8
 A tenant without a call may exceed the limit, so that no tenant waits for the end of another tenant's operation. At most
 this number of calls can also share a forward.
 """
+CO_BATCHED = "co_batched_fb:max"
+"""The metric for the most models that shared a forward with the call. tinker-cloud has the same name."""
 MAX_RESULT_BYTES = 256 * 1024**2
 LOGPROB_BYTES = 4
 
@@ -34,7 +36,7 @@ LOGPROB_BYTES = 4
 class TrainingCall:
     """A training operation that has begun on the engine and has not ended.
 
-    `seconds` is the time of the call's microbatches so far.
+    `seconds` is the time of the call's microbatches so far. `most_models` is the highest number of models in a forward.
     """
 
     contender: Contender
@@ -42,6 +44,7 @@ class TrainingCall:
     request: ForwardBackward
     on_engine: Call
     seconds: float = 0.0
+    most_models: int = 1
 
     @property
     def model_id(self) -> str:
@@ -73,8 +76,9 @@ class LogprobGap:
 class TrainingCalls:
     """The calls in progress, at most one for each model. Used by the engine's thread only."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, reports_co_batching: bool = False) -> None:
         self.logprob_gap = LogprobGap()
+        self._reports_co_batching = reports_co_batching
         self._engine = engine
         self._base_path = engine.base_model().path
         self._calls: dict[str, TrainingCall] = {}
@@ -95,6 +99,8 @@ class TrainingCalls:
         """Add the gradients of a call after all microbatches of the call are computed. Raises TrainerError."""
         outcome = self._engine.finish(call.on_engine)
         self.logprob_gap.observe(call.request, outcome)
+        if self._reports_co_batching and call.most_models > 1:
+            outcome = replace(outcome, metrics={**outcome.metrics, CO_BATCHED: float(call.most_models)})
         return OperationResult(
             encode_forward_backward(outcome),
             protobuf=True,

@@ -71,10 +71,16 @@ class Accounting:
         If the session has too many operations and samples for a reply, return only the newest.
         """
         rows = await asyncio.wrap_future(self._journal.read(lambda db: read_timeline(db, session_id)))
+        own = {queue.model_id: queue for queue in queues if queue.model_id.startswith(f"{session_id}:")}
+        plain = {model_id: queue.plain.positions for model_id, queue in own.items()}
         # This does not run in the journal's thread, because submits wait for that thread.
         spans = await asyncio.to_thread(lambda: [_span(row) for row in rows])
-        own = (queue for queue in queues if queue.model_id.startswith(f"{session_id}:"))
-        spans += [_waiting(entry) for queue in own for entry in list(queue.entries.values()) if not entry.is_finished]
+        spans += [
+            _waiting(entry) for queue in own.values() for entry in list(queue.entries.values()) if not entry.is_finished
+        ]
+        for span in spans:
+            if span.owner in plain:
+                span.seq_id = plain[span.owner].seq_id_of(span.seq_id)
         if samples is not None:
             spans += samples.timeline(session_id)
         return worker_pb2.TimelineReply(spans=sorted(spans, key=lambda span: span.submitted)[-MOST_SPANS:])

@@ -31,7 +31,6 @@ from tinsmith_trainer.errors import (
 )
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import UnknownModel
-from tinsmith_trainer.oplog.server_assigned_seq_ids import NumbersMixed
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.worker.client_activity import ClientActivity, CountCalls
@@ -64,7 +63,6 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     Draining: grpc.StatusCode.UNAVAILABLE,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
     JournalFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    NumbersMixed: grpc.StatusCode.INVALID_ARGUMENT,
     SnapshotRefused: grpc.StatusCode.INTERNAL,
     SaveNotOffered: grpc.StatusCode.NOT_FOUND,
     TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -281,7 +279,7 @@ class WorkerServicer(SamplingServicer):
         self._service.note_contact()
         try:
             number = await self._service.submit(request, tenant_of(context))
-        except (NotActive, Draining, UnknownModel, NumbersMixed, JournalFull) as error:
+        except (NotActive, Draining, UnknownModel, JournalFull) as error:
             await _abort(context, error)
         return worker_pb2.SubmitReply(epoch=self._service.epoch, seq_id=number)
 

@@ -91,6 +91,7 @@ class WorkerParts:
     policy: SnapshotPolicy
     attempts: AttemptPolicy = AttemptPolicy()
     model_places: int | None = None
+    reports_co_batching: bool = False
     residency: ResidencyRules = ResidencyRules()
     journal_vfs: str | None = None
     shared_saves: SharedSaves | None = None
@@ -136,6 +137,7 @@ class WorkerService:
             policy=parts.policy,
             attempts=parts.attempts,
             residency=parts.residency,
+            reports_co_batching=parts.reports_co_batching,
         )
         self._waiters: dict[tuple[str, int], asyncio.Event] = {}
         self._new_events = asyncio.Event()
@@ -243,7 +245,7 @@ class WorkerService:
 
         Return the operation's number when the operation is on disk. `tenant` affects only fair shares.
 
-        Raises NotActive, Draining, UnknownModel, NumbersMixed, JournalFull.
+        Raises NotActive, Draining, UnknownModel, JournalFull.
         """
         self._check_epoch(request.epoch)
         claimed_bytes = 0
@@ -266,14 +268,15 @@ class WorkerService:
         """
         if self.epoch == 0:
             raise NotActive("this worker has not been activated, and does not know what its journal holds")
-        finished = self.queues.is_finished(model_id, seq_id)
+        position = self.queues.position_of(model_id, seq_id)
+        finished = self.queues.is_finished(model_id, position)
         if finished is None:
             raise KeyError((model_id, seq_id))
         if not finished:
-            await self._wait_until_announced(model_id, seq_id, timeout_seconds)
-        if not self.queues.is_finished(model_id, seq_id):
+            await self._wait_until_announced(model_id, position, timeout_seconds)
+        if not self.queues.is_finished(model_id, position):
             return None
-        return await self._result(model_id, seq_id)
+        return await self._result(model_id, position)
 
     def pending(self, model_id: str, seq_id: int) -> worker_pb2.Pending:
         """Return why an operation has not run, if the reason is not only that other operations run first."""
@@ -284,9 +287,13 @@ class WorkerService:
         if queue is not None and (reason := self.scheduler.parking.problem_of(queue)):
             return worker_pb2.Pending(reason=reason, paused_capacity=True)
         gap_at = queue.order.open_gap() if queue is not None else None
-        if queue is None or gap_at is None or gap_at > seq_id:
+        if queue is None or gap_at is None or gap_at > queue.plain.positions.position_of(seq_id):
             return worker_pb2.Pending()
-        return worker_pb2.Pending(reason=f"waiting for operation {queue.order.applied + 1}, which has not arrived yet")
+        # The journal's thread may have filled the gap since then.
+        missing = next(iter(queue.order.missing()), None)
+        return worker_pb2.Pending(
+            reason="" if missing is None else f"waiting for operation {missing}, which has not arrived yet"
+        )
 
     async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
         """Return the events after the cursor, as soon as an event exists or the timeout ends."""

@@ -150,6 +150,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
         policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
         attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
         model_places=options.model_places,
+        reports_co_batching=options.report_co_batching,
         shared_saves=save_socket.saves if save_socket is not None else None,
         offered_saves=OfferedSaves(size_bytes=options.offered_saves_bytes or 0),
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.base import ServedModel
+from tinsmith_server.fleet.names import context_in, is_model_name
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -39,15 +40,23 @@ def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
 
 def _locate(spec: str) -> ModelDirectory:
     name, _, location = spec.partition("=")
-    if not name or ":" in name:
+    if not is_model_name(name):
         raise StartupError(
-            f"--model {spec}: a model name must not be empty or contain ':', at which the SDK splits names"
+            f"--model {spec}: a model name must not be empty or contain ':', ';' or white space, because "
+            "clients split names there; only a context length may follow it, as in NAME:peft:262144"
         )
     path = Path(location or name).expanduser()
     if not path.is_dir():
         path = _download(location or name, spec)
     config = _read_config(path.resolve(), spec)
-    return ModelDirectory(_served(name, path.resolve(), config), path.resolve())
+    served = _served(name, path.resolve(), config)
+    tokens = context_in(name)
+    if tokens is not None and served.max_context_length is not None and served.max_context_length < tokens:
+        raise StartupError(
+            f"--model {spec}: the model has a context of {served.max_context_length} tokens, and its name promises "
+            f"{tokens}; use a shorter context in the name"
+        )
+    return ModelDirectory(served, path.resolve())
 
 
 def _read_config(path: Path, spec: str) -> dict[str, Any]:

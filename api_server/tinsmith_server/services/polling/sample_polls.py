@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import WorkerUnavailable
-from tinsmith_server.fleet.base import Fleet, SamplerHandle, share_weights
+from tinsmith_server.fleet.base import Fleet, SamplerHandle
+from tinsmith_server.fleet.names import share_weights
 from tinsmith_server.services.accounts.quotas import SamplesInFlight
 from tinsmith_server.services.polling.long_polls import STOPPING, LongPolls, Pending
 from tinsmith_server.services.sampling.dispatch import Dispatch

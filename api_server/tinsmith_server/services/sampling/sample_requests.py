@@ -40,6 +40,11 @@ class SampleSubmission:
     request: worker_pb2.SampleRequest
 
 
+def any_sample(body: dict[str, Any]) -> SampleSubmission | PlainSample:
+    """Return the sample of an SDK, or a plain sample if it has no number. Raises Unprocessable."""
+    return plain_sample(body) if body.get("seq_id") is None else sample_submission(body)
+
+
 def sample_submission(body: dict[str, Any]) -> SampleSubmission:
     """Return the submission.
 

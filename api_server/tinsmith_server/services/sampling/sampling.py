@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import Gone, NotFound, TooManySamples, Unprocessable
-from tinsmith_server.fleet.base import Fleet, share_weights
+from tinsmith_server.fleet.base import Fleet, ServedModel
+from tinsmith_server.fleet.names import NotServed, find_model, served_model, share_weights
 from tinsmith_server.logs import bind_ids
 from tinsmith_server.services.accounts.quotas import SamplesInFlight
 from tinsmith_server.services.accounts.sessions import KeyedRequest, Sessions, keyed_request
@@ -114,8 +115,7 @@ class Sampling:
         )
         if model_path is not None:
             source = await self._on_checkpoint(source, model_path)
-        self._check_served(source.base_model)
-        return source
+        return replace(source, base_model=self._check_served(source.base_model).name)
 
     async def _add(self, source: SamplingSession, session_id: str, number: int) -> SamplingSession:
         name = sampling_session_id_of(session_id, number)
@@ -227,7 +227,7 @@ class Sampling:
     async def once(self, tenant: str, model: str) -> Sampler:
         """Return the sampler for a request without a session.
 
-        The name is a base model, a checkpoint's path, or a promoted name.
+        The name is a base model, a checkpoint's path, both as `<base model>;<path>`, or a promoted name.
 
         The name is resolved only once, so that the whole request uses the same weights. Raises NotFound if this tenant
         cannot sample the model.
@@ -241,12 +241,13 @@ class Sampling:
             base_model=model,
             created_at=self._clock(),
         )
-        if model.startswith("tinker://"):
-            session = await self._on_checkpoint(replace(session, base_model=""), model)
-        elif self._fleet.model(model) is None:
+        base_model, has_path, path = model.rpartition(";")
+        if has_path or model.startswith("tinker://"):
+            session = await self._on_checkpoint(replace(session, base_model=base_model), path)
+        elif find_model(self._fleet, model) is None:
             session = await self._on_promoted(replace(session, base_model=""), model)
-        self._check_served(session.base_model)
-        return await self._with_worker(session)
+        served = self._check_served(session.base_model)
+        return await self._with_worker(replace(session, base_model=served.name))
 
     async def submit_once(self, sampler: Sampler, number: int, request: worker_pb2.SampleRequest) -> SampleId:
         """Submit the numbered sample of a request without a session. Raises the errors of `submit`."""
@@ -334,12 +335,12 @@ class Sampling:
             raise TooManySamples(str(error)) from error
         self._away.note_there(model)
 
-    def _check_served(self, base_model: str, rank: int = 0) -> None:
-        """Raise Unprocessable if the sample would wait without end, because no model or sampler fits."""
-        served = self._fleet.model(base_model)
-        if served is None:
-            names = ", ".join(model.name for model in self._fleet.models)
-            raise Unprocessable(f"this server does not serve the base model {base_model!r}; it serves {names}")
+    def _check_served(self, base_model: str, rank: int = 0) -> ServedModel:
+        """Return the model. Raises Unprocessable if a sample would wait without end: no model or sampler fits."""
+        try:
+            served = served_model(self._fleet, base_model)
+        except NotServed as error:
+            raise Unprocessable(str(error)) from error
         if not served.sampling:
             raise Unprocessable(training_only(base_model))
         limit = served.max_sampling_rank
@@ -348,6 +349,7 @@ class Sampling:
                 f"the adapter has LoRA rank {rank}, and {base_model} is sampled up to rank {limit}; ask an "
                 "administrator to raise maxRank of its SamplerPool"
             )
+        return served
 
     async def _checkpoint(self, session: SamplingSession) -> Checkpoint:
         """Return the checkpoint from which the sampling session samples.

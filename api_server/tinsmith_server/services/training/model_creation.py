@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.fleet.base import Fleet, ServedModel, share_weights
+from tinsmith_server.fleet.base import Fleet, ServedModel
+from tinsmith_server.fleet.names import NotServed, served_model, share_weights
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.failures import Failure, sampling_only
 from tinsmith_server.store.records import Checkpoint
@@ -44,7 +45,8 @@ def creation_from_scratch(body: dict[str, Any], fleet: Fleet, alpha: float) -> C
     base_model = _text(body.get("base_model"))
     try:
         request = CreateModelRequest.model_validate(body)
-        check_rank(find_served(fleet, request.base_model), request.lora_config.rank)
+        served = find_served(fleet, request.base_model)
+        check_rank(served, request.lora_config.rank)
         check_optimizer(request.optimizer_config)
     except ValidationError as error:
         return Creation("create", base_model, failure=Failure("user", sentence(error)))
@@ -52,7 +54,7 @@ def creation_from_scratch(body: dict[str, Any], fleet: Fleet, alpha: float) -> C
         return Creation("create", base_model, failure=Failure("user", str(error)))
     lora = worker_pb2.LoraConfig(alpha=alpha, **request.lora_config.model_dump(exclude_none=True))
     payload = worker_pb2.CreateModel(lora=lora).SerializeToString()
-    return Creation("create", base_model, payload, lora, request.user_metadata)
+    return Creation("create", served.name, payload, lora, request.user_metadata)
 
 
 async def creation_by_load(tenant: str, body: dict[str, Any], fleet: Fleet, lookup: CheckpointLookup) -> Creation:
@@ -91,10 +93,10 @@ def load_payload(checkpoint: Checkpoint, request: LoadWeightsRequest, *, create:
 
 def find_served(fleet: Fleet, name: str) -> ServedModel:
     """Return the served model of this name. Raises InvalidModelRequest with the names of the served models."""
-    served = fleet.model(name)
-    if served is None:
-        names = ", ".join(model.name for model in fleet.models) or "no model at all"
-        raise InvalidModelRequest(f"this server does not serve the base model {name!r}; it serves {names}")
+    try:
+        served = served_model(fleet, name)
+    except NotServed as error:
+        raise InvalidModelRequest(str(error)) from error
     if not served.training:
         raise InvalidModelRequest(sampling_only(name))
     return served

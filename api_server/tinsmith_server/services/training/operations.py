@@ -80,6 +80,11 @@ class Operations:
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.save_weights_for_sampler(model, seq_id, body), key)
 
+    async def save_live(self, tenant: str, model_id: str, sampling_session_id: str, key: str | None = None) -> Accepted:
+        """Save the weights for a new sampling session, after all operations that are accepted now."""
+        model = await self._ready_for_work(tenant, model_id)
+        return await self._submit(model, self._requests.save_live(model, sampling_session_id), key)
+
     async def save_weights_external(self, tenant: str, body: dict[str, Any], key: str | None = None) -> Accepted:
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.save_weights_external(model, seq_id, body), key)

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import Unprocessable
-from tinsmith_server.fleet.base import Fleet, share_weights
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.fleet.names import share_weights
 from tinsmith_server.services.accounts.quotas import CheckpointQuota
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.worker_events import CHECKPOINT_TYPES, Events
@@ -34,8 +35,8 @@ from tinsmith_server.wire.requests import (
 )
 
 WHICH_OPERATION = (
-    "model_id and seq_id, a positive 64-bit number, are needed to identify the operation; to let the server number a "
-    "model's operations, leave seq_id out of all of them"
+    "model_id is needed, and seq_id must be a positive number; without seq_id, the operation runs after all operations "
+    "that the server has accepted"
 )
 
 CallKey = Literal["forward_backward_input", "forward_input"]
@@ -127,15 +128,24 @@ class SubmitRequests:
         if request.path is not None:
             save.name = request.path
             return await self._named(model, seq_id, save)
+        assert request.sampling_session_seq_id is not None  # checked by the request's validator
+        name = sampling_session_id_of(
+            model.session_id, request.sampling_session_seq_id, inflight=request.kind == "inflight"
+        )
+        return self._unnamed(model, seq_id, save, name)
+
+    def save_live(self, model: Model, sampling_session_id: str) -> worker_pb2.SubmitRequest:
+        """Return the request for a save without a name, which opens the sampling session."""
+        return self._unnamed(model, 0, worker_pb2.SaveWeights(), sampling_session_id)
+
+    def _unnamed(
+        self, model: Model, seq_id: int, save: worker_pb2.SaveWeights, sampling_session_id: str
+    ) -> worker_pb2.SubmitRequest:
         served = self._fleet.model(model.base_model)
         if served is not None and not served.sampling:
             # An unnamed save can only be sampled.
             return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, training_only(model.base_model))
-        assert request.sampling_session_seq_id is not None  # checked by the request's validator
-        save.kind = worker_pb2.EPHEMERAL
-        save.sampling_session_id = sampling_session_id_of(
-            model.session_id, request.sampling_session_seq_id, inflight=request.kind == "inflight"
-        )
+        save.kind, save.sampling_session_id = worker_pb2.EPHEMERAL, sampling_session_id
         return _request(model, seq_id, worker_pb2.SAVE_WEIGHTS, save)
 
     async def save_weights_external(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:

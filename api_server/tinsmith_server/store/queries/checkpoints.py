@@ -6,6 +6,7 @@ A name changes only to a newer directory.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +27,8 @@ from tinsmith_server.store.queries.promotions import is_promoted
 from tinsmith_server.store.records import (
     LIVE,
     Checkpoint,
+    CheckpointFilter,
+    CheckpointPosition,
     CheckpointTotals,
     CheckpointType,
     ExtraRows,
@@ -79,6 +82,27 @@ class CheckpointQueries(Queries):
         if types is not None:
             query = query.where(checkpoints.c.type.in_(sorted(types)))
         return await self._read_page(Checkpoint, query, limit, offset)
+
+    async def checkpoints_after(
+        self, wanted: CheckpointFilter, behind: CheckpointPosition | None, limit: int
+    ) -> Sequence[Checkpoint]:
+        """Return named checkpoints, newest first, after the position. Without a position, begin with the newest."""
+        query = _select().where(
+            checkpoints.c.tenant == wanted.tenant, ~_EPHEMERAL, checkpoints.c.type.in_(sorted(wanted.types))
+        )
+        if wanted.base_models is not None:
+            query = query.where(checkpoints.c.base_model.in_(wanted.base_models))
+        if wanted.project_ids is not None:
+            of_projects = (
+                select(models.c.model_id)
+                .join_from(models, sessions, models.c.session_id == sessions.c.session_id)
+                .where(sessions.c.project_id.in_(wanted.project_ids), sessions.c.tenant == wanted.tenant)
+            )
+            query = query.where(checkpoints.c.run_id.in_(of_projects))
+        position = (checkpoints.c.created_at, *_NAME)
+        if behind is not None:
+            query = query.where(tuple_(*position) < tuple_(*astuple(behind)))
+        return await self._read_all(Checkpoint, query.order_by(*newest_first(*position)).limit(limit))
 
     async def checkpoint_totals_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, CheckpointTotals]:
         """Return the totals of the named checkpoints, by session. Sessions without checkpoints are left out."""

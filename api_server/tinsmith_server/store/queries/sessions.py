@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -56,6 +56,19 @@ class SessionQueries(Queries):
         if position is not None:
             query = query.where(tuple_(*age) < tuple_(*position))
         return await self._read_all(Session, query.order_by(*newest_first(*age)).limit(limit))
+
+    async def projects_among(self, tenant: str, project_ids: Collection[str]) -> Collection[str]:
+        """Return those of the projects to which a session of the tenant is assigned."""
+        query = (
+            select(sessions.c.project_id)
+            .distinct()
+            .where(sessions.c.tenant == tenant, sessions.c.project_id.in_(project_ids))
+        )
+
+        async def read(connection: AsyncConnection) -> Collection[str]:
+            return [str(row[0]) for row in await connection.execute(query)]
+
+        return await self._database.read(read)
 
     async def assign_project(self, tenant: str, session_id: str, project_id: str) -> bool:
         """Assign the session to a project. Returns False if the tenant does not have the session."""

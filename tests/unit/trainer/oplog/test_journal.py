@@ -27,7 +27,7 @@ TABLES = {
     "meta": "key TEXT, value TEXT",
     "models": (
         "model_id TEXT, state TEXT, reason TEXT, applied INTEGER, closed_below INTEGER, snapshot_file TEXT,"
-        " snapshot_digest TEXT, tenant TEXT, last_given_number INTEGER, damage_seen_by TEXT, corrupted_at REAL"
+        " snapshot_digest TEXT, tenant TEXT, damage_seen_by TEXT, corrupted_at REAL"
     ),
     "operations": (
         "id INTEGER, model_id TEXT, seq_id INTEGER, kind INTEGER, payload BLOB, zstd INTEGER, rejection_category TEXT,"
@@ -38,6 +38,7 @@ TABLES = {
     "events": "event_id INTEGER, body BLOB",
     "saved_names": "model_id TEXT, kind INTEGER, name TEXT, event_id INTEGER",
     "forgotten": "model_id TEXT, first INTEGER, last INTEGER",
+    "plain_calls": "model_id TEXT, first INTEGER, last INTEGER",
     "interruptions": "model_id TEXT, seq_id INTEGER, purpose TEXT, count INTEGER, life TEXT, last_sign TEXT",
 }
 """The columns of format 1, in the order in which a row holds them."""
