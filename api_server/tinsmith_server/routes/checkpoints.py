@@ -15,11 +15,6 @@ from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.uploads import over, parts
 from tinsmith_server.services.checkpoints.checkpoints import TrainingRun, Types
 from tinsmith_server.store.records import Checkpoint
-from tinsmith_server.wire.checkpoint_search import (
-    CheckpointSearchPosition,
-    CheckpointSearchRequest,
-    CheckpointSearchResponse,
-)
 from tinsmith_server.wire.ids import (
     KIND_OF_TYPE,
     VERSION_HEADER,
@@ -47,6 +42,11 @@ from tinsmith_server.wire.responses import (
     UploadFinishResponse,
     UploadStartResponse,
     WeightsInfoResponse,
+)
+from tinsmith_server.wire.search import (
+    CheckpointSearchPosition,
+    CheckpointSearchRequest,
+    CheckpointSearchResponse,
 )
 
 router = APIRouter(prefix=API_PREFIX, tags=["checkpoints"])

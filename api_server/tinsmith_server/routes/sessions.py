@@ -24,7 +24,7 @@ from tinsmith_server.wire.responses import (
     SessionResponse,
     SessionsResponse,
 )
-from tinsmith_server.wire.session_search import (
+from tinsmith_server.wire.search import (
     AssignProjectRequest,
     SearchPosition,
     SessionSearchRequest,

@@ -325,7 +325,7 @@ async def test_a_client_of_live_weights_keeps_the_weights_of_that_moment(server:
     opened = [(await server.post("/create_sampling_session", of_sdk)).json() for _ in "12"]
     assert opened[0] == opened[1]
     assert len(server.worker.events) == 3
-    refused = await server.post("/create_sampling_client", {"model_path": "tinker://nobody/weights/live"})
+    refused = await server.post("/create_sampling_client", {"model_path": "tinker://unknown/weights/live"})
     assert refused.status_code == 404
 
 

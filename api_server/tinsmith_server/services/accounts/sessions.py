@@ -22,7 +22,7 @@ from tinsmith_server.store.records import CheckpointTotals, Clock, FinishType, S
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import OWN_SESSION, is_own_session, own_session_id
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishReason, FinishSessionRequest
-from tinsmith_server.wire.session_search import ClientFinishedQuery, SessionSearchRequest, StatusQuery, UserOwner
+from tinsmith_server.wire.search import ClientFinishedQuery, SessionSearchRequest, StatusQuery, UserOwner
 
 log = get_logger(__name__)
 

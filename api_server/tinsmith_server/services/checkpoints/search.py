@@ -10,8 +10,7 @@ from tinsmith_server.services.accounts.keys import tenant_urn
 from tinsmith_server.services.checkpoints.checkpoints import Types
 from tinsmith_server.store.records import Checkpoint, CheckpointFilter, CheckpointPosition, Clock
 from tinsmith_server.store.store import Store
-from tinsmith_server.wire.checkpoint_search import CheckpointSearchRequest
-from tinsmith_server.wire.session_search import UserOwner
+from tinsmith_server.wire.search import CheckpointSearchRequest, UserOwner
 
 LOOKED_THROUGH = 1000
 """The number of checkpoints that one request reads. The next request continues after the last one that was read."""

@@ -1,4 +1,4 @@
-"""Where plain calls are among the numbered calls of a model."""
+"""The positions of plain calls among the numbered calls of a model."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from support.server.store_records import a_session, later
 from tinsmith_server.services.accounts import sessions
 from tinsmith_server.services.accounts.sessions import SessionSearch
 from tinsmith_server.store.records import Session
-from tinsmith_server.wire.session_search import SessionSearchRequest
+from tinsmith_server.wire.search import SessionSearchRequest
 
 ROWS = [a_session(f"session-{number}", created_at=later(-number)) for number in range(9)]
 

@@ -1,4 +1,8 @@
-"""The search of sessions in the SDK: its request and its answer."""
+"""The searches of the SDK for sessions and checkpoints: their requests and answers.
+
+The fields of a search for checkpoints are those of the published API reference of SDK 0.39. Only the server interprets
+`last_checkpoint_uuid`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
+from tinsmith_server.wire.ids import CheckpointType
 from tinsmith_server.wire.requests import MAX_TAGS, Metadata, Request, Words
-from tinsmith_server.wire.responses import Response
+from tinsmith_server.wire.responses import CheckpointResponse, Response
 
 
 class SearchCursor(Request):
@@ -81,3 +86,28 @@ class SearchPosition(Response):
 class SessionSearchResponse(Response):
     sessions: list[SessionSummary]
     next_cursor: SearchPosition | None = None
+
+
+class CheckpointCursor(Request):
+    last_created_at: Annotated[AwareDatetime, Field(strict=False)]
+    last_checkpoint_uuid: str
+
+
+class CheckpointSearchRequest(Request):
+    project_ids: Annotated[Words, Field(max_length=MAX_TAGS)] | None = None
+    user_metadata: Metadata = Field(default_factory=dict)
+    checkpoint_type: CheckpointType | None = None
+    owner: OwnOwner | AccessibleOwner | UserOwner = Field(OwnOwner(), discriminator="type")
+    base_models: Annotated[Words, Field(max_length=MAX_TAGS)] | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    cursor: CheckpointCursor | None = None
+
+
+class CheckpointSearchPosition(Response):
+    last_created_at: datetime
+    last_checkpoint_uuid: str
+
+
+class CheckpointSearchResponse(Response):
+    checkpoints: list[CheckpointResponse]
+    next_cursor: CheckpointSearchPosition | None = None
