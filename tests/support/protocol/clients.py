@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from support.protocol.reference import ADAM, Call, ModelReference, SampleReference
+from support.protocol.reference import ADAM, Call, ModelReference, Position, SampleReference
 from support.worker.messages import forward_backward, next_token_datum
 
 KINDS = ("forward_backward", "forward", "no token", "unreadable", "optim_step", "save", "load")
+PLAIN_KINDS = ("optim_step", "save", "load")
+"""The calls in JSON, which may come without a number."""
 NO_TOKEN = 99
 
 
@@ -21,8 +23,11 @@ class Model:
     reference: ModelReference
     next_numbers: list[int] = field(default_factory=lambda: [1, 1])
     """The numbers of its two clients, which number independently."""
-    checked: set[int] = field(default_factory=set)
+    checked: set[Position] = field(default_factory=set)
     """The answers that were seen since the worker last began."""
+    plain_calls: dict[str, Position] = field(default_factory=dict)
+    """The positions of acknowledged plain calls, by their keys."""
+    request_ids: dict[Position, str] = field(default_factory=dict)
 
     @property
     def model_id(self) -> str:
@@ -30,6 +35,10 @@ class Model:
 
     def __str__(self) -> str:
         return self.model_id
+
+    def request_id(self, position: Position) -> str:
+        """Return the ID by which clients poll. The server chooses those of plain calls."""
+        return self.request_ids.get(position) or f"{self.model_id}:op:{position[0]}"
 
     def next_number(self, client: int) -> int:
         self.next_numbers[client] += 1
@@ -75,11 +84,12 @@ def call_of(kind: str, seed: int, shelf: Sequence[str]) -> Call:
     return Call("forward_backward", body, forward_only=forward_only)
 
 
-def request_of(model_id: str, number: int, call: Call) -> tuple[str, dict[str, Any] | bytes]:
+def request_of(model_id: str, number: int | None, call: Call) -> tuple[str, dict[str, Any] | bytes]:
     """Return the path and the body: JSON, or a protobuf message, possibly of several concatenated ones."""
     if call.kind == "forward_backward":
+        assert number is not None, "a protobuf body has a number"
         return "/forward_backward", call.message(model_id, number)
-    body: dict[str, Any] = {"model_id": model_id, "seq_id": number}
+    body: dict[str, Any] = {"model_id": model_id} | ({} if number is None else {"seq_id": number})
     match call.kind:
         case "optim_step":
             return "/optim_step", body | {"adam_params": asdict(ADAM)}

@@ -257,15 +257,15 @@ class Installation:
 
     # ---- requests
 
-    def begin(self, path: str, body: dict[str, Any] | bytes) -> asyncio.Task[Response]:
+    def begin(self, path: str, body: dict[str, Any] | bytes, key: str = "") -> asyncio.Task[Response]:
         """Begin a request that may still be under way when a process dies."""
-        request = asyncio.create_task(post(self._app, path, body))
+        request = asyncio.create_task(post(self._app, path, body, key))
         self._requests.add(request)
         request.add_done_callback(self._requests.discard)
         return request
 
-    async def post(self, path: str, body: dict[str, Any] | bytes) -> Response:
-        return await self.begin(path, body)
+    async def post(self, path: str, body: dict[str, Any] | bytes, key: str = "") -> Response:
+        return await self.begin(path, body, key)
 
     async def close(self) -> None:
         await self._stop_server()

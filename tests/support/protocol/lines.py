@@ -39,8 +39,8 @@ class Response:
         return orjson.loads(self.content)
 
 
-async def post(app: Any, path: str, body: dict[str, Any] | bytes) -> Response:
-    """Post to an ASGI application, as its only client."""
+async def post(app: Any, path: str, body: dict[str, Any] | bytes, key: str = "") -> Response:
+    """Post to an ASGI application, as its only client, with an idempotency key if it is not empty."""
     kind = b"application/x-protobuf" if isinstance(body, bytes) else b"application/json"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = [
@@ -48,6 +48,7 @@ async def post(app: Any, path: str, body: dict[str, Any] | bytes) -> Response:
         (b"x-api-key", API_KEY.encode()),
         (b"content-type", kind),
         (b"content-length", str(len(content)).encode()),
+        *([(b"idempotency-key", key.encode())] if key else []),
     ]
     url = f"/api/v1{path}"
     scope = {

@@ -15,10 +15,20 @@ from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.protocol.clients import KINDS, Model, Sample, Session, call_of, request_of
+from support.protocol.clients import KINDS, PLAIN_KINDS, Model, Sample, Session, call_of, request_of
 from support.protocol.installation import Death, Installation, empty_store
 from support.protocol.lines import Response
-from support.protocol.reference import LORA, OVER, WAITING, Call, Failed, ModelReference, Ready, SampleReference
+from support.protocol.reference import (
+    LORA,
+    OVER,
+    WAITING,
+    Call,
+    Failed,
+    ModelReference,
+    Position,
+    Ready,
+    SampleReference,
+)
 from support.server.fake_fleet import BASE_MODEL
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS
@@ -114,6 +124,35 @@ class ProtocolMachine(RuleBasedStateMachine):
         model = self._one_of(models, which)
         taken = self._one_of(model.reference.numbers(), number)
         self.run(self._send(model, taken, self._call(kind, seed)))
+
+    # ---- calls without numbers, on the same models
+
+    @precondition(lambda self: self._open_models())
+    @rule(which=ONE_OF_MANY, kind=st.sampled_from(PLAIN_KINDS), seed=ONE_OF_MANY)
+    def send_plain(self, which: int, kind: str, seed: int) -> None:
+        model = self._one_of(self._open_models(), which)
+        self.run(self._send_plain(model, self._new_key(model), self._plain_call(kind, seed)))
+
+    @precondition(lambda self: any(model.plain_calls for model in self._open_models()))
+    @rule(which=ONE_OF_MANY, key=ONE_OF_MANY, seed=ONE_OF_MANY)
+    def repeat_plain(self, which: int, key: int, seed: int) -> None:
+        """Repeat a plain call with its key, which changes nothing whatever else the body says."""
+        model = self._one_of([model for model in self._open_models() if model.plain_calls], which)
+        taken = self._one_of(list(model.plain_calls), key)
+        kind = model.reference.accepted[model.plain_calls[taken]].kind
+        self.run(self._send_plain(model, taken, self._plain_call(kind, seed)))
+
+    @precondition(lambda self: self._open_models())
+    @rule(
+        which=ONE_OF_MANY,
+        kind=st.sampled_from(PLAIN_KINDS),
+        seed=ONE_OF_MANY,
+        what=st.sampled_from(DEATHS),
+        later=LATER_STEPS,
+    )
+    def kill_under_a_plain_call(self, which: int, kind: str, seed: int, what: Death, later: int) -> None:
+        model = self._one_of(self._open_models(), which)
+        self.run(self._die_under_plain(model, self._new_key(model), self._plain_call(kind, seed), what, later))
 
     @rule(which=ONE_OF_MANY, number=ONE_OF_MANY)
     def poll(self, which: int, number: int) -> None:
@@ -221,6 +260,13 @@ class ProtocolMachine(RuleBasedStateMachine):
     def _call(self, kind: str, seed: int) -> Call:
         return call_of(kind, seed, sorted(self.loadable))
 
+    def _plain_call(self, kind: str, seed: int) -> Call:
+        return self._call("optim_step" if kind == "load" and not self.loadable else kind, seed)
+
+    @staticmethod
+    def _new_key(model: Model) -> str:
+        return f"key-{len(model.plain_calls)}"
+
     # ---- steps
 
     async def _create(self, which: int | None) -> None:
@@ -278,6 +324,27 @@ class ProtocolMachine(RuleBasedStateMachine):
         await asyncio.wait([request])
         await self._send(model, number, call)
 
+    async def _send_plain(self, model: Model, key: str, call: Call) -> None:
+        path, body = request_of(model.model_id, None, call)
+        answer = await self._repeated(path, body, key)
+        if not model.reference.is_open and answer.status_code == 410:
+            return
+        assert answer.status_code == 200, answer.text
+        position = model.plain_calls.get(key)
+        if position is None:
+            position = model.plain_calls[key] = model.reference.accept_plain(call)
+        request_id = answer.json()["request_id"]
+        assert model.request_ids.setdefault(position, request_id) == request_id, answer.text
+
+    async def _die_under_plain(self, model: Model, key: str, call: Call, what: Death, later: int) -> None:
+        path, body = request_of(model.model_id, None, call)
+        request = self.here.begin(path, body, key)
+        for _ in range(later):
+            await asyncio.sleep(0)
+        await self._kill(what)
+        await asyncio.wait([request])
+        await self._send_plain(model, key, call)
+
     def _note(self, model: Model, number: int, call: Call, answer: Response) -> None:
         if not model.reference.is_open and answer.status_code == 410:
             return
@@ -291,10 +358,10 @@ class ProtocolMachine(RuleBasedStateMachine):
         content: dict[str, Any] = answer.json()
         return content
 
-    async def _repeated(self, path: str, body: dict[str, Any] | bytes) -> Response:
+    async def _repeated(self, path: str, body: dict[str, Any] | bytes, key: str = "") -> Response:
         """Retry as SDKs do after a 5xx."""
         until = time.monotonic() + ANSWER_SECONDS
-        while (answer := await self.here.post(path, body)).status_code in (500, 503):
+        while (answer := await self.here.post(path, body, key)).status_code in (500, 503):
             assert time.monotonic() < until, answer.text
             await asyncio.sleep(0.01)
         return answer
@@ -312,21 +379,21 @@ class ProtocolMachine(RuleBasedStateMachine):
         body = {"request_id": request_id, "allow_metadata_only": False}
         return await self.here.post("/retrieve_future", body)
 
-    async def _check(self, model: Model, number: int) -> None:
-        request_id, expected = f"{model.model_id}:op:{number}", model.reference.answer(number)
+    async def _check(self, model: Model, position: Position) -> None:
+        request_id, expected = model.request_id(position), model.reference.answer(position)
         if expected == WAITING:
             answer = await self._poll(request_id)
             assert answer.status_code == 408, f"{request_id} has not to wait: {answer.content!r}"
             return
         answer = await self._polled(request_id)
-        model.checked.add(number)
-        if number == 0 and not model.reference.is_open and answer.status_code == 410:
+        model.checked.add(position)
+        if position == (0, 0) and not model.reference.is_open and answer.status_code == 410:
             return  # its session was over before it had a worker
         match expected:
             case Ready(payload):
                 assert answer.status_code == 200, answer.text
                 assert answer.content == payload, f"{request_id}: {answer.content!r}, not {payload!r}"
-                if model.reference.accepted[number].kind == "save":
+                if model.reference.accepted[position].kind == "save":
                     self.loadable.add(answer.json()["path"])  # before its answer no client knows of it
             case Failed(says):
                 content = answer.json()
@@ -338,8 +405,8 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     async def _check_all(self) -> None:
         for model in self.models:
-            for number in model.reference.accepted.keys() - model.checked:
-                await self._check(model, number)
+            for position in model.reference.accepted.keys() - model.checked:
+                await self._check(model, position)
 
     async def _let_time_pass(self) -> None:
         """Let time pass after all runnable work has run: time in which an operation ran is no waiting time."""
@@ -430,7 +497,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     async def _send_last_words(self, model: Model) -> None:
         """Return the window's weights, moments and steps, in which it differs from others."""
-        number = max(model.reference.accepted) + 1
+        number = max(model.reference.accepted)[0] + 1
         for kind in ("optim_step", "forward_backward", "optim_step", "forward"):
             await self._send(model, number, self._call(kind, number))
             number += 1

@@ -18,8 +18,10 @@ from tinsmith_trainer.wire.codec import decode_forward_backward, encode_forward_
 
 ADAM = AdamParams(learning_rate=0.125, beta1=0.5, beta2=0.75, eps=2.0**-20, weight_decay=0.0, grad_clip_norm=0.0)
 LORA = LoraSpec(rank=4, alpha=32.0, seed=7, train_attn=True, train_mlp=False, train_unembed=False)
-END = 10**9
-"""A number behind every number that a client uses."""
+Position = tuple[int, int]
+"""A client's number and 0. A plain call has the number behind which it was accepted, and its place there, from 1 on."""
+END = (10**9, 0)
+"""A position behind every position that a client uses."""
 
 Kind = Literal["create", "forward_backward", "optim_step", "save", "load"]
 
@@ -66,38 +68,46 @@ WAITING, OVER = Waiting(), Over()
 
 @dataclass
 class ModelReference:
-    """One model: an adapter, an optimizer and a queue of numbered calls."""
+    """One model: an adapter, an optimizer and a queue of calls."""
 
     model_id: str
     shelf: dict[str, AdapterState]
     """The training checkpoints of all models, by their paths."""
     is_open: bool = True
-    accepted: dict[int, Call] = field(default_factory=dict)
-    answers: dict[int, Answer] = field(default_factory=dict)
-    applied: int = 0
-    closed_below: int = 0
+    accepted: dict[Position, Call] = field(default_factory=dict)
+    answers: dict[Position, Answer] = field(default_factory=dict)
+    applied: Position = (0, 0)
+    closed_below: Position = (0, 0)
     window_is_broken: bool = False
 
     def __post_init__(self) -> None:
         self.engine = ReferenceEngine()
         self.engine.create_adapter(self.model_id, LORA)
-        self.accepted[0] = Call("create")
-        self.answers[0] = Ready(orjson.dumps({"model_id": self.model_id, "type": "create_model"}))
+        self.accepted[0, 0] = Call("create")
+        self.answers[0, 0] = Ready(orjson.dumps({"model_id": self.model_id, "type": "create_model"}))
 
     # ---- what happens to it
 
     def accept(self, number: int, call: Call) -> None:
         """Accept the first request under a number. Repeats of the number change nothing."""
-        if number in self.accepted:
-            return
-        self.accepted[number] = call
+        if (number, 0) not in self.accepted:
+            self._accept((number, 0), call)
+
+    def accept_plain(self, call: Call) -> Position:
+        """Accept a request without a number, behind all that are accepted. It closes no gap below it."""
+        number, place = max(self.accepted)
+        self._accept((number, place + 1), call)
+        return number, place + 1
+
+    def _accept(self, position: Position, call: Call) -> None:
+        self.accepted[position] = call
         if not self.is_open:
-            self.answers[number] = OVER
-        elif number <= self.applied or number < self.closed_below:
-            self.answers[number] = Failed("came too late")
+            self.answers[position] = OVER
+        elif position <= self.applied or position < self.closed_below:
+            self.answers[position] = Failed("came too late")
         else:
-            if call.kind != "forward_backward":
-                self._close_below(number)
+            if call.kind != "forward_backward" and not position[1]:
+                self._close_below(position)
             self._run()
 
     def time_passes(self) -> None:
@@ -115,36 +125,37 @@ class ModelReference:
 
     # ---- what is said of it
 
-    def answer(self, number: int) -> Answer:
-        return self.answers.get(number, WAITING)
+    def answer(self, position: Position) -> Answer:
+        return self.answers.get(position, WAITING)
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the accepted calls after the creation."""
-        return sorted(self.accepted)[1:]
+        """Return the numbers of the accepted calls after the creation that have one."""
+        return sorted(number for number, place in self.accepted if number and not place)
 
     def missing(self) -> list[int]:
         """Numbers below an accepted one, under which nothing came."""
-        return [number for number in range(1, max(self.accepted)) if number not in self.accepted]
+        return [number for number in range(1, max(self.accepted)[0]) if (number, 0) not in self.accepted]
 
     def state(self) -> AdapterState:
         return self.engine.state(self.model_id)
 
     # ---- the order
 
-    def _waiting(self) -> list[int]:
-        return sorted(number for number in self.accepted if number not in self.answers)
+    def _waiting(self) -> list[Position]:
+        return sorted(position for position in self.accepted if position not in self.answers)
 
-    def _close_below(self, number: int) -> None:
-        self.closed_below = max(self.closed_below, number)
+    def _close_below(self, position: Position) -> None:
+        self.closed_below = max(self.closed_below, position)
 
     def _run(self) -> None:
-        for number in self._waiting():
-            if number > self.applied + 1:
-                if number > self.closed_below:
+        for position in self._waiting():
+            number, place = position
+            if (number if place else number - 1) > self.applied[0]:
+                if position > self.closed_below:
                     return
                 self.window_is_broken = True  # what never came may have been a gradient
-            self.answers[number] = self._outcome(number, self.accepted[number])
-            self.applied = number
+            self.answers[position] = self._outcome(number, self.accepted[position])
+            self.applied = position
 
     # ---- the calls
 
@@ -183,7 +194,8 @@ class ModelReference:
             self.window_is_broken = False
             self.engine.clear_gradients(self.model_id)
             return Failed("optim_step was not applied")
-        return Ready(orjson.dumps({"metrics": self.engine.optim_step(self.model_id, ADAM)}))
+        metrics = self.engine.optim_step(self.model_id, ADAM)
+        return Ready(orjson.dumps({"metrics": metrics, "grad_norm": metrics["grad_norm"]}))
 
     def _save(self, name: str) -> Answer:
         path = f"tinker://{self.model_id}/weights/{name}"
