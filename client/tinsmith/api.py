@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -151,6 +151,10 @@ class Api(ServerClient):
         No earlier request of a client needs the key.
         """
         self._call("POST", "/client/config", {"sdk_version": sdk_version})
+
+    def unmet_needs(self, needs: Mapping[str, object]) -> list[str]:
+        """Return a sentence for each need that the named model does not meet. Raises RequestRefused."""
+        return [str(sentence) for sentence in self._call("POST", "/check_needs", dict(needs))["unmet"]]
 
     def served_models(self) -> list[ServedModel]:
         models = self._call("GET", "/get_server_capabilities").get("supported_models", [])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.text import Text
 
 from tinsmith.api import (
@@ -53,7 +54,7 @@ MAKE_A_KEY = (
 )
 DATA_VARIABLE = "TINSMITH_DATA"
 STORE_FILE = "tinsmith.db"
-OFFER_A_MODEL = "apply a TrainingSession, or give the chart an entry of `models`"
+OFFER_A_MODEL = "apply a TrainingSession or a SessionTemplate"
 """The remedy for a server without a model. Outside Kubernetes, a server does not start without a model."""
 
 RETRY_SECONDS = 0.2
@@ -88,9 +89,12 @@ class ClientEnvironment:
     api_key: str | None
 
 
-def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
+def diagnose(
+    environment: ClientEnvironment, *, wait_seconds: float = 0.0, needs: Path | None = None
+) -> Iterator[CheckResult]:
     """Yield the result of each check, in the order in which a program depends on the checks.
 
+    `needs` is a YAML file with what a program needs of a model.
     If a server does not answer or is loading models, retry for `wait_seconds`.
     """
     yield _check_address(environment)
@@ -114,6 +118,8 @@ def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> It
             yield CheckResult("tokenizers", Status.SKIPPED, "the server lists its models only for a key that works")
             return
         yield from _check_tokenizers(api)
+        if needs is not None:
+            yield from _check_needs(api, needs)
         yield from _list_loading(api, deadline)
         yield from _list_waiting(api)
 
@@ -246,6 +252,22 @@ def _check_tokenizer(model_name: str) -> CheckResult:
     return CheckResult(check, Status.FAILED, detail, cure)
 
 
+def _check_needs(api: Api, file: Path) -> Iterator[CheckResult]:
+    check = f"needs of {file.name}"
+    try:
+        needs = yaml.safe_load(file.read_text())
+        if not isinstance(needs, dict):
+            raise ValueError("the file has no fields")
+        unmet = api.unmet_needs(needs)
+    except (ApiError, OSError, ValueError, yaml.YAMLError) as error:
+        yield CheckResult(check, Status.FAILED, str(error), "correct the file: one `need: value` on each line")
+        return
+    cure = "use another model, or ask an administrator for one that meets the need"
+    yield from (CheckResult(check, Status.FAILED, sentence, cure) for sentence in unmet)
+    if not unmet:
+        yield CheckResult(check, Status.OK, f"{needs['model']} meets them")
+
+
 def _list_loading(api: Api, deadline: float) -> Iterator[CheckResult]:
     """Wait for models that no worker has loaded yet, and list the models that are still not loaded.
 
@@ -287,6 +309,10 @@ def doctor(
     wait: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long to retry a server that does not answer.")
     ] = 0,
+    needs: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A YAML file with what a program needs of a model."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the address, SDK, server, key and tokenizers; show remedies, and list waiting models.
@@ -298,7 +324,7 @@ def doctor(
         environment_url=base_url or os.environ.get(BASE_URL_VARIABLE) or None,
         api_key=os.environ.get(API_KEY_VARIABLE) or None,
     )
-    results = diagnose(environment, wait_seconds=wait)
+    results = diagnose(environment, wait_seconds=wait, needs=needs)
     healthy = _print_json(results) if as_json else _print_lines(results)
     raise typer.Exit(0 if healthy else 1)
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from tinsmith_server.app import ROUTES
 from tinsmith_server.routes.dependencies import API_PREFIX
 from tinsmith_server.routes.openapi import install_openapi
+from tinsmith_server.wire.needs import Needs
 from tinsmith_server.wire.responses import ClientConfigResponse, DynamicConfigResponse
 
 CALL_HEADER = ("Call", "Required fields")
@@ -35,6 +36,11 @@ def flag_rows() -> Iterator[tuple[str, ...]]:
             computed = field.description or "a setting"
             said = computed if field.is_required() else f"`{str(field.default).lower()}`"
             yield f"`{name}`", f"`{call}`", said
+
+
+def needs() -> str:
+    """Return the needs that a program can name. The OpenAPI document describes them."""
+    return ", ".join(f"`{name}`" for name in Needs.model_fields)
 
 
 def _document() -> dict[str, Any]:

@@ -175,6 +175,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("reference/settings.md", lambda: settings_table(Settings.model_fields)),
     "calls": ("reference/protocol.md", calls_table),
     "flags": ("reference/protocol.md", flags_table),
+    "needs": ("reference/protocol.md", protocol_reference.needs),
     "limits": (
         "reference/limits.md",
         lambda: table(("Setting", "Default", "At the limit"), limits_reference.setting_rows()),

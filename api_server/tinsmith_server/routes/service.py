@@ -9,12 +9,13 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 
 from tinsmith_server.logs import get_logger
-from tinsmith_server.routes.bodies import read_telemetry_body
+from tinsmith_server.routes.bodies import body_as, read_telemetry_body
 from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.planned_route import PlannedRoute
 from tinsmith_server.routes.problems import problem
 from tinsmith_server.wire.json_bodies import BadJson, Shape, read_object
+from tinsmith_server.wire.needs import Needs, NeedsResponse
 from tinsmith_server.wire.requests import ClientConfigRequest
 from tinsmith_server.wire.responses import (
     CapabilitiesResponse,
@@ -73,6 +74,13 @@ async def dynamic_config(_tenant: Tenant) -> DynamicConfigResponse:
 @router.get("/get_server_capabilities", summary="Base models served", response_model_exclude_none=True)
 async def get_server_capabilities(_tenant: Tenant, services: ServicesDep) -> CapabilitiesResponse:
     return CapabilitiesResponse(supported_models=services.capabilities.supported_models())
+
+
+@router.post("/check_needs", summary="Needs that a served model does not meet", openapi_extra=takes(Needs))
+async def check_needs(
+    body: Annotated[Needs, Depends(body_as(Needs))], _tenant: Tenant, services: ServicesDep
+) -> NeedsResponse:
+    return NeedsResponse(unmet=services.capabilities.unmet(body))
 
 
 @router.post("/telemetry", summary="Take the SDK's telemetry")

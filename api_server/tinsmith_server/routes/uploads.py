@@ -27,6 +27,7 @@ LARGER_BYTES = 256 * KIB
 
 BODY_BYTES: Mapping[str, int | str] = {
     "/telemetry": MIB,
+    "/check_needs": SMALL_BYTES,
     "/create_session": LARGER_BYTES,
     "/session_heartbeat": SMALL_BYTES,
     "/sessions/{session_id}/finish": SMALL_BYTES,

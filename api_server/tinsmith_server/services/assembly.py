@@ -172,6 +172,7 @@ class Services:
             binding=self.binding,
             lookup=self._lookup,
             adapters=self._quotas.adapters,
+            describe=self.capabilities.of,
             settings=self.settings,
             clock=self._clock,
         )

@@ -190,9 +190,9 @@ class SamplerResponse(Response):
 
 
 class SupportedModel(Response):
-    """A served model. `images` exists only in Tinsmith.
+    """A served model and its capabilities. A capability is None if no running worker has described it.
 
-    `images` tells whether datums and prompts may contain images. `images` is None if this fact is unknown.
+    The SDK ignores all fields after `sampleable`.
     """
 
     model_name: str
@@ -200,7 +200,12 @@ class SupportedModel(Response):
     trainable: bool = True
     sampleable: bool = True
     images: bool | None = None
-    # The SDK does not have these fields, and ignores them.
+    audio: bool = False
+    losses: list[str] | None = None
+    optimizers: list[str] = Field(default_factory=list)
+    modules: list[str] | None = None
+    max_rank: int | None = None
+    max_sampling_rank: int | None = None
     quantization: str | None = None
     stored_as: str | None = None
     numerics: str | None = None

@@ -94,7 +94,8 @@ async def test_the_flags_that_clients_hear(tmp_path: Path, fleet: FakeFleet) -> 
 @pytest.mark.core("GET /api/v1/get_server_capabilities")
 async def test_capabilities_prefer_values_of_the_worker_to_the_configuration_of_the_model(server: TestedServer) -> None:
     before = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
-    assert before[0] == {"model_name": "org/tiny", "max_context_length": 1024, "trainable": True, "sampleable": True}
+    known = {"model_name": "org/tiny", "max_context_length": 1024, "trainable": True, "sampleable": True}
+    assert before[0] == known | {"audio": False, "optimizers": ["adamw"]}
     await server.model()
     server.worker.quantization, server.worker.stored_as, server.worker.numerics = "4bit", "mxfp4", "fast"
     await server.services.inspection.refresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -143,6 +144,25 @@ async def test_a_large_result_is_announced_by_its_size_first(server: TestedServe
     announced = (await server.post("/retrieve_future", ask)).json()
     assert announced == {"status": "complete_metadata", "response_payload_size": 100_000}
     assert len((await server.result(request_id)).content) == 100_000
+
+
+@pytest.mark.core("POST /api/v1/check_needs")
+async def test_a_creation_is_refused_if_the_model_does_not_meet_its_needs(server: TestedServer) -> None:
+    await server.services.inspection.refresh()
+    asked = {"model": BASE_MODEL, "context": 2048, "audio": True}
+    unmet = (await server.post("/check_needs", asked)).json()["unmet"]
+    assert unmet == [
+        f"{BASE_MODEL} has a context of 1024 tokens, and the program needs 2048",
+        f"{BASE_MODEL} does not take audio",
+    ]
+    metadata = {"tinsmith-needs": json.dumps(asked)}
+    made = (await server.create_model(await server.session(), user_metadata=metadata)).json()
+    assert (await server.result(made["request_id"])).json() == {"error": "; ".join(unmet), "category": "user"}
+    assert (await server.post("/check_needs", {"model": BASE_MODEL, "context": 1024})).json() == {"unmet": []}
+    other = (await server.post("/check_needs", {"model": "org/none"})).json()["unmet"]
+    assert other[0].startswith("this server does not serve the base model 'org/none'")
+    for body in ({"contxt": 1, "model": BASE_MODEL}, {"context": 1}):
+        assert (await server.post("/check_needs", body)).status_code == 422
 
 
 async def test_a_name_with_a_context_length_is_that_of_the_served_model(server: TestedServer) -> None:

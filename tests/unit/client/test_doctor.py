@@ -211,6 +211,27 @@ def test_a_server_without_models_or_without_a_list_of_them_has_a_cure(
     assert cure in (results[failed[0]].cure or "")
 
 
+@pytest.mark.usefixtures("tokenizer_here")
+@pytest.mark.parametrize(
+    ("text", "answer", "details"),
+    [
+        ("model: org/tiny\ncontext: 9", {"unmet": ["org/tiny has a context of 8"]}, {"org/tiny has a context of 8"}),
+        ("model: org/tiny", {"unmet": []}, set()),
+        ("- a", {}, {"the file has no fields"}),
+    ],
+    ids=["unmet", "met", "no needs"],
+)
+def test_the_needs_in_a_file_are_checked_by_the_server(
+    tmp_path: Path, text: str, answer: dict[str, Any], details: set[str]
+) -> None:
+    (tmp_path / "needs.yaml").write_text(text)
+    with stub_server({**WELL, "/api/v1/check_needs": (200, answer)}) as url:
+        found = list(diagnose(ClientEnvironment(url, url, GOOD_KEY), needs=tmp_path / "needs.yaml"))
+    (*others,) = [one for one in found if one.check == "needs of needs.yaml"]
+    assert {one.detail for one in others if one.status is Status.FAILED} == details
+    assert others
+
+
 def model(**fields: object) -> Answer:
     return 200, {"supported_models": [{"model_name": "org/tiny", **fields}]}
 

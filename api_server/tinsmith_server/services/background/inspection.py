@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tinsmith_rpc import CUSTOM_LOSS, worker_pb2
 
-from tinsmith_server.errors import TinsmithError, WorkerError
-from tinsmith_server.fleet.base import Fleet, SamplerHandle, describable_handles
+from tinsmith_server.errors import TinsmithError, Unprocessable, WorkerError
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, ServedModel, describable_handles
+from tinsmith_server.fleet.names import NotServed, served_model
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.quotas import QueueQuota
 from tinsmith_server.services.sampling.routing import SamplerLoads
+from tinsmith_server.services.training.model_creation import OPTIMIZERS
+from tinsmith_server.services.training.needs import unmet_needs
 from tinsmith_server.store.store import Store
+from tinsmith_server.wire.needs import Needs
 from tinsmith_server.wire.responses import SupportedModel
 
 log = get_logger(__name__)
@@ -85,12 +89,35 @@ class Inspection:
         """
         return _joined(reply.capabilities.numerics for reply in self._replies(base_model))
 
+    def losses(self, base_model: str) -> list[str] | None:
+        """Return the losses that all trainers of the base model have, or None if this is unknown."""
+        seen = [reply.capabilities.losses for reply in self._trainers(base_model)]
+        return [loss for loss in seen[0] if all(loss in others for others in seen)] if seen else None
+
+    def max_rank(self, base_model: str) -> int | None:
+        """Return the LoRA rank that all trainers of the base model take, or None if this is unknown."""
+        return min((reply.capabilities.max_rank for reply in self._trainers(base_model)), default=None)
+
+    def modules(self, base_model: str) -> list[str] | None:
+        """Return the modules that all trainers of the base model can train, or None if this is unknown."""
+        seen = [reply.capabilities for reply in self._trainers(base_model)]
+        trained = {
+            "attn": all(one.train_attn for one in seen),
+            "mlp": all(one.train_mlp for one in seen),
+            "unembed": all(one.train_unembed for one in seen),
+        }
+        return [module for module, can_train in trained.items() if can_train] if seen else None
+
     def stored_as(self, base_model: str) -> str | None:
         """Return the quantization format of the files if the worker has made the weights dense.
 
         Return None for dense files.
         """
         return _joined(reply.base_model.stored_as for reply in self._replies(base_model))
+
+    def _trainers(self, base_model: str) -> list[worker_pb2.DescribeReply]:
+        """Return the descriptions of the workers that train the base model. Samplers have no losses."""
+        return [reply for reply in self._replies(base_model) if reply.capabilities.losses]
 
     def _replies(self, base_model: str) -> list[worker_pb2.DescribeReply]:
         handles = (*self._fleet.trainers(base_model, rank=0), *self._fleet.samplers(base_model))
@@ -124,19 +151,36 @@ class Capabilities:
         self._inspection = inspection
 
     def supported_models(self) -> list[SupportedModel]:
-        return [
-            SupportedModel(
-                model_name=served.name,
-                max_context_length=self._inspection.max_sequence_length(served.name) or served.max_context_length,
-                trainable=served.training,
-                sampleable=served.sampling,
-                images=self._inspection.takes_images(served.name),
-                quantization=self._inspection.quantization(served.name),
-                stored_as=self._inspection.stored_as(served.name),
-                numerics=self._inspection.numerics(served.name),
-            )
-            for served in self._fleet.models
-        ]
+        return [self.of(served) for served in self._fleet.models]
+
+    def of(self, served: ServedModel) -> SupportedModel:
+        """Return the model with its capabilities. Programs, messages and checks of needs use this one table."""
+        seen, name = self._inspection, served.name
+        return SupportedModel(
+            model_name=name,
+            max_context_length=seen.max_sequence_length(name) or served.max_context_length,
+            trainable=served.training,
+            sampleable=served.sampling,
+            images=seen.takes_images(name),
+            losses=seen.losses(name),
+            optimizers=list(OPTIMIZERS),
+            modules=seen.modules(name),
+            max_rank=served.max_rank or seen.max_rank(name),
+            max_sampling_rank=served.max_sampling_rank,
+            quantization=seen.quantization(name),
+            stored_as=seen.stored_as(name),
+            numerics=seen.numerics(name),
+        )
+
+    def unmet(self, needs: Needs) -> list[str]:
+        """Return the needs that the served model does not meet. Raises Unprocessable without the name of a model."""
+        if needs.model is None:
+            raise Unprocessable("model is missing: name the base model that the program needs")
+        try:
+            served = served_model(self._fleet, needs.model)
+        except NotServed as error:
+            return [str(error)]
+        return list(unmet_needs(needs, self.of(served)))
 
 
 class Readiness:

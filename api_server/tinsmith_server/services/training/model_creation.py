@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,9 +13,11 @@ from tinsmith_server.fleet.base import Fleet, ServedModel
 from tinsmith_server.fleet.names import NotServed, served_model, share_weights
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.failures import Failure, sampling_only
+from tinsmith_server.services.training.needs import NeedsUnmet, check_needs
 from tinsmith_server.store.records import Checkpoint
 from tinsmith_server.wire.json_bodies import sentence
 from tinsmith_server.wire.requests import CreateModelRequest, LoadWeightsRequest, OptimizerConfig
+from tinsmith_server.wire.responses import SupportedModel
 
 OPTIMIZERS = ("adamw",)
 # Optimizers that SDKs know by name.
@@ -41,16 +43,20 @@ class InvalidModelRequest(Exception):
     """The request is invalid; the message is for the user."""
 
 
-def creation_from_scratch(body: dict[str, Any], fleet: Fleet, alpha: float) -> Creation:
+def creation_from_scratch(
+    body: dict[str, Any], fleet: Fleet, alpha: float, describe: Callable[[ServedModel], SupportedModel]
+) -> Creation:
+    """Return the creation. `describe` returns the capabilities of a model, with which needs are compared."""
     base_model = _text(body.get("base_model"))
     try:
         request = CreateModelRequest.model_validate(body)
         served = find_served(fleet, request.base_model)
         check_rank(served, request.lora_config.rank)
         check_optimizer(request.optimizer_config)
+        check_needs(request, describe(served))
     except ValidationError as error:
         return Creation("create", base_model, failure=Failure("user", sentence(error)))
-    except InvalidModelRequest as error:
+    except (InvalidModelRequest, NeedsUnmet) as error:
         return Creation("create", base_model, failure=Failure("user", str(error)))
     lora = worker_pb2.LoraConfig(alpha=alpha, **request.lora_config.model_dump(exclude_none=True))
     payload = worker_pb2.CreateModel(lora=lora).SerializeToString()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Clock, Model, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import OperationId, is_client_counter, model_id_of
-from tinsmith_server.wire.responses import WaitingModel
+from tinsmith_server.wire.responses import SupportedModel, WaitingModel
 
 log = get_logger(__name__)
 
@@ -46,6 +47,7 @@ class Models:
         binding: Binding,
         lookup: CheckpointLookup,
         adapters: AdapterQuota,
+        describe: Callable[[ServedModel], SupportedModel],
         settings: Settings,
         clock: Clock = utc_now,
     ) -> None:
@@ -55,6 +57,7 @@ class Models:
         self._binding = binding
         self._lookup = lookup
         self._adapters = adapters
+        self._describe = describe
         self._lora_alpha = settings.lora_alpha
         self._clock = clock
         self._touched: RowCache[str, bool] = RowCache(TOUCH_SECONDS)
@@ -66,7 +69,7 @@ class Models:
         If the request has no session, the model gets a new session. The same idempotency key gives the same session.
         """
         session_id, number = await self._place(tenant, body, key)
-        creation = creation_from_scratch(body, self._fleet, self._lora_alpha)
+        creation = creation_from_scratch(body, self._fleet, self._lora_alpha, self._describe)
         return await self._accept(tenant, session_id, number, creation)
 
     async def create_by_load(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:

@@ -35,7 +35,7 @@ class Fleet:
         self.workers = {name: [Worker(name)] for name in ("a", "b")} | {"absent": []}
 
     def model(self, name: str) -> Any:
-        return SimpleNamespace(training=True) if name in self.workers else None
+        return SimpleNamespace(name=name, training=True) if name in self.workers else None
 
     def trainers(self, base_model: str, *, rank: int) -> list[Worker]:
         return self.workers[base_model]
