@@ -1,4 +1,4 @@
-"""What a program needs of a base model: a body of `check_needs`, or the metadata of a model that is created."""
+"""The needs of a program: a body of `check_needs`, or the metadata of a model that is created."""
 
 from __future__ import annotations
 
