@@ -25,7 +25,7 @@ from tinsmith_server.routes import (
     training,
     usage,
 )
-from tinsmith_server.routes.dialects import anthropic, openai
+from tinsmith_server.routes.dialects import anthropic, openai, recordings
 from tinsmith_server.routes.dialects.requests import ShortPaths
 from tinsmith_server.routes.external_scaler import serving_scaler
 from tinsmith_server.routes.middleware import (
@@ -64,6 +64,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     promotions.router,
     usage.router,
     openai.router,
+    recordings.agents,
+    recordings.router,
     anthropic.router,
     openai.elsewhere,
     anthropic.elsewhere,

@@ -172,6 +172,7 @@ class Settings(BaseSettings):
     adapters_per_tenant: int = Field(1024, ge=1, description="Models of one tenant, including waiting ones.")
     queued_operations_per_tenant: int = Field(10_000, ge=1, description="Queued operations of one tenant.")
     checkpoint_bytes_per_tenant: int = Field(4 * TIB, ge=1, description="Bytes of one tenant's named checkpoints.")
+    recording_bytes_per_tenant: int = Field(4 * GIB, ge=1, description="Bytes of one tenant's recordings of agents.")
     max_upload_bytes: int = Field(
         4 * GIB,
         ge=MIB,

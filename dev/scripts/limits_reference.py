@@ -6,8 +6,9 @@ from tinsmith_server.cli import connections
 from tinsmith_server.routes import uploads
 from tinsmith_server.services.accounts import body_budget
 from tinsmith_server.services.checkpoints import promotions
+from tinsmith_server.services.recordings import recordings
 from tinsmith_server.settings import Settings
-from tinsmith_server.wire import json_training, requests
+from tinsmith_server.wire import json_training, plain_requests, requests
 from tinsmith_server.wire.json_bodies import PLAIN, PROMPT
 
 KIB = 2**10
@@ -29,6 +30,7 @@ BY_SETTING = {
     "adapters_per_tenant": REJECTED,
     "queued_operations_per_tenant": "The next operation waits up to 20 s, then 429. Gaps can be filled.",
     "checkpoint_bytes_per_tenant": f"Named saves: {REJECTED}",
+    "recording_bytes_per_tenant": "400 at the next turn, 422 at the next recording.",
     "max_upload_bytes": "413 at once.",
     "uploads_per_tenant": "422 at the first file of the next one.",
     "samples_per_tenant": "429; the SDK retries without limit.",
@@ -65,6 +67,24 @@ def fixed_rows() -> list[tuple[str, ...]]:
             "history of a promoted name",
             f"{promotions.KEPT_PER_NAME} changes",
             "the oldest is forgotten",
+        ),
+        ("recordings of a tenant", str(recordings.RECORDINGS_PER_TENANT), "422 at one more"),
+        (
+            "turns of a recording",
+            f"{plain_requests.DEFAULT_TURNS}; `max_turns` up to {plain_requests.MOST_TURNS}",
+            "400 at one more",
+        ),
+        (
+            "size of a recording",
+            f"{_size(plain_requests.DEFAULT_RECORDING_BYTES)}; `max_bytes` up to "
+            f"{_size(plain_requests.MOST_RECORDING_BYTES)}",
+            "400 at the next turn",
+        ),
+        (
+            "time of a recording",
+            f"{plain_requests.DEFAULT_RECORDING_SECONDS} s; `ttl_seconds` up to "
+            f"{plain_requests.MOST_RECORDING_SECONDS}",
+            "404",
         ),
         ("a sample, without its tokens and images", _size(PROMPT.bytes_without_numbers or 0), "422"),
         (

@@ -134,6 +134,33 @@ EXTERNAL: CheckpointKind.ValueType  # 3
 EPHEMERAL: CheckpointKind.ValueType  # 4
 Global___CheckpointKind: _TypeAlias = CheckpointKind  # noqa: Y015
 
+class _ExtensionObstacle:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ExtensionObstacleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExtensionObstacle.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NO_OBSTACLE: _ExtensionObstacle.ValueType  # 0
+    """or the request has no recorded tokens"""
+    REASONING_REMOVED: _ExtensionObstacle.ValueType  # 1
+    """the chat template removes the reasoning of an earlier answer"""
+    HISTORY_REWRITTEN: _ExtensionObstacle.ValueType  # 2
+    """the chat template renders earlier messages differently when messages follow"""
+    ANSWER_NOT_CLOSED: _ExtensionObstacle.ValueType  # 3
+    """the answer does not end as the chat template ends an answer"""
+
+class ExtensionObstacle(_ExtensionObstacle, metaclass=_ExtensionObstacleEnumTypeWrapper): ...
+
+NO_OBSTACLE: ExtensionObstacle.ValueType  # 0
+"""or the request has no recorded tokens"""
+REASONING_REMOVED: ExtensionObstacle.ValueType  # 1
+"""the chat template removes the reasoning of an earlier answer"""
+HISTORY_REWRITTEN: ExtensionObstacle.ValueType  # 2
+"""the chat template renders earlier messages differently when messages follow"""
+ANSWER_NOT_CLOSED: ExtensionObstacle.ValueType  # 3
+"""the answer does not end as the chat template ends an answer"""
+Global___ExtensionObstacle: _TypeAlias = ExtensionObstacle  # noqa: Y015
+
 @_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -1601,6 +1628,7 @@ class Reading(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
     chat: _builtins.bool
     """an assistant message, with separate reasoning, content and tool calls if the model has a format for them"""
     tools: _builtins.str
@@ -1609,6 +1637,8 @@ class Reading(_message.Message):
     """each token as text with its logprob, and the requested most likely tokens"""
     echo: _builtins.bool
     """the prompt's text precedes the answer, with its tokens if they have logprobs"""
+    sequences: _builtins.bool
+    """the end of the text has the drawn tokens with their logprobs"""
     def __init__(
         self,
         *,
@@ -1616,10 +1646,11 @@ class Reading(_message.Message):
         tools: _builtins.str = ...,
         logprobs: _builtins.bool = ...,
         echo: _builtins.bool = ...,
+        sequences: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "echo", b"echo", "logprobs", b"logprobs", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "echo", b"echo", "logprobs", b"logprobs", "sequences", b"sequences", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1793,6 +1824,7 @@ class RenderPromptRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     VARIABLES_FIELD_NUMBER: _builtins.int
     CONTINUE_LAST_FIELD_NUMBER: _builtins.int
+    RECORDED_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     conversation: _builtins.str
     """JSON list of messages"""
@@ -1802,6 +1834,10 @@ class RenderPromptRequest(_message.Message):
     """JSON object with further variables of the chat template; may be empty"""
     continue_last: _builtins.bool
     """the sample continues the last message, which must be the assistant's"""
+    @_builtins.property
+    def recorded(self) -> Global___RecordedTokens:
+        """absent: no part of the conversation has recorded tokens"""
+
     def __init__(
         self,
         *,
@@ -1810,10 +1846,11 @@ class RenderPromptRequest(_message.Message):
         tools: _builtins.str = ...,
         variables: _builtins.str = ...,
         continue_last: _builtins.bool = ...,
+        recorded: Global___RecordedTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "prompt", b"prompt", "recorded", b"recorded", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_last", b"continue_last", "conversation", b"conversation", "prompt", b"prompt", "text", b"text", "tools", b"tools", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_last", b"continue_last", "conversation", b"conversation", "prompt", b"prompt", "recorded", b"recorded", "text", b"text", "tools", b"tools", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -1822,13 +1859,42 @@ class RenderPromptRequest(_message.Message):
 Global___RenderPromptRequest: _TypeAlias = RenderPromptRequest  # noqa: Y015
 
 @_typing.final
+class RecordedTokens(_message.Message):
+    """The tokens of a conversation's first messages, which were drawn and must not be rendered again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    LAST_TOKEN_FIELD_NUMBER: _builtins.int
+    messages: _builtins.int
+    """number of messages with recorded tokens; the last one is a drawn answer"""
+    last_token: _builtins.int
+    """the last recorded token"""
+    def __init__(
+        self,
+        *,
+        messages: _builtins.int = ...,
+        last_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_token", b"last_token", "messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordedTokens: _TypeAlias = RecordedTokens  # noqa: Y015
+
+@_typing.final
 class RenderPromptReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
     END_TOKENS_FIELD_NUMBER: _builtins.int
+    OBSTACLE_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
-    """int32 array"""
+    """int32 array; if the recorded tokens can be extended, only the tokens after them"""
+    obstacle: Global___ExtensionObstacle.ValueType
+    """why the recorded tokens cannot be extended"""
     @_builtins.property
     def end_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """tokens that end a sequence by default"""
@@ -1838,10 +1904,11 @@ class RenderPromptReply(_message.Message):
         *,
         tokens: _builtins.bytes = ...,
         end_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        obstacle: Global___ExtensionObstacle.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_tokens", b"end_tokens", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_tokens", b"end_tokens", "obstacle", b"obstacle", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2046,15 +2113,21 @@ class TextEnd(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_CACHE_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
     prompt_cache_hit_tokens: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[_wire_pb2.SampledSequence]:
+        """if the reading asks for them, in the order of the pieces"""
+
     def __init__(
         self,
         *,
         prompt_cache_hit_tokens: _builtins.int = ...,
+        sequences: _abc.Iterable[_wire_pb2.SampledSequence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_cache_hit_tokens", b"prompt_cache_hit_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_cache_hit_tokens", b"prompt_cache_hit_tokens", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

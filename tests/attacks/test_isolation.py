@@ -47,6 +47,8 @@ WITHOUT_IDS |= {"/models/{base_model}/tokenizer"}
 FOUND_NOTHING = '{"sessions":[]}'
 # Whose name it is says the key; tests/contract/http/test_promotions.py tries out that of another's there is no word.
 WITHOUT_IDS |= {"/promotions/{name}/rollback"}
+# The server draws its id; tests/contract/http/test_recordings.py tries out that of another tenant's.
+WITHOUT_IDS |= {"/recordings/{recording_id}"}
 WITH_A_LINK = {"/downloads/{token}/{path}", "/archives/{token}", "/uploads/{token}/{name}", "/traces/{token}"}
 REPORTS = {"/audit", "/billing/usage/events", "/billing/usage/checkpoints/current"}
 
@@ -223,7 +225,7 @@ async def test_a_sample_of_another_tenant_is_reported_as_unknown(server: Attacke
 
 
 @pytest.mark.parametrize(
-    "path", ["/sessions", "/training_runs", "/checkpoints", "/promotions", "/waiting_models", "/audit"]
+    "path", ["/sessions", "/training_runs", "/checkpoints", "/promotions", "/recordings", "/waiting_models", "/audit"]
 )
 async def test_no_list_holds_anything_of_another_tenants(server: AttackedServer, path: str) -> None:
     async with owner_and_stranger(server) as (session, stranger):
@@ -243,5 +245,6 @@ def test_endpoints_without_ids_are_known(tmp_path: Any) -> None:
         "/get_server_capabilities",
         "/waiting_models",
         "/promotions",
+        "/recordings",
     } | REPORTS
     assert {path for _, path, _ in operations(api)} - with_ids - WITH_A_LINK - lists == WITHOUT_IDS

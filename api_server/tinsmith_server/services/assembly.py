@@ -31,6 +31,7 @@ from tinsmith_server.services.polling.results import Results
 from tinsmith_server.services.polling.sample_polls import SamplePolls
 from tinsmith_server.services.polling.texts import Texts
 from tinsmith_server.services.pool_demand import PoolDemand
+from tinsmith_server.services.recordings.recordings import Recordings
 from tinsmith_server.services.sampling.adapter_delivery import AdapterHints, SaveSources
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
@@ -243,6 +244,10 @@ class Services:
         return Texts(self._fleet, self.checkpoints, self.promotions, self.sampling, self.dispatch, self.long_polls)
 
     @cached_property
+    def recordings(self) -> Recordings:
+        return Recordings(self._store, self.texts, self.settings.recording_bytes_per_tenant, self._clock)
+
+    @cached_property
     def futures(self) -> Futures:
         return Futures(
             models=self.models,
@@ -326,6 +331,7 @@ class Services:
             lost_workers=LostWorkers(self._store, self._fleet),
             retention=self._retention,
             imports=self.imports,
+            recordings=self.recordings,
             inspection=self.inspection,
             usage=UsageCollection(self._store, self._fleet, self._clock),
         )

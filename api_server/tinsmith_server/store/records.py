@@ -300,6 +300,57 @@ class PromotionBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Recording:
+    """The turns that an agent takes with a model, up to a number of turns, a size and a time.
+
+    `turns` and `size_bytes` are the sums of the recorded turns. `model` is the name that the owner gave.
+    """
+
+    recording_id: str
+    tenant: str
+    model: str
+    created_at: datetime
+    expires_at: datetime
+    most_turns: int
+    most_bytes: int
+    turns: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One answer of a recording.
+
+    The prompt of the turn is the whole sequence of the turn `parent`, and then `prompt_tokens`. `reason` says why the
+    turn begins where it does. Tokens are int32 and logprobs float32, in little-endian form. `message_digests` has one
+    digest for each message after the messages of the parent; `settings_digest` is the digest of the tools and the
+    variables of the chat template.
+    """
+
+    recording_id: str
+    number: int
+    parent: int | None
+    reason: str
+    model_path: str
+    weights_digest: str
+    finish_reason: str
+    sampling: Mapping[str, Any]
+    started_at: datetime
+    ended_at: datetime
+    settings_digest: bytes
+    message_digests: bytes
+    reasoning: bytes
+    prompt_tokens: bytes
+    sampled_tokens: bytes
+    logprobs: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        parts = (self.message_digests, self.reasoning, self.prompt_tokens, self.sampled_tokens, self.logprobs)
+        return sum(len(part) for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEntry:
     """An action of a tenant on a checkpoint. The store assigns `entry_id`."""
 

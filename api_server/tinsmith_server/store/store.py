@@ -21,6 +21,7 @@ from tinsmith_server.store.queries.leases import LeaseQueries
 from tinsmith_server.store.queries.models import ModelQueries, WorkerQueries
 from tinsmith_server.store.queries.placements import PlacementQueries
 from tinsmith_server.store.queries.promotions import PromotionQueries
+from tinsmith_server.store.queries.recordings import RecordingQueries
 from tinsmith_server.store.queries.sessions import SamplingSessionQueries, SessionQueries
 from tinsmith_server.store.records import Clock
 
@@ -40,6 +41,7 @@ class Store(
     UsageQueries,
     AuditQueries,
     PromotionQueries,
+    RecordingQueries,
 ):
     """The store on SQLite or PostgreSQL. Each base class of `Store` is one area of `store/queries`.
 

@@ -246,6 +246,46 @@ promotions = Table(
     Index(None, "tenant", "tinker_path"),
 )
 
+recordings = Table(
+    "recordings",
+    metadata,
+    Column("recording_id", PlainText, primary_key=True),
+    Column("tenant", PlainText, nullable=False),
+    Column("model", PlainText, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    Column("most_turns", Int64, nullable=False),
+    Column("most_bytes", Int64, nullable=False),
+    Column("turns", Int64, nullable=False),
+    Column("size_bytes", Int64, nullable=False),
+    Index(None, "tenant", "created_at"),
+    Index(None, "expires_at"),
+)
+
+recorded_turns = Table(
+    "recorded_turns",
+    metadata,
+    Column("recording_id", PlainText, ForeignKey("recordings.recording_id"), nullable=False),
+    Column("number", Int64, nullable=False),
+    Column("parent", Int64),
+    Column("reason", PlainText, nullable=False),
+    Column("model_path", PlainText, nullable=False),
+    Column("weights_digest", PlainText, nullable=False),
+    Column("finish_reason", PlainText, nullable=False),
+    Column("sampling", JsonObject, nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("ended_at", UtcTime, nullable=False),
+    Column("settings_digest", LargeBinary, nullable=False),
+    Column("message_digests", LargeBinary, nullable=False),
+    # Text of a model may contain NUL, which no text column can hold on PostgreSQL.
+    Column("reasoning", LargeBinary, nullable=False),
+    Column("prompt_tokens", LargeBinary, nullable=False),
+    Column("sampled_tokens", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    # The row of the recording assigns the numbers, so two replicas never use the same number.
+    PrimaryKeyConstraint("recording_id", "number"),
+)
+
 garbage = Table(
     "garbage",
     metadata,

@@ -13,6 +13,10 @@ from pydantic import Field
 
 from tinsmith_server.wire.requests import MAX_SAMPLES, Count, Request, SamplingParams, SamplingSource, WholeNumbers
 
+DEFAULT_TURNS, MOST_TURNS = 512, 4096
+DEFAULT_RECORDING_BYTES, MOST_RECORDING_BYTES = 16 * 2**20, 128 * 2**20
+DEFAULT_RECORDING_SECONDS, MOST_RECORDING_SECONDS = 24 * 3600, 7 * 24 * 3600
+
 
 class InvalidPlainRequest(ValueError):
     """The request is invalid. The message is for the sender."""
@@ -34,6 +38,15 @@ class PromoteRequest(Request):
 
     model_path: str
     expected_path: str | None = None
+
+
+class CreateRecordingRequest(Request):
+    """A recording of an agent with a model: a base model, a tinker:// path of a saved sampler, or a promoted name."""
+
+    model: str
+    max_turns: int = Field(DEFAULT_TURNS, ge=1, le=MOST_TURNS)
+    max_bytes: int = Field(DEFAULT_RECORDING_BYTES, ge=1, le=MOST_RECORDING_BYTES)
+    ttl_seconds: int = Field(DEFAULT_RECORDING_SECONDS, ge=1, le=MOST_RECORDING_SECONDS)
 
 
 class PlainSampleRequest(Request):

@@ -302,6 +302,60 @@ class PromotionsResponse(Response):
     promotions: list[PromotionResponse]
 
 
+class RecordingResponse(Response):
+    """A recording, with its limits and its size. `base_url` is the base URL of the agent's OpenAI client."""
+
+    recording_id: str
+    model: str
+    base_url: str
+    created_at: datetime
+    expires_at: datetime
+    max_turns: int
+    max_bytes: int
+    turns: int
+    size_bytes: int
+
+
+class RecordingsResponse(Response):
+    recordings: list[RecordingResponse]
+    total: int
+
+
+class RecordedSegment(Response):
+    """An answer in a sequence: the tokens from `start` to before `end` were drawn in the turn `turn`."""
+
+    turn: int
+    start: int
+    end: int
+    reason: str = Field(description="why the turn begins where it does")
+    model_path: str
+    weights_digest: str
+    finish_reason: str
+    sampling_params: dict[str, Any]
+    started_at: datetime
+    ended_at: datetime
+
+
+class RecordedSequence(Response):
+    """The tokens that the model has read and drawn from the beginning of a conversation to its last answer.
+
+    `mask` is 1 for each drawn token, except for tokens that have mask 1 in another sequence. Other tokens have logprob
+    0. A sequence is `abandoned` if its first own prompt was answered again, and the agent continued with that answer.
+    """
+
+    sequence: int = Field(description="the number of the last turn")
+    reason: str = Field(description="why the sequence leaves the other sequences")
+    abandoned: bool
+    tokens: list[int]
+    logprobs: list[float]
+    mask: list[int]
+    segments: list[RecordedSegment]
+
+
+class RecordedResponse(RecordingResponse):
+    sequences: list[RecordedSequence]
+
+
 class WeightsInfoResponse(Response):
     base_model: str
     is_lora: bool = True

@@ -20,6 +20,7 @@ from tinsmith.training.promotion import (
     remove_promotion,
     rollback,
 )
+from tinsmith.training.recording import RecordedSequence, Recording, group_datums, open_recording, recordings
 from tinsmith.training.streams import (
     BufferClosed,
     MinibatchPlan,
@@ -71,6 +72,8 @@ __all__ = [
     "OfflineEvaluator",
     "Promotion",
     "RLTrainer",
+    "RecordedSequence",
+    "Recording",
     "Resumed",
     "Retention",
     "RolloutBuffer",
@@ -85,10 +88,13 @@ __all__ = [
     "from_functions",
     "from_games",
     "from_verifiers",
+    "group_datums",
     "load_task",
+    "open_recording",
     "promote",
     "promotion_history",
     "promotions",
+    "recordings",
     "remove_promotion",
     "rollback",
     "run_log",

@@ -33,6 +33,10 @@ class PromotionRefused(TrainingError):
     """An error for a promotion that the server refuses, or for a promoted name that does not exist."""
 
 
+class RecordingRefused(TrainingError):
+    """An error for a recording that the server refuses, or for a recording that was deleted or has expired."""
+
+
 class CheckpointError(TrainingError):
     """The base class of errors about checkpoints."""
 

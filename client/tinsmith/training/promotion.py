@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import httpx
 import tinker
 import typer
 from rich.table import Column, Table
-from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from tinsmith.console import AsJson, BaseUrl, fail, make_console
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
-from tinsmith.training.errors import NotOffered, PromotionRefused, TrainingError
+from tinsmith.training.errors import PromotionRefused, TrainingError
+from tinsmith.training.server_calls import Service, refusal, send
 
 PROMOTIONS = "/api/v1/promotions"
 RUN_SUMMARY = "summary.json"
-NO_SUCH_CALL = ("Not Found", "Method Not Allowed")
-"""Texts in the answers of servers without promotions.
-
-A server with promotions answers with the missing name, not with these texts.
-"""
-
-Service = tinker.ServiceClient | tinker.RestClient
 
 
 class Expected(Enum):
@@ -135,32 +125,17 @@ def _promotion(answer: Mapping[str, Any]) -> Promotion:
 def _send(
     service: Service | None, method: str, address: str, body: Mapping[str, Any] | None = None, **more: Any
 ) -> Any:
-    """Send a request through the HTTP layer of the SDK, because the SDK has no function for promotions."""
-    holder = (service or tinker.RestClient()).holder
-    content = more if body is None else {"body": body, **more}
-
-    async def call() -> Any:
-        with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
-            send: Any = getattr(client, method.lower())
-            return (await send(address, cast_to=httpx.Response, **content)).json()
-
-    request: Future[Any] = holder.run_coroutine_threadsafe(call()).future()
-    try:
-        return request.result()
-    except tinker.APIStatusError as error:
-        raise explained(error.status_code, error.body) or error from error
+    return send(service, method, address, body, explain=explained, **more)
 
 
-def explained(status: int, body: object) -> NotOffered | PromotionRefused | None:
+def explained(status: int, body: object) -> TrainingError | None:
     """Return the error for a refusal. For a refusal that is not about promotions, return None."""
-    detail = str(body.get("detail", "")) if isinstance(body, Mapping) else ""
-    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and (
-        not detail or any(words in detail for words in NO_SUCH_CALL)
-    ):
-        return NotOffered("this server has no stable names for samplers: use the sampler's path instead")
-    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY):
-        return PromotionRefused(detail)
-    return None
+    return refusal(
+        status,
+        body,
+        refused=PromotionRefused,
+        not_offered="this server has no stable names for samplers: use the sampler's path instead",
+    )
 
 
 OTHER_COLUMNS_WIDTH = 60

@@ -20,7 +20,7 @@ def fleet() -> Iterator[FakeFleet]:
 ONE, TWO = "one server", pytest.param("two in turn", marks=pytest.mark.slow("the same of two servers"))
 ALSO_OF_TWO = {
     *("test_traps", "test_checkpoints", "test_copies", "test_models", "test_plain_http", "test_promotions"),
-    "test_sessions",
+    *("test_recordings", "test_sessions"),
 }
 """Modules about what one request leaves for the next one. What others promise ends with its request."""
 

@@ -38,6 +38,7 @@ OTHERS: dict[str, Any] = {
     "sessions": [],
     "project_id": "project",
     "custom_loss_seq_id": 0,
+    "recording_id": "rec-0",
     **written(node("loss", "sum", ref("logprobs"), op="call_method")),
 }
 

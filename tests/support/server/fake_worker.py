@@ -40,6 +40,8 @@ LORA = worker_pb2.LoraConfig(rank=8, alpha=32, train_attn=True, train_mlp=True, 
 SAVED_BYTES = 11
 SAVED_FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 END_TOKEN = 7
+DRAWN, DRAWN_LOGPROBS = (301, 302), (-0.5, -1.25, -0.125)
+"""The tokens of a recorded answer before its end, and the logprobs of all."""
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -48,6 +50,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     text_breaks = 0
     """The number of calls for a text that end with their connection."""
     metrics = worker_pb2.WorkerMetrics()
+    obstacle = worker_pb2.NO_OBSTACLE
+    """The reason why recorded tokens cannot be extended."""
+    reasoning = ""
+    tool_call: worker_pb2.ToolCall | None = None
+    """The call of each answer, as `reasoning` is its reasoning."""
 
     def __init__(self, adapter_slots: int = 0) -> None:
         self.adapter_slots = adapter_slots
@@ -257,12 +264,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def RenderPrompt(
         self, request: worker_pb2.RenderPromptRequest, context: Context
     ) -> worker_pb2.RenderPromptReply:
-        """Render a token for each character."""
+        """Render a token for each character; behind recorded tokens, only those of the messages after them."""
         self.prompts.append(request)
         if self.prompt_refusal:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.prompt_refusal)
-        tokens = array("i", list((request.text or request.conversation).encode()))
-        return worker_pb2.RenderPromptReply(tokens=tokens.tobytes(), end_tokens=[END_TOKEN])
+        text = request.text or request.conversation
+        if request.HasField("recorded") and not self.obstacle:
+            text = json.dumps(json.loads(text)[request.recorded.messages :])
+        obstacle = self.obstacle if request.HasField("recorded") else worker_pb2.NO_OBSTACLE
+        tokens = array("i", list(text.encode())).tobytes()
+        return worker_pb2.RenderPromptReply(tokens=tokens, end_tokens=[END_TOKEN], obstacle=obstacle)
 
     @override
     async def AwaitText(self, request: worker_pb2.AwaitTextRequest, context: Context) -> worker_pb2.AwaitTextReply:
@@ -276,7 +287,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         sample = self.samples.get(request.request_id)
         if sample is None:
             return worker_pb2.AwaitTextReply(not_found=worker_pb2.NotFound())
-        texts = [worker_pb2.TextPiece(sequence=index, content="Hello") for index in range(sample.num_samples)]
+        first = worker_pb2.TextPiece(content="Hello")
+        if self.reasoning:
+            first = worker_pb2.TextPiece(reasoning=self.reasoning, content="Hello")
+        if self.tool_call is not None:
+            first.tool_call.CopyFrom(self.tool_call)
+        texts = [worker_pb2.TextPiece(sequence=index) for index in range(sample.num_samples)]
+        for text in texts:
+            text.MergeFrom(first)
         if is_held:
             if request.seen:
                 await asyncio.sleep(request.timeout_seconds)
@@ -286,7 +304,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         ends = [worker_pb2.TextPiece(sequence=index, end=end) for index in range(sample.num_samples)]
         return worker_pb2.AwaitTextReply(
             pieces=[*texts, *ends][request.seen :],
-            end=worker_pb2.TextEnd(prompt_cache_hit_tokens=1),
+            end=worker_pb2.TextEnd(prompt_cache_hit_tokens=1, sequences=_drawn(sample)),
             sampled_tokens=5 * sample.num_samples,
         )
 
@@ -417,6 +435,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         sequence = wire_pb2.SampledSequence(stop_reason=wire_pb2.LENGTH, tokens=bytes(4))
         sequences = [sequence] * request.num_samples
         return proto_result(wire_pb2.SampleResponse(sequences=sequences).SerializeToString())
+
+
+def _drawn(sample: worker_pb2.SampleRequest) -> list[wire_pb2.SampledSequence]:
+    """Return the tokens of the answer, other ones than its text would be rendered to."""
+    if not sample.reading.sequences:
+        return []
+    tokens, logprobs = array("i", [*DRAWN, END_TOKEN]).tobytes(), array("f", DRAWN_LOGPROBS).tobytes()
+    return [wire_pb2.SampledSequence(tokens=tokens, logprobs=logprobs)] * sample.num_samples
 
 
 def write_checkpoint(folder: Path, files: Mapping[str, bytes]) -> str:

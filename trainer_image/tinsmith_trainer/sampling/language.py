@@ -63,6 +63,12 @@ class Language(Protocol):
         Raises UserError with the message of the chat template if the template refuses the conversation.
         """
 
+    def extend(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
+        """Return the tokens after the recorded tokens of the request.
+
+        Raises CannotExtend, and the errors of `render`.
+        """
+
     def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
         """Return a parser of answers to this prompt, or None if the model's message format is unknown.
 

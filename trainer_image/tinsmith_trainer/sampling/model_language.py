@@ -18,6 +18,7 @@ from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
 from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.sampling.continuations import CannotExtend, continuation
 from tinsmith_trainer.sampling.language import Delta, TextParser
 from tinsmith_trainer.wire.unknown_fields import unknown_fields_of
 
@@ -56,12 +57,26 @@ class ModelLanguage:
             raise UserError(reason)
         if request.WhichOneof("prompt") == "text":
             return self._tokens(request.text, add_special_tokens=True)
-        return self._conversation(
-            _read("messages", request.conversation, list),
-            _read("tools", request.tools or "[]", list),
-            _read("chat_template_kwargs", request.variables or "{}", dict),
-            continue_last=request.continue_last,
-        )
+        messages: list[Any] = _read("messages", request.conversation, list)
+        return self._tokens(self._rendered(messages, self._options(request)), add_special_tokens=False)
+
+    def extend(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
+        if reason := unknown_fields_of(request):
+            raise UserError(reason)
+        options = self._options(request)
+
+        def rendered(messages: Sequence[Mapping[str, Any]], begins_answer: bool) -> str:
+            try:
+                return self._rendered(list(messages), {**options, "add_generation_prompt": begins_answer})
+            except UserError as error:
+                raise CannotExtend(worker_pb2.HISTORY_REWRITTEN) from error
+
+        ends = {token: self.tokenizer.decode([token], skip_special_tokens=False) for token in self.eos_token_ids}
+        found = continuation(rendered, _read("messages", request.conversation, list), request.recorded, ends)
+        tokens = self._tokens(found.text, add_special_tokens=False)
+        if tokens[0] != found.end:
+            raise CannotExtend(worker_pb2.ANSWER_NOT_CLOSED)
+        return tokens[1:] if found.end_is_recorded else tokens
 
     @cached_property
     def response_template(self) -> Mapping[str, Any] | None:
@@ -92,23 +107,23 @@ class ModelLanguage:
     def _model_type(self) -> str:
         return str(json.loads((self.directory / "config.json").read_text()).get("model_type", ""))
 
-    def _conversation(
-        self, messages: list[Any], tools: list[Any], variables: dict[str, Any], *, continue_last: bool
-    ) -> list[int]:
+    def _options(self, request: worker_pb2.RenderPromptRequest) -> dict[str, Any]:
+        """Return the options of the chat template. Raises UserError."""
+        tools = _read("tools", request.tools or "[]", list)
+        variables = _read("chat_template_kwargs", request.variables or "{}", dict)
         if self.tokenizer.chat_template is None:
             raise UserError(
                 "This model has no chat template, so a conversation cannot be put to it. Send a text as a completion."
             )
         if taken := sorted(_parameters(self.tokenizer.apply_chat_template) & variables.keys()):
             raise UserError(f"chat_template_kwargs: {', '.join(taken)} cannot be set by a request.")
-        options = {
+        return {
             "tools": tools or None,
-            "add_generation_prompt": not continue_last,
-            "continue_final_message": continue_last,
+            "add_generation_prompt": not request.continue_last,
+            "continue_final_message": request.continue_last,
             "tokenize": False,
             **variables,
         }
-        return self._tokens(self._rendered(messages, options), add_special_tokens=False)
 
     def _rendered(self, messages: list[Any], options: dict[str, Any]) -> str:
         """Render the messages.

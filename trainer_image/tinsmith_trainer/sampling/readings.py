@@ -30,6 +30,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.tokens = 0  # drawn by all sequences together
+        self.with_sequences = False
         self._sequences: Items[SequenceReading] = ()
         self._echo: PromptEcho | None = None
         self._pieces: list[worker_pb2.TextPiece] = []
@@ -44,6 +45,7 @@ class Reading:
         """
         if request.echo and request.logprobs and not job.prompt_logprobs:
             raise ValueError("an echo with logprobs needs prompt_logprobs")
+        self.with_sequences = request.sequences
         rule = StopRule.of(job.params, language.eos_token_ids)
         parsers = [_parser(language, job, request) for _ in range(job.num_samples)]
         self._sequences = [

@@ -97,12 +97,13 @@ class _Sample:
 class Read:
     """The new text of a sample since the reader's previous read. `result` is None while the sample runs.
 
-    `tokens` counts the tokens drawn so far.
+    `tokens` counts the tokens drawn so far. `with_sequences` means that the reader needs the tokens of the result, too.
     """
 
     pieces: Sequence[worker_pb2.TextPiece]
     tokens: int
     result: bytes | Failure | None
+    with_sequences: bool
 
 
 class Samples:
@@ -206,7 +207,8 @@ class Samples:
             if sample.result is None:
                 raise KeyError(request_id)
             self._note_fetched(sample)
-        return Read(sample.reading.behind(seen), sample.reading.tokens, sample.result)
+        reading = sample.reading
+        return Read(reading.behind(seen), reading.tokens, sample.result, reading.with_sequences)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a sample. Unknown IDs are ignored."""

@@ -31,6 +31,8 @@ from tinsmith_trainer.errors import (
 )
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import UnknownModel
+from tinsmith_trainer.sampling.continuations import CannotExtend
+from tinsmith_trainer.sampling.language import Language
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.worker.client_activity import ClientActivity, CountCalls
@@ -125,11 +127,10 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
         samples = self._samples or await _refuse(context, SAMPLES_NOTHING)
         language = samples.sampler.language or await _refuse(context, KNOWS_TOKENS_ALONE)
         try:
-            render = partial(language.render, request)
-            tokens = await self._rendering.run(tenant_of(context), request.ByteSize(), render)
+            render = partial(_rendered, language, request)
+            return await self._rendering.run(tenant_of(context), request.ByteSize(), render)
         except UserError as error:
             await _abort(context, error)
-        return worker_pb2.RenderPromptReply(tokens=np.array(tokens, "<i4").tobytes(), end_tokens=language.eos_token_ids)
 
     @override
     async def AwaitText(self, request: worker_pb2.AwaitTextRequest, context: Context) -> worker_pb2.AwaitTextReply:
@@ -148,6 +149,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
             case payload:
                 response = wire_pb2.SampleResponse.FromString(payload)
                 reply.end.prompt_cache_hit_tokens = response.prompt_cache_hit_tokens
+                reply.end.sequences.extend(response.sequences if read.with_sequences else ())
                 reply.end.SetInParent()
         return reply
 
@@ -361,6 +363,17 @@ async def serve(servicer: SamplingServicer, address: str, tls: TlsDirectory | No
         raise ServerError(f"Nothing can be served on {address}: {error}. Choose a free address.") from error
     await server.start()
     return server
+
+
+def _rendered(language: Language, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:
+    """Return the prompt's tokens, or only the tokens after the recorded tokens. Raises UserError."""
+    obstacle = worker_pb2.NO_OBSTACLE
+    try:
+        tokens = language.extend(request) if request.HasField("recorded") else language.render(request)
+    except CannotExtend as error:
+        tokens, obstacle = language.render(request), error.obstacle
+    packed = np.array(tokens, "<i4").tobytes()
+    return worker_pb2.RenderPromptReply(tokens=packed, end_tokens=language.eos_token_ids, obstacle=obstacle)
 
 
 async def _refuse(context: Context, reason: str) -> NoReturn:

@@ -109,6 +109,8 @@ def conversation_as(model: type[M], *, samples: bool = True) -> Callable[..., Aw
 
 SHORT = "/v1"
 OPENAI = "/oai/api/v1"
+RECORDED = "/oai/recordings/{recording_id}/v1"
+"""The path of an agent's calls, whose turns are recorded."""
 ANTHROPIC = "/anthropic/api/v1"
 ANTHROPIC_CALLS = ("/messages", "/messages/count_tokens")
 VERSION_HEADER = b"anthropic-version"
@@ -161,12 +163,12 @@ def add_not_here(router: APIRouter, paths: Sequence[str], calls: str, base_path:
     """Add routes for wrong paths, after all other routes.
 
     The added routes answer with the right base URL in the dialect's form. `calls` are the names of the calls below
-    `base_path`.
+    `base_path`, which may have the parameters of the path.
     """
 
     async def not_here(request: Request) -> None:
         path = request.scope.get(_SENT_PATH, request.url.path)
-        right = base_url(request, base_path)
+        right = base_url(request, base_path.format_map(request.path_params))
         raise NotFound(
             f"{request.method} {path} is not a call of this server, which has {calls}; set the client's base URL to "
             f"{right}"

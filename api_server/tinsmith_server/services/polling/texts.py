@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import wire_pb2, worker_pb2
 
 from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerError, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
@@ -22,6 +22,7 @@ from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.sampling.dispatch import CANCEL_SECONDS, Dispatch, Need
 from tinsmith_server.services.sampling.sampling import Sampler, Sampling
+from tinsmith_server.store.records import SamplingSession
 from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, TokenUsage
 from tinsmith_server.wire.ids import KIND_OF_TYPE, SampleId, TinkerPath
 
@@ -44,6 +45,18 @@ class NamedModel:
 
     name: str
     created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a sample: a saved sampler with the digest of its manifest, or a base model without a digest."""
+
+    path: str
+    digest: str
+
+    @classmethod
+    def of(cls, session: SamplingSession) -> Weights:
+        return cls(session.model_path or session.base_model, session.manifest_digest or "")
 
 
 class Texts:
@@ -87,6 +100,12 @@ class Texts:
         sampler = await self._sampling.once(tenant, model)
         return len((await self._rendered(sampler, prompt)).tokens) // TOKEN_BYTES
 
+    async def render(
+        self, tenant: str, model: str, request: worker_pb2.RenderPromptRequest
+    ) -> worker_pb2.RenderPromptReply:
+        """Return the tokens of a prompt. Raises NotFound, Unprocessable, TooManySamples."""
+        return await self._rendered(await self._sampling.once(tenant, model), Prompt(request))
+
     async def begin(self, tenant: str, request: TextRequest) -> list[Generation]:
         """Submit one sample for each prompt.
 
@@ -99,7 +118,8 @@ class Texts:
                 rendered = await self._rendered(sampler, prompt)
                 message = _sample_request(request, rendered)
                 sample = await _patiently(partial(self._sampling.submit_once, sampler, number, message))
-                begun.append(Generation(self, tenant, sample, len(rendered.tokens) // TOKEN_BYTES))
+                weights = Weights.of(sampler.session)
+                begun.append(Generation(self, tenant, sample, len(rendered.tokens) // TOKEN_BYTES, weights))
         except BaseException:
             await asyncio.shield(stop_all(begun))
             raise
@@ -157,12 +177,15 @@ class Texts:
 class Generation:
     """The running sample of one prompt. The owner of this object must stop the sample."""
 
-    def __init__(self, texts: Texts, tenant: str, sample: SampleId, prompt_tokens: int) -> None:
+    def __init__(self, texts: Texts, tenant: str, sample: SampleId, prompt_tokens: int, weights: Weights) -> None:
         self._texts = texts
         self._tenant = tenant
         self._sample = sample
         self._is_over = False
         self.usage = TokenUsage(prompt=prompt_tokens)
+        self.weights = weights
+        self.drawn: Sequence[wire_pb2.SampledSequence] = ()
+        """The drawn tokens of a recorded request, after the end of the sample."""
 
     async def pieces(self) -> AsyncIterator[Pieces]:
         """Yield the pieces until the sample ends.
@@ -177,6 +200,7 @@ class Generation:
             if reply.WhichOneof("state") == "end":
                 self._is_over = True
                 self.usage.cached = reply.end.prompt_cache_hit_tokens
+                self.drawn = reply.end.sequences
             yield reply.pieces
 
     def release_quota(self) -> None:
@@ -228,6 +252,10 @@ def _sample_request(request: TextRequest, rendered: worker_pb2.RenderPromptReply
         prompt_logprobs=request.echo and request.logprobs is not None,
         topk_prompt_logprobs=(request.logprobs or 0) if request.echo else 0,
         reading=worker_pb2.Reading(
-            chat=request.chat, tools=request.tools, logprobs=request.logprobs is not None, echo=request.echo
+            chat=request.chat,
+            tools=request.tools,
+            logprobs=request.logprobs is not None,
+            echo=request.echo,
+            sequences=request.is_recorded,
         ),
     )

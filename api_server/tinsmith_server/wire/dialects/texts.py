@@ -49,7 +49,7 @@ class TextRequest:
 
     A sequence ends at `stops` and at the model's own end tokens. `logprobs` is the number of most likely tokens that
     are returned with each token. If `logprobs` is None, no logprobs are returned. With `echo`, the prompt is returned
-    before the answer.
+    before the answer. With `is_recorded`, the sampler also returns the drawn tokens with their logprobs.
     """
 
     model: str
@@ -61,6 +61,7 @@ class TextRequest:
     tools: str = ""
     logprobs: int | None = None
     echo: bool = False
+    is_recorded: bool = False
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ def upgrade() -> None:
     _models_and_workers()
     _sampling_sessions()
     _checkpoints_and_promotions()
+    _recordings()
     _accounts()
     _installation()
 
@@ -199,6 +200,45 @@ def _checkpoints_and_promotions() -> None:
         sa.PrimaryKeyConstraint("tenant", "name", "number", name="pk_promotions"),
     )
     op.create_index("ix_promotions_tenant_tinker_path", "promotions", ["tenant", "tinker_path"])
+
+
+def _recordings() -> None:
+    op.create_table(
+        "recordings",
+        sa.Column("recording_id", sa.Text(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("created_at", _TIME, nullable=False),
+        sa.Column("expires_at", _TIME, nullable=False),
+        sa.Column("most_turns", sa.BigInteger(), nullable=False),
+        sa.Column("most_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("turns", sa.BigInteger(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("recording_id", name="pk_recordings"),
+    )
+    op.create_index("ix_recordings_tenant_created_at", "recordings", ["tenant", "created_at"])
+    op.create_index("ix_recordings_expires_at", "recordings", ["expires_at"])
+    op.create_table(
+        "recorded_turns",
+        sa.Column("recording_id", sa.Text(), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("parent", sa.BigInteger()),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("model_path", sa.Text(), nullable=False),
+        sa.Column("weights_digest", sa.Text(), nullable=False),
+        sa.Column("finish_reason", sa.Text(), nullable=False),
+        sa.Column("sampling", sa.JSON(), nullable=False),
+        sa.Column("started_at", _TIME, nullable=False),
+        sa.Column("ended_at", _TIME, nullable=False),
+        sa.Column("settings_digest", sa.LargeBinary(), nullable=False),
+        sa.Column("message_digests", sa.LargeBinary(), nullable=False),
+        sa.Column("reasoning", sa.LargeBinary(), nullable=False),
+        sa.Column("prompt_tokens", sa.LargeBinary(), nullable=False),
+        sa.Column("sampled_tokens", sa.LargeBinary(), nullable=False),
+        sa.Column("logprobs", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("recording_id", "number", name="pk_recorded_turns"),
+        sa.ForeignKeyConstraint(["recording_id"], ["recordings.recording_id"], name="fk_recorded_turns_recording_id"),
+    )
 
 
 def _accounts() -> None:

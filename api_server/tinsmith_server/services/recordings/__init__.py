@@ -1,0 +1,1 @@
+"""Recordings of agents: the tokens, logprobs and weights of each turn."""
