@@ -76,7 +76,7 @@ def rollout(path: str, question: str, expected: str) -> tuple[Recording, float]:
 
 
 def main() -> None:
-    model = tinker.ServiceClient().create_lora_training_client(MODEL, rank=16, seed=1).result()
+    model = tinker.ServiceClient().create_lora_training_client(MODEL, rank=32, seed=1).result()
     demonstrate(model)
     for step in range(STEPS):
         path = model.save_weights_for_sampler(f"step-{step}").result().path

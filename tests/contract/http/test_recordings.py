@@ -109,7 +109,7 @@ async def test_tool_results_extend_and_dropped_reasoning_comes_back_from_the_rec
 )
 @one_server
 async def test_a_template_that_cannot_extend_begins_a_sequence_with_its_reason(
-    server: TestedServer, obstacle: worker_pb2.ExtensionObstacle, reason: str
+    server: TestedServer, obstacle: worker_pb2.ExtensionObstacle.ValueType, reason: str
 ) -> None:
     recording = await opened(server)
     first = await answered(server, recording, ASK)

@@ -30,7 +30,7 @@ Render = Callable[[Sequence[Message], bool], str]
 class CannotExtend(Exception):
     """The recorded tokens cannot be extended by this conversation."""
 
-    def __init__(self, obstacle: worker_pb2.ExtensionObstacle) -> None:
+    def __init__(self, obstacle: worker_pb2.ExtensionObstacle.ValueType) -> None:
         super().__init__(worker_pb2.ExtensionObstacle.Name(obstacle))
         self.obstacle = obstacle
 

@@ -25,7 +25,7 @@ from tinsmith_server.wire.responses import RecordedSequence
 log = get_logger(__name__)
 
 RECORDINGS_PER_TENANT = 4096
-OBSTACLES: Mapping[worker_pb2.ExtensionObstacle, Reason] = {
+OBSTACLES: Mapping[worker_pb2.ExtensionObstacle.ValueType, Reason] = {
     worker_pb2.REASONING_REMOVED: "reasoning_removed",
     worker_pb2.HISTORY_REWRITTEN: "history_rewritten",
     worker_pb2.ANSWER_NOT_CLOSED: "answer_not_closed",
