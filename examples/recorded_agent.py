@@ -15,19 +15,25 @@ PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}]
 
 
-def agent(client: OpenAI, question: str) -> str:
-    """Answer the question. The model may call the tool in up to three turns."""
+def agent(client: OpenAI, question: str) -> list[Any]:
+    """Return the conversation about the question. The model may call the tool in up to three turns."""
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(4):
         answer = client.chat.completions.create(model="any", messages=messages, tools=TOOLS, max_tokens=48)
         message = answer.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
-        if not message.tool_calls:
-            return message.content or ""
-        for call in message.tool_calls:
+        for call in message.tool_calls or []:
             result = calculate(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return ""
+        if not message.tool_calls:
+            break
+    return messages
+
+
+def reward_of(messages: list[Any], expected: str) -> float:
+    """Return 0.5 for the right use of the tool, and 0.5 for the right answer."""
+    is_used = any(message["role"] == "tool" and message["content"] == expected for message in messages)
+    return 0.5 * is_used + 0.5 * (messages[-1].get("content") == expected)
 
 
 def calculate(arguments: str) -> str:
@@ -56,9 +62,9 @@ def demonstrate(model: tinker.TrainingClient) -> None:
             )
             whole = tokenizer.apply_chat_template(messages[:end], tools=TOOLS, tokenize=False)
             data.append(datum(tokenizer, prompt, whole.removeprefix(prompt).rstrip("\n")))
-    for _ in range(60):
+    for _ in range(80):
         model.forward_backward(data, "cross_entropy")
-        step = model.optim_step(types.AdamParams(learning_rate=5e-3))
+        step = model.optim_step(types.AdamParams(learning_rate=3e-3))
     step.result()
 
 
@@ -72,7 +78,7 @@ def datum(tokenizer: Any, prompt: str, answer: str) -> types.Datum:
 def rollout(path: str, question: str, expected: str) -> tuple[Recording, float]:
     recording = open_recording(path, ttl_seconds=3600)
     client = OpenAI(base_url=recording.base_url, api_key=os.environ["TINKER_API_KEY"])
-    return recording, float(agent(client, question) == expected)
+    return recording, reward_of(agent(client, question), expected)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What is rendered behind recorded tokens, for chat templates of several makers."""
+"""Chat templates of several makers render only what follows recorded tokens, or say why they cannot."""
 
 from __future__ import annotations
 
