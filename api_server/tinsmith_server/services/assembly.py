@@ -331,7 +331,6 @@ class Services:
             lost_workers=LostWorkers(self._store, self._fleet),
             retention=self._retention,
             imports=self.imports,
-            recordings=self.recordings,
             inspection=self.inspection,
             usage=UsageCollection(self._store, self._fleet, self._clock),
         )

@@ -1,4 +1,4 @@
-"""The reaper of silent sessions and lost workers.
+"""The reaper of silent sessions, expired recordings and lost workers.
 
 The reaper ends silent sessions, and ends models with a permanently lost worker.
 """
@@ -108,6 +108,11 @@ class Reaper:
             for model in await self._store.models_of_worker(worker.worker_id, ["bound"])
         ]
         await asyncio.gather(*(self._release_quietly(model, save=True, reason=reason) for model, reason in models))
+
+    async def delete_expired_recordings(self) -> None:
+        """Delete the recordings of agents whose time is over."""
+        while count := await self._store.delete_expired_recordings(self._clock()):
+            log.info("expired recordings deleted", count=count)
 
     async def _release_quietly(self, model: Model, *, save: bool, reason: str = "") -> None:
         try:

@@ -15,7 +15,6 @@ from tinsmith_server.services.background.leases import Leases
 from tinsmith_server.services.background.reaper import LostWorkers, Reaper
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.checkpoints.worker_events import Events
-from tinsmith_server.services.recordings.recordings import Recordings
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.submission import Submission
@@ -58,7 +57,6 @@ class Background:
         lost_workers: LostWorkers,
         retention: Retention,
         imports: AdapterImports,
-        recordings: Recordings,
         inspection: Inspection,
         usage: UsageCollection,
     ) -> None:
@@ -73,7 +71,6 @@ class Background:
         self._lost_workers = lost_workers
         self._retention = retention
         self._imports = imports
-        self._recordings = recordings
         self._inspection = inspection
         self._usage = usage
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,7 +124,7 @@ class Background:
     async def _sweep(self) -> None:
         await self._retention.sweep()
         await self._imports.sweep()
-        await self._recordings.sweep()
+        await self._reaper.delete_expired_recordings()
         await self._usage.sweep()
         await self._sessions.sweep()
         await self._store.delete_expired_replicas()

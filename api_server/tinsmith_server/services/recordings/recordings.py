@@ -12,7 +12,6 @@ import orjson
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import NotFound, Unprocessable
-from tinsmith_server.logs import get_logger
 from tinsmith_server.services.polling.texts import Generation, Texts
 from tinsmith_server.services.recordings.histories import Conversation, History, Place, Reason, own_digests
 from tinsmith_server.services.recordings.sequences import sequences_of
@@ -21,8 +20,6 @@ from tinsmith_server.store.store import Store
 from tinsmith_server.wire.dialects.texts import Message, Prompt, TextRequest
 from tinsmith_server.wire.plain_requests import CreateRecordingRequest
 from tinsmith_server.wire.responses import RecordedSequence
-
-log = get_logger(__name__)
 
 RECORDINGS_PER_TENANT = 4096
 OBSTACLES: Mapping[worker_pb2.ExtensionObstacle.ValueType, Reason] = {
@@ -99,11 +96,6 @@ class Recordings:
         """Delete the recording with its turns. Raises NotFound."""
         await self.get(tenant, recording_id)
         await self._store.delete_recording(tenant, recording_id)
-
-    async def sweep(self) -> None:
-        """Delete expired recordings."""
-        while count := await self._store.delete_expired_recordings(self._clock()):
-            log.info("expired recordings deleted", count=count)
 
     async def prepare(self, tenant: str, recording_id: str, request: TextRequest) -> RecordedRequest:
         """Return the request with the tokens of its prompts.
