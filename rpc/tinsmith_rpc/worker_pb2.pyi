@@ -161,6 +161,28 @@ ANSWER_NOT_CLOSED: ExtensionObstacle.ValueType  # 3
 """the answer does not end as the chat template ends an answer"""
 Global___ExtensionObstacle: _TypeAlias = ExtensionObstacle  # noqa: Y015
 
+class _LogprobStage:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogprobStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobStage.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOGPROB_STAGE_UNSPECIFIED: _LogprobStage.ValueType  # 0
+    BEFORE_MASK: _LogprobStage.ValueType  # 1
+    """the model's own"""
+    AFTER_MASK: _LogprobStage.ValueType  # 2
+    """with forbidden tokens masked, and the server's penalties and biases applied"""
+
+class LogprobStage(_LogprobStage, metaclass=_LogprobStageEnumTypeWrapper):
+    """The logits from which logprobs are computed."""
+
+LOGPROB_STAGE_UNSPECIFIED: LogprobStage.ValueType  # 0
+BEFORE_MASK: LogprobStage.ValueType  # 1
+"""the model's own"""
+AFTER_MASK: LogprobStage.ValueType  # 2
+"""with forbidden tokens masked, and the server's penalties and biases applied"""
+Global___LogprobStage: _TypeAlias = LogprobStage  # noqa: Y015
+
 @_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -1511,6 +1533,26 @@ Global___SaveSource: _TypeAlias = SaveSource  # noqa: Y015
 class SampleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SAMPLING_SESSION_ID_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
@@ -1533,6 +1575,10 @@ class SampleRequest(_message.Message):
     PROMPT_ALT_TOKENS_K_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     READING_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     sampling_session_id: _builtins.str
     prompt_tokens: _builtins.bytes
@@ -1553,6 +1599,10 @@ class SampleRequest(_message.Message):
     """0: none"""
     topk_sample_logprobs: _builtins.int
     prompt_alt_tokens_k: _builtins.int
+    frequency_penalty: _builtins.float
+    """per earlier occurrence of a token in the sequence; 0: off"""
+    presence_penalty: _builtins.float
+    """for a token that is in the sequence; 0: off"""
     @_builtins.property
     def adapter(self) -> Global___AdapterRef: ...
     @_builtins.property
@@ -1572,6 +1622,14 @@ class SampleRequest(_message.Message):
     @_builtins.property
     def reading(self) -> Global___Reading:
         """absent: only tokens are requested"""
+
+    @_builtins.property
+    def constraint(self) -> Global___Constraint:
+        """absent: any tokens"""
+
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """added to the logits of these tokens"""
 
     def __init__(
         self,
@@ -1598,10 +1656,14 @@ class SampleRequest(_message.Message):
         prompt_alt_tokens_k: _builtins.int = ...,
         images: _abc.Iterable[Global___PromptImage] | None = ...,
         reading: Global___Reading | None = ...,
+        constraint: Global___Constraint | None = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "max_tokens", b"max_tokens", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "reading", b"reading", "rejection", b"rejection", "seed", b"seed", "target_prompt_logprobs", b"target_prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "constraint", b"constraint", "max_tokens", b"max_tokens", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "reading", b"reading", "rejection", b"rejection", "seed", b"seed", "target_prompt_logprobs", b"target_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "has_stop", b"has_stop", "images", b"images", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_alt_tokens_k", b"prompt_alt_tokens_k", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "prompt_tokens", b"prompt_tokens", "reading", b"reading", "rejection", b"rejection", "request_id", b"request_id", "sampling_session_id", b"sampling_session_id", "seed", b"seed", "stop_strings", b"stop_strings", "stop_tokens", b"stop_tokens", "target_prompt_logprobs", b"target_prompt_logprobs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "has_stop", b"has_stop", "images", b"images", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "presence_penalty", b"presence_penalty", "prompt_alt_tokens_k", b"prompt_alt_tokens_k", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "prompt_tokens", b"prompt_tokens", "reading", b"reading", "rejection", b"rejection", "request_id", b"request_id", "sampling_session_id", b"sampling_session_id", "seed", b"seed", "stop_strings", b"stop_strings", "stop_tokens", b"stop_tokens", "target_prompt_logprobs", b"target_prompt_logprobs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -1617,6 +1679,93 @@ class SampleRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
+
+@_typing.final
+class Constraint(_message.Message):
+    """What a sequence may be. The sampler masks every token that cannot continue such a sequence. An invalid constraint makes
+    the sample fail before its first token.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    OR_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """the text is JSON that fits this schema"""
+    regex: _builtins.str
+    """the whole text fits this regular expression"""
+    @_builtins.property
+    def json_object(self) -> Global___JsonObject:
+        """the text is a JSON object"""
+
+    @_builtins.property
+    def tool_calls(self) -> Global___ToolCalls:
+        """the text is calls of Reading.tools in the model's own format"""
+
+    @_builtins.property
+    def or_tool_calls(self) -> Global___ToolCalls:
+        """set: the text may also be calls"""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        json_object: Global___JsonObject | None = ...,
+        regex: _builtins.str = ...,
+        tool_calls: Global___ToolCalls | None = ...,
+        or_tool_calls: Global___ToolCalls | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "or_tool_calls", b"or_tool_calls", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "or_tool_calls", b"or_tool_calls", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "tool_calls"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
+class JsonObject(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JsonObject: _TypeAlias = JsonObject  # noqa: Y015
+
+@_typing.final
+class ToolCalls(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SINGLE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """the only tool that may be called; empty: any tool"""
+    single: _builtins.bool
+    """one call, not several"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        single: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "single", b"single"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCalls: _TypeAlias = ToolCalls  # noqa: Y015
 
 @_typing.final
 class Reading(_message.Message):
@@ -1996,9 +2145,12 @@ class TextPiece(_message.Message):
     TOOL_CALL_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    LOGPROB_STAGE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     content: _builtins.str
     reasoning: _builtins.str
+    logprob_stage: Global___LogprobStage.ValueType
+    """of the tokens; set if the request has a constraint, penalties or biases"""
     @_builtins.property
     def tool_call(self) -> Global___ToolCall: ...
     @_builtins.property
@@ -2016,10 +2168,11 @@ class TextPiece(_message.Message):
         tool_call: Global___ToolCall | None = ...,
         tokens: _abc.Iterable[Global___TokenText] | None = ...,
         end: Global___SequenceEnd | None = ...,
+        logprob_stage: Global___LogprobStage.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "tool_call", b"tool_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "end", b"end", "reasoning", b"reasoning", "sequence", b"sequence", "tokens", b"tokens", "tool_call", b"tool_call"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "end", b"end", "logprob_stage", b"logprob_stage", "reasoning", b"reasoning", "sequence", b"sequence", "tokens", b"tokens", "tool_call", b"tool_call"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -178,6 +178,67 @@ def test_the_same_answer_in_anthropics_words(claude: anthropic.Anthropic, taught
         assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
 
 
+PERSON: Any = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ada", "Bob"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+AS_PERSON: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+
+
+def is_person(text: str | None) -> bool:
+    read = json.loads(text or "")
+    return sorted(read) == ["age", "name"] and read["name"] in ("Ada", "Bob") and 0 <= read["age"] <= 99
+
+
+def test_a_random_model_answers_in_the_requested_format(oai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    asked: Any = {"model": MODEL, "messages": QUESTION, "response_format": AS_PERSON, "n": 4, "seed": 3}
+    whole = oai.chat.completions.create(**asked, logprobs=True)
+    assert [(is_person(one.message.content), one.finish_reason) for one in whole.choices] == [(True, "stop")] * 4
+    assert {getattr(one.logprobs, "stage", None) for one in whole.choices} == {"before_mask"}
+    *chunks, _ = chunks_of(oai, **asked)
+    streamed = ["".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i) for i in range(4)]
+    assert streamed == [one.message.content for one in whole.choices]
+    short = oai.chat.completions.create(**asked | {"n": 1}, max_tokens=3).choices[0]
+    assert short.finish_reason == "length"
+    message = claude.messages.create(
+        model=MODEL,
+        max_tokens=80,
+        messages=QUESTION,  # type: ignore[arg-type]
+        output_config={"format": {"type": "json_schema", "schema": PERSON}},
+    )
+    assert [is_person(getattr(block, "text", "")) for block in message.content] == [True]
+
+
+def test_a_random_model_calls_the_tools_that_it_must_call(oai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "meet", "parameters": PERSON}}]
+    for choice in ("required", {"type": "function", "function": {"name": "meet"}}):
+        asked: Any = {"model": MODEL, "messages": QUESTION, "tools": tools, "tool_choice": choice}
+        (answer,) = oai.chat.completions.create(**asked, parallel_tool_calls=False).choices
+        calls: Any = answer.message.tool_calls
+        assert [(call.function.name, is_person(call.function.arguments)) for call in calls] == [("meet", True)]
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    for forced in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "meet"}):
+        message = claude.messages.create(
+            model=MODEL,
+            max_tokens=80,
+            messages=QUESTION,  # type: ignore[arg-type]
+            tools=[{"name": "meet", "input_schema": PERSON}],
+            tool_choice=forced,  # type: ignore[arg-type]
+        )
+        (block,) = message.content
+        assert (block.type, message.stop_reason) == ("tool_use", "tool_use")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unsupported_schema_is_refused_at_the_request_by_its_keyword(oai: openai.OpenAI, stream: bool) -> None:
+    schema = {"type": "object", "unevaluatedProperties": False}
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="unevaluatedProperties"):
+        oai.chat.completions.create(model=MODEL, messages=QUESTION, response_format=asked, stream=stream)  # type: ignore[call-overload]
+
+
 def test_text_is_streamed_while_it_is_drawn_and_a_disconnected_client_frees_its_place(
     server: ServedInstallation, oai: openai.OpenAI
 ) -> None:

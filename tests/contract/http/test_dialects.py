@@ -91,6 +91,14 @@ async def test_a_sample_goes_to_the_sampler_as_tinkers_own_does_but_is_read_as_t
     assert answer["usage"] == used | {"prompt_tokens_details": {"cached_tokens": 1}}
 
 
+async def test_biases_penalties_and_constraints_reach_the_sampler(server: TestedServer) -> None:
+    changes = {"logit_bias": {"7": -2.5}, "frequency_penalty": 0.5, "presence_penalty": -1}
+    await send_request(server, COMPLETIONS, **changes, response_format={"type": "json_object"})
+    (request,) = server.worker.samples.values()
+    assert (dict(request.logit_bias), request.frequency_penalty, request.presence_penalty) == ({7: -2.5}, 0.5, -1)
+    assert request.constraint == worker_pb2.Constraint(json_object=worker_pb2.JsonObject())
+
+
 @pytest.mark.core("POST /oai/api/v1/completions")
 async def test_a_prompt_of_tokens_is_used_unchanged(server: TestedServer) -> None:
     await send_request(server, COMPLETIONS, prompt=[5, 6])

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftModel
+from tinsmith_trainer.sampling.base import GrammarState
+from tinsmith_trainer.sampling.builtin.rules.grammars import Grammars
+from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText, TaggedTexts
+from tinsmith_trainer.sampling.language import Tag
+from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.token_text import INCOMPLETE
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
@@ -30,6 +37,54 @@ class FolderMissing(NotAllowed):
 
 
 @dataclass(frozen=True)
+class Rules:
+    """The changes of a request's logits.
+
+    With `all_in_logprobs`, logprobs are those after all of it, else after the grammar alone.
+    """
+
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[str, float] = field(default_factory=dict)
+    constraint: Constraint | None = None
+    all_in_logprobs: bool = False
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], constraint: Constraint | None, *, all_in_logprobs: bool) -> Rules:
+        bias = body.get("logit_bias", {})
+        return cls(body["frequency_penalty"], body["presence_penalty"], bias, constraint, all_in_logprobs)
+
+    def added(self, drawn: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(torch.tensor(drawn, dtype=torch.long), minlength=len(logits))
+        changed = logits - self.frequency_penalty * counts - self.presence_penalty * (counts > 0)
+        for token, bias in self.logit_bias.items():
+            changed[int(token)] += bias
+        return changed
+
+
+def tagged(structural_tag: str) -> Constraint:
+    """Read the only forms of a structural tag that are sent."""
+    parts = json.loads(structural_tag)["format"]
+    if parts["type"] != "or":
+        return Constraint(_texts(parts))
+    text, calls = parts["elements"]
+    is_json = text["type"] == "json_schema"
+    return Constraint(
+        JsonText(json.dumps(text["json_schema"])) if is_json else RegexText(text["pattern"]), calls=_texts(calls)
+    )
+
+
+def _texts(tag: Any) -> TaggedTexts:
+    assert (tag["type"], tag["separator"], tag["at_least_one"]) == ("tags_with_separator", "\n", True)
+    forms: Any = {"json_schema": "json", "qwen_xml_parameter": "xml"}
+    tags = [
+        Tag(one["begin"], json.dumps(one["content"]["json_schema"]), one["end"], forms[one["content"]["type"]])
+        for one in tag["tags"]
+    ]
+    return TaggedTexts(tuple(tags), tag["stop_after_first"])
+
+
+@dataclass(frozen=True)
 class SequenceRequest:
     """One sequence, as a request of either kind asks for it. `stop_ids` end it whatever they are.
 
@@ -46,6 +101,7 @@ class SequenceRequest:
     generator_of: Callable[[int], torch.Generator | None]  # by the position of the token
     taken_for_drawn: tuple[int, ...] = ()
     cache_salt: str | None = None
+    rules: Rules = Rules()
 
 
 @dataclass
@@ -80,6 +136,8 @@ class Computer:
         self.eos_ids: frozenset[int] = _as_set(self._base.generation_config.eos_token_id)
         self._merged: dict[str | None, Any] = {None: self._base}
         self._prefixes: set[tuple[tuple[str | None, str | None], tuple[int, ...]]] = set()
+        language = ModelLanguage(self.tokenizer, tuple(self.eos_ids), directory, self.context)
+        self._grammars = Grammars(language, self._base.config.vocab_size)
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
@@ -116,6 +174,8 @@ class Computer:
     @torch.inference_mode()
     def _steps(self, model: Any, request: SequenceRequest, computed: Computed) -> Iterator[None]:
         cache = DynamicCache()
+        constraint = request.rules.constraint
+        state = None if constraint is None else self._grammars.compiled(constraint).begin()
         fed = torch.tensor([request.prompt])
         text = ""
         yield
@@ -127,8 +187,10 @@ class Computer:
                 rows = torch.log_softmax(head(output.hidden_states[-1][0, :-1]).float(), -1)
                 computed.prompt_rows = list(rows)
                 computed.prompt_logprobs = rows.gather(-1, fed[0, 1:, None])[:, 0].tolist()
-            self._draw(logits[-1], request, computed)
+            self._draw(logits[-1] if state is None else _masked(logits[-1], state), request, computed)
             token = computed.tokens[-1]
+            if state is not None:
+                state.take(token)
             fed = torch.tensor([[token]])
             if token in request.stop_ids:
                 computed.matched = token
@@ -143,8 +205,10 @@ class Computer:
             yield
 
     def _draw(self, logits: torch.Tensor, request: SequenceRequest, computed: Computed) -> None:
-        scaled = logits / (request.temperature or 1.0)
-        token = int(logits.argmax())
+        changed = request.rules.added(computed.tokens, logits)
+        logits = changed if request.rules.all_in_logprobs else logits
+        scaled = changed / (request.temperature or 1.0)
+        token = int(changed.argmax())
         if request.temperature > 0:
             probabilities = _filtered(torch.softmax(scaled, -1), request.top_k, request.top_p)
             generator = request.generator_of(len(request.prompt) + len(computed.tokens))
@@ -167,6 +231,11 @@ def top_of(row: torch.Tensor, k: int) -> list[tuple[int, float]]:
     """Return the likeliest tokens of a position with their logprobs."""
     values, ids = row.topk(k)
     return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def _masked(logits: torch.Tensor, state: GrammarState) -> torch.Tensor:
+    bits = np.unpackbits(state.allowed().view(np.uint8), bitorder="little")[: len(logits)]
+    return logits.masked_fill(torch.from_numpy(bits == 0), float("-inf"))
 
 
 def _filtered(probabilities: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

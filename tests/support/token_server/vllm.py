@@ -12,16 +12,27 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText
 from tinsmith_trainer.sampling.token_text import ends_within_character
 
-from .computing import Computed, Computer, FolderMissing, NameTaken, NotAllowed, SequenceRequest, top_of
+from .computing import (
+    Computed,
+    Computer,
+    FolderMissing,
+    NameTaken,
+    NotAllowed,
+    Rules,
+    SequenceRequest,
+    tagged,
+    top_of,
+)
 from .serving import Body, Hand, UnderWay, known_fields, run
 
 REQUEST_FIELDS = {
     *("model", "prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "n", "seed"),
     *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
     *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "logprob_token_ids"),
-    "cache_salt",
+    *("cache_salt", "frequency_penalty", "presence_penalty", "logit_bias", "structured_outputs"),
 }
 LEAST_TEMPERATURE = 0.01
 LEAST_LOGPROB = -9999.0
@@ -156,6 +167,7 @@ class VllmStandIn:
             generator_of=lambda position: generator,
             taken_for_drawn=tuple(body["prompt"]) if ends_within_character(body["prompt"], tokenizer) else (),
             cache_salt=body.get("cache_salt"),
+            rules=Rules.of(body, _constraint(body.get("structured_outputs")), all_in_logprobs=False),
         )
 
     def _answer(self, body: Body, computed: Computed, harmed: bool) -> Body:
@@ -206,6 +218,15 @@ class VllmStandIn:
                 }
             )
         return found
+
+
+def _constraint(outputs: Body | None) -> Constraint | None:
+    if outputs is None:
+        return None
+    ((kind, value),) = outputs.items()
+    if kind == "structural_tag":
+        return tagged(value)
+    return Constraint(JsonText(json.dumps(value)) if kind == "json" else RegexText(value))
 
 
 def _named(body: Body, computed: Computed, harmed: bool) -> list[list[tuple[int, float]]]:

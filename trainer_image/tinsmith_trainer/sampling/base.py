@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.sampling.constraints.constraint import Constraint
 from tinsmith_trainer.sampling.language import Language
 from tinsmith_trainer.torch_model.base_model import Image
 
@@ -32,6 +33,10 @@ class SamplingParams:
     except if `stop_tokens` has IDs or if all given stop lists are empty. `stop_tokens` replace the end-of-sequence
     tokens. With empty lists, only `max_tokens` ends a sequence. If `seed` is None, the draws are random. `temperature`
     0 is greedy. `top_k` -1 and `top_p` 1 are off.
+
+    Before temperature, top-k and top-p, the logit of a token changes: `logit_bias` adds a number, `frequency_penalty`
+    subtracts a number for each earlier occurrence in the sequence, and `presence_penalty` subtracts a number if the
+    sequence has the token. Tokens of the prompt do not count. `constraint` forbids tokens, and also ends a sequence.
     """
 
     max_tokens: int | None = None
@@ -41,6 +46,38 @@ class SamplingParams:
     top_p: float = 1.0
     stop_tokens: tuple[int, ...] | None = None
     stop_strings: tuple[str, ...] | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    constraint: Constraint | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.has_penalties or bool(self.logit_bias) or self.constraint is not None
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+class Grammar(Protocol):
+    """A compiled constraint. Methods are thread-safe."""
+
+    def begin(self) -> GrammarState:
+        """Return the state before the first token of a sequence."""
+
+
+class GrammarState(Protocol):
+    """The position of one sequence in a grammar."""
+
+    def allowed(self) -> NDArray[np.int32]:
+        """Return the allowed tokens, one bit for each token, the lowest bit first.
+
+        Raises UserError if the grammar is too complex.
+        """
+
+    def take(self, token: int) -> bool:
+        """Take a drawn token. Return whether the text is complete, and only an end-of-sequence token may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +113,9 @@ class SampleJob:
     `adapter_key` is the key of a loaded adapter version; "" is the base model. Tenants share the sampler fairly. An
     empty tenant name counts as a tenant.
 
-    Logprobs are always the model's logprobs at temperature 1 over the whole vocabulary, before top-k and top-p.
+    Logprobs are always the model's logprobs at temperature 1 over the whole vocabulary, before top-k and top-p, and
+    before biases, penalties and constraints (see `SampleOutcome.masked_logprobs`). `grammar` is the compiled constraint
+    of the parameters; `Sampler.prepared` sets it, if the sampler uses one.
     `topk_*` is the number of most likely tokens for each prompt position or drawn position; 0 requests none.
     `target_prompt_logprobs` is `[len(prompt) - 1, K]`: row i has K tokens whose logprobs at prompt position i + 1 are
     requested; empty cells are `NO_TARGET`. `prompt_alt_tokens_k` is the number of tokens to draw for each prompt
@@ -103,6 +142,7 @@ class SampleJob:
     tenant: str = ""
     images: tuple[Image, ...] = ()
     drawn: Callable[[int, DrawnToken], None] | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +177,8 @@ class SampleOutcome:
     `prompt_logprobs` is `[len(prompt)]`, with NaN at position 0 and at unscored positions. `topk_prompt_logprobs` is
     `[len(prompt), K]`, with empty cells at position 0 and at unscored positions. `target_prompt_logprobs` has the shape
     of the request, with 0 for `NO_TARGET`. `prompt_tokens` includes the tokens of images. `started_at` is the time at
-    which the sampler began the job, in Unix seconds, or 0 if the job never began.
+    which the sampler began the job, in Unix seconds, or 0 if the job never began. With `masked_logprobs`, the logprobs
+    of drawn tokens are those after the constraint, because the sampler's server knows no others.
     """
 
     sequences: tuple[Sequence, ...] = ()
@@ -149,6 +190,7 @@ class SampleOutcome:
     prompt_alt_tokens: AltTokens | None = None
     prompt_tokens: int = 0
     started_at: float = 0.0
+    masked_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +226,13 @@ class Sampler(Protocol):
 
     def drop_adapter(self, adapter_key: str) -> None:
         """Drop a version and all cached prefixes of the version, as soon as no running job uses the version."""
+
+    def prepared(self, job: SampleJob) -> SampleJob:
+        """Check and compile the constraint of a job, before `submit`. This may take a second.
+
+        Raises UserError if the sampler cannot compile the constraint.
+        """
+        return job
 
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
         """Queue a job of a tenant. The sampler's thread calls `done` once, with the result or an error."""

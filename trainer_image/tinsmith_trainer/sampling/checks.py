@@ -28,6 +28,8 @@ MOST_TOPK = 1024
 
 Token servers answer in text, and wider rows would take longer than the model.
 """
+MOST_PENALTY = 2
+MOST_BIAS = 100
 MOST_ECHOED_TEXTS = 1 << 17
 """The limit on the number of texts in an echo: the prompt's tokens and the most likely alternatives, in all sequences.
 
@@ -45,6 +47,7 @@ def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = N
     _check_prompt(job, info)
     _check_params(job.params)
     _check_stop_tokens(job.params, info.vocab_size)
+    _check_logit_changes(job.params, info.vocab_size)
     if not 1 <= job.num_samples <= MOST_SAMPLES:
         raise UserError(f"num_samples is {job.num_samples}; it must be 1 to {MOST_SAMPLES}.")
     if job.prompt_logprobs_last_n is not None and job.prompt_logprobs_last_n < 0:
@@ -129,6 +132,20 @@ def _check_stop_tokens(params: SamplingParams, vocab_size: int) -> None:
             f"stop has token {outside[0]}, which the model never draws: its vocabulary is 0 to {vocab_size - 1}. "
             "Take the stop tokens from this model's tokenizer."
         )
+
+
+def _check_logit_changes(params: SamplingParams, vocab_size: int) -> None:
+    for name, penalty in (
+        ("frequency_penalty", params.frequency_penalty),
+        ("presence_penalty", params.presence_penalty),
+    ):
+        if not abs(penalty) <= MOST_PENALTY:
+            raise UserError(f"{name} is {penalty}; it must be -{MOST_PENALTY} to {MOST_PENALTY}.")
+    for token, bias in params.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise UserError(f"logit_bias has token {token}; the model's vocabulary is 0 to {vocab_size - 1}.")
+        if not abs(bias) <= MOST_BIAS:
+            raise UserError(f"logit_bias of token {token} is {bias}; it must be -{MOST_BIAS} to {MOST_BIAS}.")
 
 
 def _check_alternatives(job: SampleJob, vocab_size: int) -> None:

@@ -46,11 +46,11 @@ def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
     echo = request.reading.echo and request.reading.logprobs
     texts = request.num_samples * positions * (1 + request.topk_prompt_logprobs) if echo else 0
     unpacked = min(max(0, cells), MOST_LOGPROBS) * CELL_BYTES + min(max(0, texts), MOST_ECHOED_TEXTS) * TEXT_BYTES
-    return len(request.prompt_tokens) + images + unpacked
+    return len(request.prompt_tokens) + images + unpacked + request.constraint.ByteSize()
 
 
 def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> SampleJob:
-    """Decode a job. The sampler checks later whether the job can run.
+    """Decode a job without its constraint. The sampler checks later whether the job can run.
 
     Raises UserError for an invalid tensor, and ServerError if this release does not know a field of the request.
     """
@@ -107,6 +107,9 @@ def _params(request: worker_pb2.SampleRequest) -> SamplingParams:
         top_p=request.top_p,
         stop_tokens=tuple(request.stop_tokens) if request.has_stop else None,
         stop_strings=tuple(request.stop_strings) if request.has_stop else None,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias=tuple(sorted(request.logit_bias.items())),
     )
 
 

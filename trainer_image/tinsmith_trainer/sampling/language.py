@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,19 @@ class Delta:
     reasoning: str = ""
     name: str = ""
     arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A value between two fixed texts. `schema` is the JSON schema as a JSON text.
+
+    With the form `xml`, the value is an object with one element for each property, as Qwen3.5 writes arguments.
+    """
+
+    begin: str
+    schema: str
+    end: str
+    form: Literal["json", "xml"] = "json"
 
 
 class TextParser(Protocol):
@@ -74,3 +87,12 @@ class Language(Protocol):
 
         Raises ValueError for invalid tools, or for an invalid response template.
         """
+
+    def call_tags(self, tools: str, name: str) -> tuple[Tag, ...]:
+        """Return the texts of tool calls in the model's own format. If `name` is set, only this tool may be called.
+
+        Raises UserError if the model's format is unknown, or if no tool has this name.
+        """
+
+    def reasoning_end(self, prompt: NDArray[np.int32]) -> str:
+        """Return the text that ends the reasoning if the prompt ends within reasoning, otherwise an empty text."""

@@ -18,8 +18,9 @@ from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
 from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.sampling.constraints.tool_formats import REASONING_FIELDS, call_tags, reasoning_end
 from tinsmith_trainer.sampling.continuations import CannotExtend, continuation
-from tinsmith_trainer.sampling.language import Delta, TextParser
+from tinsmith_trainer.sampling.language import Delta, Tag, TextParser
 from tinsmith_trainer.wire.unknown_fields import unknown_fields_of
 
 log = structlog.get_logger(__name__)
@@ -100,8 +101,17 @@ class ModelLanguage:
     def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
         if self.response_template is None:
             return None
-        prefix = self.tokenizer.decode(prompt[-PREFIX_TOKENS:].tolist(), skip_special_tokens=False)
-        return MessageParser(self.response_template, prefix, json.loads(tools or "[]"))
+        return MessageParser(self.response_template, self._end_of(prompt), json.loads(tools or "[]"))
+
+    def call_tags(self, tools: str, name: str) -> tuple[Tag, ...]:
+        return call_tags(self.response_template, _read("tools", tools or "[]", list), name)
+
+    def reasoning_end(self, prompt: NDArray[np.int32]) -> str:
+        return reasoning_end(self.response_template, self._end_of(prompt))
+
+    def _end_of(self, prompt: NDArray[np.int32]) -> str:
+        text: str = self.tokenizer.decode(prompt[-PREFIX_TOKENS:].tolist(), skip_special_tokens=False)
+        return text
 
     @property
     def _model_type(self) -> str:
@@ -197,9 +207,6 @@ def _known_template(model_type: str) -> Mapping[str, Any] | None:
 
     templates: Mapping[Sequence[str], Mapping[str, Any]] = getattr(utils, "_RESPONSE_TEMPLATE_FALLBACKS", {})
     return next((template for types, template in templates.items() if model_type in types), None)
-
-
-REASONING_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
 
 
 class MessageParser(TextParser):

@@ -35,6 +35,7 @@ class Reading:
         self._echo: PromptEcho | None = None
         self._pieces: list[worker_pb2.TextPiece] = []
         self._forgotten = 0
+        self._logprob_stage = worker_pb2.LOGPROB_STAGE_UNSPECIFIED
         self._grown = asyncio.Event()
 
     def begin(self, language: Language, job: SampleJob, request: worker_pb2.Reading) -> None:
@@ -46,6 +47,8 @@ class Reading:
         if request.echo and request.logprobs and not job.prompt_logprobs:
             raise ValueError("an echo with logprobs needs prompt_logprobs")
         self.with_sequences = request.sequences
+        if job.params.changes_logits:
+            self._logprob_stage = worker_pb2.BEFORE_MASK
         rule = StopRule.of(job.params, language.eos_token_ids)
         parsers = [_parser(language, job, request) for _ in range(job.num_samples)]
         self._sequences = [
@@ -66,6 +69,8 @@ class Reading:
 
         The method runs in a thread, because an echo of 131,072 texts takes two seconds and would block the event loop.
         """
+        if outcome.masked_logprobs:
+            self._logprob_stage = worker_pb2.AFTER_MASK
         for index, pieces in await asyncio.to_thread(self._unsaid, outcome):
             self._add(index, pieces)
         self.tokens = sum(sequence.tokens for sequence in self._sequences)
@@ -119,6 +124,8 @@ class Reading:
     def _add(self, index: int, pieces: Items[worker_pb2.TextPiece]) -> None:
         for piece in pieces:
             piece.sequence = index
+            if piece.tokens:
+                piece.logprob_stage = self._logprob_stage
             self._pieces.append(piece)
         if pieces:
             self._grown.set()

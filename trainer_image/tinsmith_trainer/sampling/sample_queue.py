@@ -26,6 +26,7 @@ from tinsmith_trainer.process.usage_meter import UsageMeter
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sampler
 from tinsmith_trainer.sampling.checks import check_echo, with_token_behind
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
+from tinsmith_trainer.sampling.constraints.constraint import decode_constraint
 from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from tinsmith_trainer.sampling.load import SamplerLoad
 from tinsmith_trainer.sampling.readings import Reading
@@ -255,11 +256,13 @@ class Samples:
             if request.adapter.directory:
                 sample.adapter = await self.adapters.take(request.adapter, sample.tenant)
             await self.adapters.read_assets(request, sample.tenant)
-            if sample.cancelled:
-                raise UserError("The request was cancelled.")
             job = decode_sample(request, sample.tenant)
+            if request.HasField("constraint"):
+                job = await asyncio.to_thread(self._constrained, job, request)
             if sample.reading is not None:
                 job = await self._read_while_drawn(sample.reading, job, request.reading)
+            if sample.cancelled:
+                raise UserError("The request was cancelled.")
             self.sampler.submit(job, done)
         except StorageUnavailable:
             await asyncio.sleep(STORAGE_PAUSE_SECONDS)
@@ -269,6 +272,11 @@ class Samples:
         except Exception as error:
             log.exception("a sample could not be started", request_id=request_id)
             self._finish(sample, Failure("server", f"{type(error).__name__}: {error}"))
+
+    def _constrained(self, job: SampleJob, request: worker_pb2.SampleRequest) -> SampleJob:
+        """Return the job with its compiled constraint. Runs in a thread, because a large schema takes a second."""
+        constraint = decode_constraint(request, self.sampler.language, job.prompt)
+        return self.sampler.prepared(replace(job, params=replace(job.params, constraint=constraint)))
 
     async def _read_while_drawn(self, reading: Reading, job: SampleJob, options: worker_pb2.Reading) -> SampleJob:
         language = self.sampler.language

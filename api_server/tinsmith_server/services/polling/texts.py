@@ -258,4 +258,8 @@ def _sample_request(request: TextRequest, rendered: worker_pb2.RenderPromptReply
             echo=request.echo,
             sequences=request.is_recorded,
         ),
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias=request.logit_bias,
+        constraint=request.constraint,
     )

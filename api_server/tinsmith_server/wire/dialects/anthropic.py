@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from tinsmith_rpc import wire_pb2, worker_pb2
 
 from tinsmith_server.errors import NotFound
+from tinsmith_server.wire.dialects.constraints import forced_calls, of_output_format
 from tinsmith_server.wire.dialects.texts import (
     Message,
     MessagePart,
@@ -50,13 +51,10 @@ class CountTokensRequest(Request):
 
     @model_validator(mode="after")
     def _is_a_plain_conversation(self) -> CountTokensRequest:
-        if self.tool_choice is not None and self.tool_choice.get("type") not in ("auto", "none"):
-            raise ValueError("tool_choice: only auto and none are supported")
-        if (self.output_config or {}).get("format") is not None:
-            raise ValueError("output_config.format: structured output is not supported; remove it")
         self._check_unknown()
         self.conversation()
         self.functions()
+        self.constraint()
         return self
 
     def _check_unknown(self) -> None:
@@ -86,6 +84,23 @@ class CountTokensRequest(Request):
         if self.tool_choice is not None and self.tool_choice.get("type") == "none":
             return []
         return [_function(f"tools.{index}", tool) for index, tool in enumerate(self.tools or ())]
+
+    def constraint(self) -> worker_pb2.Constraint | None:
+        """Return the constraint of the answer, or None. Raises ValueError."""
+        found, choice = of_output_format((self.output_config or {}).get("format")), self.tool_choice or {}
+        single = choice.get("disable_parallel_tool_use") is True
+        match choice.get("type", "auto"):
+            case "none":
+                return found
+            case "auto":
+                if found is not None and self.tools:
+                    found.or_tool_calls.single = single
+                return found
+            case "any" | "tool" as kind:
+                names = [tool.get("name") for tool in self.tools or ()]
+                name = str(choice.get("name") or "") if kind == "tool" else None
+                return forced_calls(names, name, single=single or name is not None)
+        raise ValueError("tool_choice.type must be auto, none, any or tool")
 
     def prompt(self) -> Prompt:
         """Return the prompt. If the last message is from the assistant, the answer continues this message."""
@@ -135,6 +150,7 @@ class MessagesRequest(CountTokensRequest):
             stops=checked_stops(self.stop_sequences),
             chat=True,
             tools=prompt.rendered.tools,
+            constraint=self.constraint(),
         )
 
 

@@ -11,7 +11,14 @@ from typing import Annotated, Any
 import orjson
 from pydantic import ConfigDict, Field, model_validator
 from tinsmith_rpc import wire_pb2, worker_pb2
+from typing_extensions import override
 
+from tinsmith_server.wire.dialects.constraints import (
+    forced_calls,
+    logit_bias,
+    of_response_format,
+    of_structured_outputs,
+)
 from tinsmith_server.wire.dialects.texts import (
     Message,
     Prompt,
@@ -66,6 +73,7 @@ WITHOUT_EFFECT = frozenset(
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Likeliest = Annotated[Count, Field(le=MOST_LIKELIEST)]
+Penalty = Annotated[Finite, Field(ge=-2, le=2)]
 
 
 class StreamOptions(Request):
@@ -75,7 +83,8 @@ class StreamOptions(Request):
 class OpenAiRequest(Request):
     """The fields that completions and chat completions have in common.
 
-    `top_k` is an extension that other servers have, too. An unknown field is refused, unless it cannot change a sample.
+    `top_k` and `structured_outputs` are extensions that other servers have, too. An unknown field is refused, unless it
+    cannot change a sample.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -89,24 +98,41 @@ class OpenAiRequest(Request):
     temperature: NonNegative | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
-    frequency_penalty: Finite | None = None
-    presence_penalty: Finite | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
     logit_bias: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_supported(self) -> OpenAiRequest:
         checked_stops(self.stop)
         if self.top_k == 0:
             raise ValueError("top_k must be at least 1, or -1 for all tokens")
-        refuse("frequency_penalty", self.frequency_penalty)
-        refuse("presence_penalty", self.presence_penalty)
-        refuse("logit_bias", self.logit_bias)
+        logit_bias(self.logit_bias)
+        self.constraint()
         refuse_unknown(self.model_extra or {}, WITHOUT_EFFECT)
         return self
 
     @property
     def streams_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def constraint(self) -> worker_pb2.Constraint | None:
+        """Return the constraint of the answer, or None. Raises ValueError."""
+        found = [of_response_format(self.response_format), of_structured_outputs(self.structured_outputs)]
+        if None not in found:
+            raise ValueError("response_format and structured_outputs exclude each other; send one of them")
+        return next((one for one in found if one is not None), None)
+
+    def logit_changes(self) -> dict[str, Any]:
+        """Return the fields of a text request that change the logits."""
+        return {
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "logit_bias": logit_bias(self.logit_bias),
+            "constraint": self.constraint(),
+        }
 
     def params(self, max_tokens: int | None) -> SamplingParams:
         return SamplingParams(
@@ -151,6 +177,7 @@ class CompletionRequest(OpenAiRequest):
             choices=self.n or 1,
             logprobs=self.logprobs,
             echo=bool(self.echo),
+            **self.logit_changes(),
         )
 
 
@@ -168,7 +195,6 @@ class ChatCompletionRequest(OpenAiRequest):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     functions: list[Any] | None = None
@@ -176,16 +202,24 @@ class ChatCompletionRequest(OpenAiRequest):
 
     @model_validator(mode="after")
     def _is_a_plain_conversation(self) -> ChatCompletionRequest:
-        if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError("tool_choice: only auto and none are supported")
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise ValueError("response_format: only text is supported")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs true")
         refuse("functions (use tools)", self.functions)
         refuse("modalities", [one for one in self.modalities or () if one != "text"])
         conversation(self.messages)
         return self
+
+    @override
+    def constraint(self) -> worker_pb2.Constraint | None:
+        """Return the constraint of the answer, or None. A forced call has no content, so no format applies to it."""
+        found, forces = super().constraint(), self.tool_choice not in (None, "auto", "none")
+        if not forces:
+            if found is not None and self.tools and self.tool_choice != "none":
+                found.or_tool_calls.single = self.parallel_tool_calls is False
+            return found
+        name = None if self.tool_choice == "required" else _chosen_tool(self.tool_choice)
+        names = [_tool_name(tool) for tool in self.tools or ()]
+        return forced_calls(names, name, single=name is not None or self.parallel_tool_calls is False)
 
     def text_request(self) -> TextRequest:
         tools = orjson.dumps(self.tools).decode() if self.tools and self.tool_choice != "none" else ""
@@ -203,11 +237,25 @@ class ChatCompletionRequest(OpenAiRequest):
             chat=True,
             tools=tools,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            **self.logit_changes(),
         )
 
     def _variables(self) -> dict[str, Any]:
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort is not None else {}
         return {**effort, **(self.chat_template_kwargs or {})}
+
+
+def _chosen_tool(choice: object) -> str:
+    name = _tool_name(choice) if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if name is None:
+        raise ValueError("tool_choice must be auto, none, required, or an object of type function with a name")
+    return name
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str | None:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) and name else None
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -303,6 +351,7 @@ def _prompt(prompt: str | Tokens) -> Prompt:
 
 
 Answer = dict[str, Any]
+STAGES = {worker_pb2.BEFORE_MASK: "before_mask", worker_pb2.AFTER_MASK: "after_mask"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +392,7 @@ def model(name: str, created: int) -> Answer:
 def completion(head: AnswerHead, messages: Sequence[Message], usage: TokenUsage) -> Answer:
     choices = []
     for index, message in enumerate(messages):
-        logprobs = CompletionLogprobs().of(message.tokens) if message.tokens else None
+        logprobs = CompletionLogprobs().of(message.tokens, message.logprob_stage) if message.tokens else None
         choices.append(_text_choice(index, message.content, logprobs, _finish(message.end)))
     return head.answer("text_completion", choices, usage)
 
@@ -358,7 +407,7 @@ class CompletionChunks:
     def of(self, index: int, piece: worker_pb2.TextPiece) -> list[Answer]:
         logprobs = None
         if piece.tokens:
-            logprobs = self._logprobs.setdefault(index, CompletionLogprobs()).of(piece.tokens)
+            logprobs = self._logprobs.setdefault(index, CompletionLogprobs()).of(piece.tokens, piece.logprob_stage)
         finish = _finish(piece.end) if piece.HasField("end") else None
         if not (piece.content or logprobs or finish):
             return []
@@ -374,7 +423,7 @@ class CompletionLogprobs:
     def __init__(self) -> None:
         self._offset = 0
 
-    def of(self, tokens: Sequence[worker_pb2.TokenText]) -> Answer:
+    def of(self, tokens: Sequence[worker_pb2.TokenText], stage: worker_pb2.LogprobStage.ValueType) -> Answer:
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
@@ -384,6 +433,7 @@ class CompletionLogprobs:
             "token_logprobs": [token.logprob if token.HasField("logprob") else None for token in tokens],
             "top_logprobs": [_by_text(token.likeliest) if token.HasField("logprob") else None for token in tokens],
             "text_offset": offsets,
+            **_stage(stage),
         }
 
 
@@ -411,7 +461,7 @@ def chat_completion(head: AnswerHead, messages: Sequence[Message], usage: TokenU
         if message.calls:
             shown["tool_calls"] = [_call(call) for call in message.calls]
         finish = _finish(message.end, called=bool(message.calls))
-        logprobs = {"content": [_scored(token) for token in message.tokens]} if message.tokens else None
+        logprobs = _content_logprobs(message.tokens, message.logprob_stage)
         choices.append({"index": index, "message": shown, "logprobs": logprobs, "finish_reason": finish})
     return head.answer("chat.completion", choices, usage)
 
@@ -438,7 +488,7 @@ class ChatChunks:
             delta["tool_calls"] = [{"index": calls, **_call(piece.tool_call)}]
             self._calls[index] = calls + 1
         finish = _finish(piece.end, called=bool(self._calls[index])) if piece.HasField("end") else None
-        logprobs = {"content": [_scored(token) for token in piece.tokens]} if piece.tokens else None
+        logprobs = _content_logprobs(piece.tokens, piece.logprob_stage)
         if not (delta or logprobs or finish):
             return []
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
@@ -457,6 +507,17 @@ def _finish(end: worker_pb2.SequenceEnd, *, called: bool = False) -> str:
     if end.reason == wire_pb2.LENGTH:
         return "length"
     return "tool_calls" if called else "stop"
+
+
+def _content_logprobs(
+    tokens: Sequence[worker_pb2.TokenText], stage: worker_pb2.LogprobStage.ValueType
+) -> Answer | None:
+    return {"content": [_scored(token) for token in tokens], **_stage(stage)} if tokens else None
+
+
+def _stage(stage: worker_pb2.LogprobStage.ValueType) -> Answer:
+    """Return the field that says whether logprobs are before or after the mask, if the request has a mask."""
+    return {"stage": STAGES[stage]} if stage in STAGES else {}
 
 
 def _scored(token: worker_pb2.TokenText) -> Answer:

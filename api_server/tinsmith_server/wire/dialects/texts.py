@@ -50,6 +50,7 @@ class TextRequest:
     A sequence ends at `stops` and at the model's own end tokens. `logprobs` is the number of most likely tokens that
     are returned with each token. If `logprobs` is None, no logprobs are returned. With `echo`, the prompt is returned
     before the answer. With `is_recorded`, the sampler also returns the drawn tokens with their logprobs.
+    `constraint` is None if the answer may be any text.
     """
 
     model: str
@@ -62,6 +63,10 @@ class TextRequest:
     logprobs: int | None = None
     echo: bool = False
     is_recorded: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    constraint: worker_pb2.Constraint | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +96,7 @@ class Message:
 
     parts: list[MessagePart] = field(default_factory=list)
     tokens: list[worker_pb2.TokenText] = field(default_factory=list)
+    logprob_stage: worker_pb2.LogprobStage.ValueType = worker_pb2.LOGPROB_STAGE_UNSPECIFIED
     end: worker_pb2.SequenceEnd = field(default_factory=worker_pb2.SequenceEnd)
 
     @property
@@ -122,6 +128,7 @@ class Message:
         if piece.HasField("tool_call"):
             self.parts.append(MessagePart(call=piece.tool_call))
         self.tokens.extend(piece.tokens)
+        self.logprob_stage = piece.logprob_stage or self.logprob_stage
         if piece.HasField("end"):
             self.end = piece.end
 

@@ -51,6 +51,24 @@ def whole(pieces: Items[worker_pb2.TextPiece]) -> tuple[str, str, worker_pb2.Seq
     return "".join(p.content for p in pieces), "".join(p.reasoning for p in pieces), pieces[-1].end
 
 
+@pytest.mark.parametrize(
+    ("bias", "masked", "stage"),
+    [
+        ((), False, worker_pb2.LOGPROB_STAGE_UNSPECIFIED),
+        (((1, 1.0),), False, worker_pb2.BEFORE_MASK),
+        (((1, 1.0),), True, worker_pb2.AFTER_MASK),
+    ],
+)
+async def test_pieces_say_whether_their_logprobs_are_before_the_mask(
+    language: ModelLanguage, bias: tuple[tuple[int, float], ...], masked: bool, stage: int
+) -> None:
+    tokens, reading = tokens_of(language, "Hi"), Reading()
+    job = SampleJob("r", "", np.array([1], np.int32), SamplingParams(logit_bias=bias))
+    reading.begin(language, job, worker_pb2.Reading(logprobs=True))
+    await reading.finish(replace(outcome(tokens), masked_logprobs=masked))
+    assert {piece.logprob_stage for piece in reading.behind(0) if piece.tokens} == {stage}
+
+
 @pytest.mark.parametrize("early_count", [0, 5, 1000], ids=["at the end", "some before", "all before"])
 async def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLanguage, early_count: int) -> None:
     tokens = tokens_of(language, ANSWER + "<|im_end|>")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.sampling.base import DrawnToken, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.builtin.adapter_groups import AdapterGroups, StackMemory
 from tinsmith_trainer.sampling.builtin.adapters import (
@@ -25,10 +26,11 @@ from tinsmith_trainer.sampling.builtin.adapters import (
     moves_into_runs,
     route_by_products,
 )
-from tinsmith_trainer.sampling.builtin.draws import all_logprobs, draw_tokens, on_device, top_logprobs
+from tinsmith_trainer.sampling.builtin.draws import ChangedRows, all_logprobs, draw_tokens, on_device, top_logprobs
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass, prefix_spans
-from tinsmith_trainer.sampling.builtin.jobs import Sample
+from tinsmith_trainer.sampling.builtin.jobs import Sample, not_finite
 from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
+from tinsmith_trainer.sampling.builtin.rules.logit_changes import changed_rows
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.steps.launched import Feed, LaunchedStep, feed_of, token_ids
 from tinsmith_trainer.sampling.builtin.steps.recorded import RecordedSteps
@@ -130,21 +132,23 @@ def computed_rows(used: int) -> int:
 
 @dataclass(slots=True)
 class StepResult:
-    """The samples that left the batch in one step. `diverged` holds the samples with logits that are not finite."""
+    """The samples that left the batch in one step. `failed` holds each sample that cannot continue, with the reason."""
 
     ended: list[tuple[Sample, Sequence]] = field(default_factory=list)
     outgrown: list[Sample] = field(default_factory=list)
-    diverged: list[Sample] = field(default_factory=list)
+    failed: list[tuple[Sample, TrainerError]] = field(default_factory=list)
     drawn_tokens: int = 0
 
     def took(self, sample: Sample, drawn: DrawnToken, extent: int) -> bool:
         """Append the drawn token to the sample. Return whether the sample must leave a batch of this extent."""
         if math.isnan(drawn.logprob):
-            self.diverged.append(sample)
+            self.failed.append((sample, not_finite(sample.run)))
             return True
         self.drawn_tokens += 1
         sequence = sample.push(drawn)
-        if sequence is not None:
+        if sample.changes is not None and sample.changes.error is not None:
+            self.failed.append((sample, sample.changes.error))
+        elif sequence is not None:
             self.ended.append((sample, sequence))
         elif sample.own_position >= extent:
             self.outgrown.append(sample)
@@ -313,8 +317,9 @@ class DecodeBatch:
             shared=prefix_spans([None if sample is None else sample.prefix for sample in samples]),
             recorded=self._recorded,
         )
-        drawn = draw_tokens(logits, [feed.draw for feed in feeds])
-        return LaunchedStep([feed.sample for feed in feeds], *drawn, logits)
+        drawing = [feed.sample for feed in feeds]
+        drawn = draw_tokens(logits, [feed.draw for feed in feeds], _changed(logits, drawing))
+        return LaunchedStep(drawing, *drawn, logits)
 
     @torch.inference_mode()
     def _read(self, launched: LaunchedStep) -> StepResult:
@@ -369,9 +374,13 @@ def _angles(positions: Tensor, samples: Items[Sample | None]) -> Tensor | None:
     return positions + on_device(shifts, torch.long, positions.device)[:, None] if any(shifts) else None
 
 
+def _changed(logits: Tensor, samples: Items[Sample | None]) -> ChangedRows | None:
+    return changed_rows(logits, [None if sample is None else sample.changes for sample in samples])
+
+
 def drawn_of(logits: Tensor, samples: Items[Sample]) -> list[DrawnToken]:
     """Draw one token for each row of logits `[rows, vocab]`, with the parameters of the row's sample."""
-    drawn = draw_tokens(logits, [sample.draw() for sample in samples])
+    drawn = draw_tokens(logits, [sample.draw() for sample in samples], _changed(logits, samples))
     return list(drawn_by(LaunchedStep(samples, *drawn, logits)).values())
 
 

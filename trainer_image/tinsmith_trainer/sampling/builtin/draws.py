@@ -35,6 +35,14 @@ class Draw:
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """The rows of a step whose logits change. `rows` is `[n]`, and the changed `logits` are `[n, vocab]`."""
+
+    rows: Tensor
+    logits: Tensor
+
+
 def uniform(seed: int, sample_index: int, position: int) -> float:
     """Return a number in [0, 1), with 53 bits, for a position in the random stream of a seed and a sample.
 
@@ -62,19 +70,24 @@ def on_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, devic
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
-def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+def draw_tokens(logits: Tensor, draws: Sequence[Draw], changed: ChangedRows | None = None) -> tuple[Tensor, Tensor]:
     """Draw a token per row of `logits` `[rows, vocab]` float32. Return the tokens and the logprobs of the tokens.
 
-    Logprobs are at temperature 1 before any filter. Tokens and logprobs are `[rows]` on the device; the function does
-    not wait for the device. Logits that are not finite give a logprob of NaN. If several logits of a greedy row are
-    equally large, the lowest ID is drawn. In rows with a temperature, a draw inverts the cumulative distribution over
-    the IDs in ascending order.
+    Changed rows are drawn from their changed logits. Logprobs are at temperature 1 before any filter and any change.
+    Tokens and logprobs are `[rows]` on the device; the function does not wait for the device. Logits that are not
+    finite give a logprob of NaN. If several logits of a greedy row are equally large, the lowest ID is drawn. In rows
+    with a temperature, a draw inverts the cumulative distribution over the IDs in ascending order.
     """
     # The vocabulary is read and written as rarely as possible. For a small model on a CPU this takes a quarter of a
     # step.
     largest = logits.amax(-1, keepdim=True)
     probabilities = torch.softmax(logits, -1)
-    tokens = _chosen(logits, probabilities, largest, draws)[:, None]
+    if changed is None:
+        tokens = _chosen(logits, probabilities, largest, draws)[:, None]
+    else:
+        drawn_from = logits.index_copy(0, changed.rows, changed.logits)
+        parts = probabilities.index_copy(0, changed.rows, torch.softmax(changed.logits, -1))
+        tokens = _chosen(drawn_from, parts, drawn_from.amax(-1, keepdim=True), draws)[:, None]
     logprobs = _logprobs(logits.gather(-1, tokens), largest, probabilities)
     return tokens[:, 0], logprobs[:, 0]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tinsmith_trainer.errors import TrainerError, UserError
+from tinsmith_trainer.errors import ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 from tinsmith_trainer.sampling.builtin.draws import Draw, uniform
@@ -18,6 +18,7 @@ from tinsmith_trainer.sampling.builtin.intake import Submission
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates
 from tinsmith_trainer.sampling.builtin.prompt_scores import PromptScores, first_scored
+from tinsmith_trainer.sampling.builtin.rules.logit_changes import LogitChanges
 from tinsmith_trainer.sampling.checks import room_for_tokens
 from tinsmith_trainer.sampling.stops import StopRule, StopWatch
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -92,7 +93,7 @@ class Sample:
 
     `kv` holds the keys and values of all earlier positions while the sample is not in a batch. If the sample has no
     earlier positions, `kv` is None. `prefix` holds the part that the sample shares with other samples. `kv` does not
-    include the shared part.
+    include the shared part. `changes` are the changes of the logits before each draw, or None if the job asks for none.
     """
 
     run: Run
@@ -102,6 +103,7 @@ class Sample:
     kv: Tensor | SequenceStates | None
     prefix: SharedPrefix | None
     watch: StopWatch
+    changes: LogitChanges | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopkLogprobs] = field(default_factory=list)
@@ -126,6 +128,8 @@ class Sample:
         if drawn.top_logprobs is not None:
             self.top_logprobs.append(drawn.top_logprobs)
         stopped = self.watch.sees_end(drawn.token)
+        if self.changes is not None:
+            stopped |= self.changes.take(drawn.token)
         if stopped or len(self.tokens) >= self.run.max_tokens:
             return finished_sequence(self.run.job, self.tokens, self.logprobs, self.top_logprobs, stopped)
         self.next_token = drawn.token
@@ -141,6 +145,8 @@ def start_run(submission: Submission, serial: int, torch_model: TorchModel, long
     job, adapter = submission.job, submission.adapter
     if adapter is None:
         raise UserError(f"Adapter {job.adapter_key} is not loaded; it was dropped or never saved for sampling.")
+    if job.params.constraint is not None and job.grammar is None:
+        raise ServerError("The constraint of this job was not compiled; pass the job through `prepared` first.")
     if job.images:
         job = _with_placed_images(job, torch_model)
     max_tokens = room_for_tokens(job, torch_model.info, longest)

@@ -25,7 +25,7 @@ from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan
 from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Commands, Intake, Submission
-from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
+from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, start_run
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.model_cache.choice import AnyBatch, AnyPrefill, SamplerForward, open_prompt
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
@@ -33,6 +33,7 @@ from tinsmith_trainer.sampling.builtin.model_cache.prompts import CachePrefill
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates
 from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup, SeenPrefill
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, SharedPrefixes
+from tinsmith_trainer.sampling.builtin.rules.logit_changes import LogitChanges
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.tenant_shares import FairQueue
 from tinsmith_trainer.torch_model.device import end_if_device_is_lost
@@ -335,7 +336,8 @@ class SamplingLoop:
         for index in range(run.job.num_samples):
             watch = run.stop_rule.watch(self._torch_model.tokenizer, run.job.prompt)
             token, position = int(run.job.prompt[-1]), len(run.job.prompt) - 1
-            self._batches.enqueue(Sample(run, index, token, position, kv, shared, watch))
+            changes = LogitChanges(run.job) if run.job.params.changes_logits else None
+            self._batches.enqueue(Sample(run, index, token, position, kv, shared, watch, changes))
 
     def _step_batch(self, batch: AnyBatch, tenant: str) -> None:
         try:
@@ -348,8 +350,8 @@ class SamplingLoop:
         self._sampled_tokens += result.drawn_tokens
         for sample in result.outgrown:
             self._batches.enqueue(sample)
-        for sample in result.diverged:
-            self._fail([sample.run], not_finite(sample.run))
+        for sample, reason in result.failed:
+            self._fail([sample.run], reason)
         for sample, sequence in result.ended:
             if sample.run.complete(sample.index, sequence):
                 self._end(sample.run, sample.run.outcome())

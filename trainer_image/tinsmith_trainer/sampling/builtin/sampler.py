@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from typing_extensions import override
@@ -16,6 +17,7 @@ from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Submission
 from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward, choose_forward
+from tinsmith_trainer.sampling.builtin.rules.grammars import Grammars
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.torch_model.device import DTYPES, end_if_device_is_lost
@@ -44,6 +46,7 @@ class BuiltinSampler(Sampler):
             torch_model.directory,
             torch_model.info.max_sequence_length,
         )
+        self._grammars = Grammars(self._language, torch_model.info.vocab_size)
         self._intake = Intake()
         chosen = choose_forward(torch_model) if forward is None else forward
         self._memory = chosen.memory
@@ -100,6 +103,11 @@ class BuiltinSampler(Sampler):
             adapter = self._adapters.pop(adapter_key, None) if adapter_key else None
         if adapter is not None:
             self._intake.drop(adapter)
+
+    @override
+    def prepared(self, job: SampleJob) -> SampleJob:
+        constraint = job.params.constraint
+        return job if constraint is None else replace(job, grammar=self._grammars.compiled(constraint))
 
     @override
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText, TaggedTexts
 
 HOST = "127.0.0.1"
 """The address of a server.
@@ -137,6 +139,15 @@ class GenerationRequest:
     candidates: tuple[int, ...] = ()
     head: bool = False
     cache_salt: str = ""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    constraint: Constraint | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        penalties = self.frequency_penalty, self.presence_penalty
+        return any(penalties) or bool(self.logit_bias) or self.constraint is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +158,8 @@ class Generation:
     most likely tokens. `prompt_logprobs` is None, or `[len(prompt)]` with NaN for positions that were not scored.
     `topk_prompt` is None, or has a row for each token of the prompt, with empty cells for positions that were not
     scored. `candidates` are the logprobs of the request's candidates, in the same order. `cached_tokens` is the number
-    of the prompt's tokens that were in the cache.
+    of the prompt's tokens that were in the cache. `masked_logprobs`: the logprobs of drawn tokens are those after the
+    constraint, or after other changes of the logits.
     """
 
     sequence: Sequence
@@ -155,6 +167,7 @@ class Generation:
     cached_tokens: int
     topk_prompt: TopkLogprobs | None = None
     candidates: NDArray[np.float32] | None = None
+    masked_logprobs: bool = False
 
 
 class TokenServer(Protocol):
@@ -162,7 +175,8 @@ class TokenServer(Protocol):
 
     Used on one event loop. If a call is cancelled, the server stops the work of this call.
 
-    All logprobs are the model's logprobs at temperature 1, before top-k and top-p. Calls raise UserError if the server
+    All logprobs are the model's logprobs at temperature 1, before top-k and top-p, unless the answer has
+    `masked_logprobs`. Calls raise UserError if the server
     finds the request invalid, ServerError if the server fails, and SamplerClosed if the server cannot be reached.
     """
 
@@ -188,6 +202,42 @@ class TokenServer(Protocol):
 
     async def close(self) -> None:
         """Close the connections, not the server."""
+
+
+def structural_tag(constraint: Constraint) -> str:
+    """Return the constraint in the form of xgrammar, the grammar library of vLLM and SGLang."""
+    parts = [_format(constraint.text)] + ([] if constraint.calls is None else [_format(constraint.calls)])
+    whole = parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}
+    return json.dumps({"type": "structural_tag", "format": whole})
+
+
+def _format(text: JsonText | RegexText | TaggedTexts) -> dict[str, object]:
+    match text:
+        case JsonText(schema):
+            return {"type": "json_schema", "json_schema": json.loads(schema)}
+        case RegexText(regex):
+            return {"type": "regex", "pattern": regex}
+        case TaggedTexts():
+            return _tagged(text)
+
+
+def _tagged(texts: TaggedTexts) -> dict[str, object]:
+    forms = {"json": "json_schema", "xml": "qwen_xml_parameter"}
+    tags = [
+        {
+            "begin": one.begin,
+            "content": {"type": forms[one.form], "json_schema": json.loads(one.schema)},
+            "end": one.end,
+        }
+        for one in texts.tags
+    ]
+    return {
+        "type": "tags_with_separator",
+        "tags": [{"type": "tag", **tag} for tag in tags],
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": texts.single,
+    }
 
 
 def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:

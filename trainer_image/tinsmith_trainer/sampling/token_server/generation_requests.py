@@ -88,6 +88,10 @@ def plan_generation_requests(
         stop_strings=_sought_by_server(rule, job, model),
         topk=job.topk_sample_logprobs if max_tokens else 0,
         head=head,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=params.logit_bias,
+        constraint=params.constraint,
     )
     count = 1 if max_tokens == 0 else job.num_samples
     requests = [replace(first, seed=seed_of(job, index)) for index in range(count)]
@@ -116,6 +120,7 @@ def outcome_of(plan: Plan, drawn: Items[Generation], behind: Items[Generation], 
         target_prompt_logprobs=target_logprobs(job, plan.prefixes, behind),
         prompt_alt_tokens=alternative_tokens(job, plan.prefixes, behind),
         prompt_tokens=len(job.prompt),
+        masked_logprobs=any(one.masked_logprobs for one in drawn),
     )
 
 

@@ -152,6 +152,19 @@ class TokenServerSampler(Sampler):
             self._thread.soon(self._start_unload, adapter)
 
     @override
+    def prepared(self, job: SampleJob) -> SampleJob:
+        """Return the job, whose constraint is compiled by the server.
+
+        Servers would apply the constraint to the reasoning, so a prompt that ends within reasoning is refused.
+        """
+        if job.params.constraint is not None and job.params.constraint.reasoning_end:
+            raise UserError(
+                "The prompt ends within reasoning, and this sampler's server would force the reasoning, too. Turn "
+                "thinking off, or sample from a session or from a pool with engine: builtin."
+            )
+        return job
+
+    @override
     def submit(self, job: SampleJob, done: Done) -> None:
         """Submit a job. After `close`, the call of `done` happens immediately in the caller's thread."""
         with self._guard:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText
 from tinsmith_trainer.sampling.token_server.base import (
     HOST,
     SEED_RANGE,
@@ -23,6 +24,7 @@ from tinsmith_trainer.sampling.token_server.base import (
     ServerSettings,
     TokenServer,
     joined,
+    structural_tag,
     top_logprobs,
 )
 from tinsmith_trainer.sampling.token_server.http import JsonCalls
@@ -134,6 +136,8 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
         "top_p": request.top_p,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
         "stop": list(request.stop_strings),
         "stop_token_ids": list(request.stop_token_ids),
         "ignore_eos": not request.stop_token_ids,
@@ -142,6 +146,10 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
     }
     if request.seed is not None:
         sampling["sampling_seed"] = request.seed
+    if request.logit_bias:
+        sampling["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
+    if request.constraint is not None:
+        sampling |= _constraint(request.constraint)
     return {
         "input_ids": request.prompt.tolist(),
         "lora_path": request.adapter,
@@ -154,6 +162,15 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
         "token_ids_logprob": _token_ids(request),
         "stream": False,
     }
+
+
+def _constraint(constraint: Constraint) -> dict[str, object]:
+    match (constraint.text, constraint.calls):
+        case (JsonText(schema), None):
+            return {"json_schema": schema}
+        case (RegexText(regex), None):
+            return {"regex": regex}
+    return {"structural_tag": structural_tag(constraint)}
 
 
 def _token_ids(request: GenerationRequest) -> list[int] | None:
@@ -176,7 +193,7 @@ def drawn_by_sglang(request: GenerationRequest, answer: Any) -> tuple[Generation
         reason = dict(meta["finish_reason"])
         matched = reason.get("matched")
         _check_end(request, reason)
-        unasked = isinstance(matched, int) and matched not in request.stop_token_ids
+        unasked = isinstance(matched, int) and matched not in request.stop_token_ids and request.constraint is None
         tokens = np.array([entry[1] for entry in meta["output_token_logprobs"]], np.int32)
         logprobs = np.array([entry[0] for entry in meta["output_token_logprobs"]], np.float32)
         stopped = reason["type"] == "stop" and not unasked
@@ -186,6 +203,8 @@ def drawn_by_sglang(request: GenerationRequest, answer: Any) -> tuple[Generation
             meta.get("cached_tokens") or 0,
             _topk_prompt(request, meta),
             _candidates(request, meta),
+            # SGLang changes the logits before it computes any logprob.
+            masked_logprobs=request.changes_logits,
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ServerError(

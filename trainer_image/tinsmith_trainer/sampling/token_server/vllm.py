@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import secrets
 from collections import Counter, deque
@@ -18,6 +19,7 @@ from typing_extensions import override
 from tinsmith_trainer.errors import SamplerClosed, ServerError
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_TOPK
+from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText
 from tinsmith_trainer.sampling.token_server.base import (
     MOST_ROWS,
     Generation,
@@ -25,6 +27,7 @@ from tinsmith_trainer.sampling.token_server.base import (
     ServerCommand,
     ServerSettings,
     TokenServer,
+    structural_tag,
     top_logprobs,
 )
 from tinsmith_trainer.sampling.token_server.http import JsonCalls
@@ -157,6 +160,8 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
         "top_p": request.top_p,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
         "n": 1,
         "stop": list(request.stop_strings),
         "stop_token_ids": list(request.stop_token_ids),
@@ -175,7 +180,20 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
         body["logprob_token_ids"] = list(request.candidates)
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
+    if request.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
+    if request.constraint is not None:
+        body["structured_outputs"] = structured_outputs(request.constraint)
     return body
+
+
+def structured_outputs(constraint: Constraint) -> dict[str, object]:
+    match (constraint.text, constraint.calls):
+        case (JsonText(schema), None):
+            return {"json": json.loads(schema)}
+        case (RegexText(regex), None):
+            return {"regex": regex}
+    return {"structural_tag": structural_tag(constraint)}
 
 
 def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
@@ -197,6 +215,8 @@ def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
             details.get("cached_tokens") or 0,
             _topk_prompt(request, choice),
             _candidates(request, named),
+            # vLLM masks the logits before it computes raw logprobs, and adds biases and penalties after it.
+            masked_logprobs=request.constraint is not None,
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ServerError(f"vLLM's answer is not in the form that is known: {type(error).__name__}: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any
 import anthropic.resources
 import pytest
 from pydantic import ValidationError
+from tinsmith_rpc import worker_pb2
 from tinsmith_server.wire.dialects.anthropic import WITHOUT_EFFECT as UNREAD
 from tinsmith_server.wire.dialects.anthropic import CountTokensRequest, MessagesRequest
 from tinsmith_server.wire.dialects.openai import (
@@ -24,6 +25,12 @@ from tinsmith_server.wire.json_bodies import sentence
 HELLO = [{"role": "user", "content": "Hello"}]
 LIST_CALL = {"function": {"name": "add", "arguments": "[1]"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+CLAUDES_ADD = {"name": "add", "input_schema": SCHEMA}
+AS_OBJECT = {"type": "json_object"}
+AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+NAMED = {"type": "tool", "name": "add"}
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
@@ -50,10 +57,20 @@ def rendered(prompt: Prompt) -> Any:
 @pytest.mark.parametrize(
     ("make", "fields", "words"),
     [
-        (chat, {"frequency_penalty": 0.5}, "frequency_penalty"),
-        (chat, {"logit_bias": {"5": 1}}, "logit_bias"),
-        (chat, {"tool_choice": "required"}, "tool_choice"),
-        (chat, {"response_format": {"type": "json_object"}}, "response_format"),
+        (chat, {"frequency_penalty": 2.5}, "frequency_penalty"),
+        (chat, {"presence_penalty": -2.5}, "presence_penalty"),
+        (chat, {"logit_bias": {"word": 1}}, "logit_bias"),
+        (chat, {"logit_bias": {"5": 101}}, "logit_bias"),
+        (chat, {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "at most 1024"),
+        (chat, {"tool_choice": "required"}, "add tools"),
+        (chat, {"tool_choice": "always", "tools": [ADD]}, "tool_choice must be"),
+        (chat, {"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [ADD]}, "'sub'"),
+        (chat, {"response_format": {"type": "xml"}}, "response_format.type"),
+        (chat, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json_schema.schema"),
+        (chat, {"response_format": AS_OBJECT, "structured_outputs": {"regex": "a"}}, "exclude each other"),
+        (completion, {"structured_outputs": {"json": "{"}}, "no JSON"),
+        (completion, {"structured_outputs": {"grammar": "root"}}, "structured_outputs must have"),
+        (completion, {"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs must have"),
         (chat, {"top_logprobs": 2}, "needs logprobs"),
         (chat, {"top_k": 0}, "top_k"),
         (chat, {"stop": [""]}, "stop string"),
@@ -72,8 +89,10 @@ def rendered(prompt: Prompt) -> Any:
         (completion, {"best_of": 3}, "best_of"),
         (completion, {"prompt": []}, "1 to 128 prompts"),
         (completion, {"prompt": [[5, -1]]}, "not a token id"),
-        (messages, {"tool_choice": {"type": "any"}}, "tool_choice"),
-        (messages, {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        (messages, {"tool_choice": {"type": "any"}}, "add tools"),
+        (messages, {"tool_choice": {"type": "must"}}, "tool_choice.type"),
+        (messages, {"tool_choice": {"type": "tool", "name": "sub"}, "tools": [CLAUDES_ADD]}, "'sub'"),
+        (messages, {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         (messages, {"tools": [{"type": "bash", "name": "bash"}]}, "input_schema"),
         (messages, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
         (messages, {"max_tokens": 0}, "max_tokens"),
@@ -85,6 +104,50 @@ def test_an_unsupported_field_that_would_change_the_answer_is_refused_with_a_mes
     with pytest.raises(ValidationError) as refused:
         make(**fields)
     assert words in sentence(refused.value)
+
+
+JSON = worker_pb2.Constraint(json_schema=json.dumps(SCHEMA, separators=(",", ":")))
+OBJECT = worker_pb2.Constraint(json_object=worker_pb2.JsonObject())
+
+
+def or_calls(constraint: worker_pb2.Constraint, *, single: bool) -> worker_pb2.Constraint:
+    calls = worker_pb2.ToolCalls(single=single)
+    return worker_pb2.Constraint(
+        json_schema=constraint.json_schema if constraint.HasField("json_schema") else None,
+        json_object=constraint.json_object if constraint.HasField("json_object") else None,
+        or_tool_calls=calls,
+    )
+
+
+def calls(**fields: Any) -> worker_pb2.Constraint:
+    return worker_pb2.Constraint(tool_calls=worker_pb2.ToolCalls(**fields))
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "constraint"),
+    [
+        (chat, {"response_format": {"type": "text"}}, None),
+        (chat, {"response_format": AS_OBJECT}, OBJECT),
+        (chat, {"response_format": AS_SCHEMA}, JSON),
+        (chat, {"response_format": AS_OBJECT, "tools": [ADD], "tool_choice": "none"}, OBJECT),
+        (chat, {"response_format": AS_OBJECT, "tools": [ADD], "tool_choice": "required"}, calls()),
+        (chat, {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}, calls(single=True)),
+        (chat, {"tools": [ADD], "tool_choice": ADD}, calls(name="add", single=True)),
+        (chat, {"response_format": AS_OBJECT, "tools": [ADD]}, or_calls(OBJECT, single=False)),
+        (messages, {"output_config": {"format": FORMAT}, "tools": [CLAUDES_ADD]}, or_calls(JSON, single=False)),
+        (completion, {"response_format": AS_SCHEMA}, JSON),
+        (completion, {"structured_outputs": {"json": SCHEMA, "regex": None}}, JSON),
+        (completion, {"structured_outputs": {"json_object": True}}, OBJECT),
+        (completion, {"structured_outputs": {"regex": "a+"}}, worker_pb2.Constraint(regex="a+")),
+        (messages, {"output_config": {"format": FORMAT}}, JSON),
+        (messages, {"tools": [CLAUDES_ADD], "tool_choice": {"type": "any"}}, calls()),
+        (messages, {"tools": [CLAUDES_ADD], "tool_choice": NAMED}, calls(name="add", single=True)),
+    ],
+)  # fmt: skip
+def test_structured_outputs_and_forced_calls_become_constraints(
+    make: Any, fields: dict[str, Any], constraint: worker_pb2.Constraint | None
+) -> None:
+    assert make(**fields).text_request().constraint == constraint
 
 
 @pytest.mark.parametrize("make", [chat, completion, messages, count])
@@ -104,7 +167,18 @@ def test_notes_of_a_client_on_an_answer_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["seed", "stop", "logit_bias", "min_p", "repetition_penalty", "container", "mcp_servers", "output_format"]
+    "field",
+    [
+        "seed",
+        "stop",
+        "logit_bias",
+        "structured_outputs",
+        "min_p",
+        "repetition_penalty",
+        "container",
+        "mcp_servers",
+        "output_format",
+    ],
 )
 @pytest.mark.parametrize("make", [messages, count])
 def test_a_field_of_a_message_that_would_change_its_sample_is_refused_by_name(

@@ -3,7 +3,7 @@
 Without this overlap, a GPU is idle after each token. The GPU would wait until the host has read the token, searched for
 stops and chosen the next inputs. So the host launches the next step before it reads the previous step. For rows that
 may continue, the input tokens of the next step are the tokens of the previous step, on the device. If the host then
-finds a stop, the row's next token is dropped.
+finds a stop, the row's next token is dropped. A row whose logits change with each token waits for the previous step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def feed_of(sample: Sample | None, before: LaunchedStep | None, extent: int) -> 
     position, own = sample.position, sample.own_position
     if source is None:
         return Feed(sample.next_token, position, own, None, sample.draw(), sample)
-    if len(sample.tokens) + 1 < sample.run.max_tokens and own + 1 < extent:
+    waits = sample.changes is not None and sample.changes.needs_last_token
+    if len(sample.tokens) + 1 < sample.run.max_tokens and own + 1 < extent and not waits:
         return Feed(0, position + 1, own + 1, source, sample.draw(ahead=1), sample)
     return Feed(sample.next_token, position, own)  # the same token again
 

@@ -1,0 +1,213 @@
+"""Biases, penalties and masks against a plain implementation, and the grammars of constraints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.sampler.jobs import job
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.sampling.base import GrammarState
+from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens
+from tinsmith_trainer.sampling.builtin.rules.grammars import Grammars
+from tinsmith_trainer.sampling.builtin.rules.logit_changes import LogitChanges, changed_rows
+from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText, TaggedTexts
+from tinsmith_trainer.sampling.language import Tag
+from tinsmith_trainer.sampling.model_language import ModelLanguage
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+VOCAB = 70  # neither a multiple of a mask's words nor of the blocks of draws
+tokens = st.integers(0, VOCAB - 1)
+penalties = st.floats(-2, 2, width=32)
+
+
+class FixedMask(GrammarState):
+    """Allows the same tokens at each position; it is its own grammar."""
+
+    def __init__(self, allowed: set[int]) -> None:
+        self.words = np.zeros(-(-VOCAB // 32), np.uint32)
+        for token in allowed:
+            self.words[token // 32] |= np.uint32(1 << token % 32)
+
+    def begin(self) -> GrammarState:
+        return self
+
+    def allowed(self) -> np.ndarray:
+        return self.words.view(np.int32)
+
+    def take(self, token: int) -> bool:
+        return False
+
+
+@given(
+    earlier=st.lists(tokens, max_size=12),
+    bias=st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=4),
+    frequency=penalties,
+    presence=penalties,
+    allowed=st.one_of(st.none(), st.sets(tokens, min_size=1)),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_changed_logits_are_those_of_a_plain_implementation_and_other_rows_keep_their_bits(
+    earlier: list[int],
+    bias: dict[int, float],
+    frequency: float,
+    presence: float,
+    allowed: set[int] | None,
+    temperature: float,
+    seed: int,
+) -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(seed))
+    asked = job([1], frequency_penalty=frequency, presence_penalty=presence, logit_bias=tuple(bias.items()))
+    changes = LogitChanges(replace(asked, grammar=None if allowed is None else FixedMask(allowed)))
+    for token in earlier:
+        changes.take(token)
+
+    expected = logits[1].tolist()
+    for token in range(VOCAB):
+        count = earlier.count(token)
+        expected[token] += bias.get(token, 0.0) - count * frequency - (presence if count else 0.0)
+        if allowed is not None and token not in allowed:
+            expected[token] = -np.inf
+    changed = changed_rows(logits, [None, changes, None])
+    assert changed is not None
+    np.testing.assert_allclose(changed.logits[0].numpy(), expected, atol=1e-4)
+
+    draws = [Draw(temperature, uniform=0.3)] * 3
+    drawn, logprobs = draw_tokens(logits, draws, changed)
+    without, raw = draw_tokens(logits, draws)
+    assert (drawn[[0, 2]].tolist(), logprobs[[0, 2]].tolist()) == (without[[0, 2]].tolist(), raw[[0, 2]].tolist())
+    assert allowed is None or int(drawn[1]) in allowed
+    before = torch.log_softmax(logits[1], -1)[drawn[1]]
+    assert float(logprobs[1]) == pytest.approx(float(before), abs=1e-5), "logprobs are those before the changes"
+
+
+@pytest.fixture(scope="module")
+def language(model: TorchModel) -> ModelLanguage:
+    return ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory, model.info.max_sequence_length)
+
+
+@pytest.fixture(scope="module")
+def grammars(language: ModelLanguage, model: TorchModel) -> Grammars:
+    return Grammars(language, model.info.vocab_size)
+
+
+def fits(grammars: Grammars, language: ModelLanguage, constraint: Constraint, text: str) -> bool:
+    """Return whether the text is allowed token by token, and may then end."""
+    state = grammars.compiled(constraint).begin()
+    tokens = language.tokenizer(text, add_special_tokens=False)["input_ids"]
+    for place, token in enumerate([*tokens, language.eos_token_ids[0]], 1):
+        if not state.allowed().view(np.uint32)[token // 32] >> (token % 32) & 1:
+            return False
+        if state.take(token):
+            return place >= len(tokens)
+    return False
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CALL = Tag('<tool_call>\n{"name": "add", "arguments": ', json.dumps(PERSON), "}\n</tool_call>")
+ADA = '{"name": "Ada", "age": 7}'
+CALLED = f'<tool_call>\n{{"name": "add", "arguments": {ADA}}}\n</tool_call>'
+
+
+XML_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "description": "any text"},
+        "age": {"type": "integer"},
+        "ok": {"type": "boolean"},
+        "colour": {"enum": ["red", "blue"]},
+    },
+    "required": ["name", "age", "colour"],
+}
+XML_CALL = Tag("<tool_call>\n<function=add>\n", json.dumps(XML_SCHEMA), "</function>\n</tool_call>", "xml")
+XML = (
+    "<tool_call>\n<function=add>\n<parameter=name>\nAda <b>\n& {x}\n</parameter>\n<parameter=age>\n7\n</parameter>\n"
+    "<parameter=ok>\ntrue\n</parameter>\n<parameter=colour>\nblue\n</parameter>\n</function>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text", "is_fit"),
+    [
+        (JsonText(json.dumps(PERSON)), ADA, True),
+        (JsonText(json.dumps(PERSON)), ADA.replace(" ", ""), False),
+        (JsonText(json.dumps(PERSON)), '{"name": "Grüße 漢", "age": 7}', True),
+        (JsonText(json.dumps(PERSON)), '{"name": "Ada", "age": -7}', False),
+        (JsonText(json.dumps(PERSON)), '{"age": 7}', False),
+        (JsonText(json.dumps(PERSON)), f"{ADA} x", False),
+        (JsonText('{"type": "object"}'), '{"any": [1, {"thing": null}]}', True),
+        (JsonText('{"type": "object"}'), "[1]", False),
+        (RegexText(r"a/[0-9]+\/b"), "a/12/b", True),
+        (RegexText("a|b"), "c", False),
+        (TaggedTexts((CALL,), single=True), CALLED, True),
+        (TaggedTexts((CALL,), single=True), f"{CALLED}\n{CALLED}", False),
+        (TaggedTexts((CALL,), single=False), f"{CALLED}\n{CALLED}", True),
+        (TaggedTexts((CALL,), single=False), "I add.", False),
+        (TaggedTexts((XML_CALL,), single=True), XML, True),
+        (TaggedTexts((XML_CALL,), single=True), XML.replace("<parameter=ok>\ntrue\n</parameter>\n", ""), True),
+        (TaggedTexts((XML_CALL,), single=True), XML.replace("true", "yes"), False),
+        (TaggedTexts((XML_CALL,), single=True), XML.replace("blue", "green"), False),
+        (TaggedTexts((XML_CALL,), single=True), XML.replace("age", "years"), False),
+    ],
+)
+def test_a_grammar_allows_the_texts_of_its_constraint(
+    grammars: Grammars, language: ModelLanguage, constraint: Any, text: str, is_fit: bool
+) -> None:
+    assert fits(grammars, language, Constraint(constraint), text) == is_fit
+    with_calls = Constraint(constraint, calls=TaggedTexts((CALL,), single=False))
+    assert fits(grammars, language, with_calls, text) == (is_fit or text.startswith(CALLED))
+    after_reasoning = Constraint(constraint, reasoning_end="</think>")
+    assert fits(grammars, language, after_reasoning, f"Hm {{}}.\n</think>\n\n{text}") == is_fit
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_any_allowed_tokens_make_a_text_that_fits(grammars: Grammars, language: ModelLanguage, seed: int) -> None:
+    state = grammars.compiled(Constraint(JsonText(json.dumps(PERSON)))).begin()
+    draw, drawn = np.random.default_rng(seed), list[int]()
+    while True:
+        bits = np.unpackbits(state.allowed().view(np.uint8), bitorder="little")
+        drawn.append(int(draw.choice(np.flatnonzero(bits))))
+        if state.take(drawn[-1]):
+            break
+    read = json.loads(language.tokenizer.decode(drawn, skip_special_tokens=True))
+    assert sorted(read) == ["age", "name"]
+    assert len(read["name"]) <= 9
+    assert read["age"] >= 0
+
+
+LONG_TEXT = '{"properties": {"a": {"type": "string", "minLength": 5}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (JsonText('{"type": "object", "unevaluatedProperties": false}'), "unevaluatedProperties"),
+        (JsonText('{"type": "object", "if": {}, "then": {}}'), "if"),
+        (JsonText('{"type": "wrong"}'), "wrong"),
+        (JsonText('{"$ref": "https://x.example/schema"}'), "x.example"),
+        (JsonText('{"type": "string", "pattern": "("}'), "unclosed group"),
+        (RegexText("("), "regular expression is not supported: .*unclosed group"),
+        (TaggedTexts((replace(CALL, schema='{"not": {}}'),), single=True), "not"),
+        (TaggedTexts((replace(XML_CALL, schema='{"anyOf": []}'),), single=True), "anyOf"),
+        (TaggedTexts((replace(XML_CALL, schema='{"required": ["a"]}'),), single=True), "requires a"),
+        (TaggedTexts((replace(XML_CALL, schema=LONG_TEXT),), single=True), "minLength of the text 'a'"),
+        (TaggedTexts((replace(XML_CALL, schema='{"properties": {"a": {}}}'),), single=True), "'a' must have one type"),
+    ],
+)
+def test_an_unsupported_constraint_is_refused_with_the_keyword(grammars: Grammars, text: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as refused:
+        grammars.compiled(Constraint(text))
+    assert "\n" not in str(refused.value)
