@@ -28,6 +28,7 @@ OF_LOCAL_WORKERS = (
     "devices",
     "preload_models",
     "suspend_after_seconds",
+    "hang_timeout_seconds",
     "engine",
     "engine_flags",
     "quantization",
@@ -122,6 +123,11 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="Stop a worker or sampler that no client has used for this long. The next request starts it again.",
+    )
+    hang_timeout_seconds: float = Field(
+        1800,
+        gt=0,
+        description="Restart a worker if one microbatch, step or save takes longer.",
     )
     fleet: Literal["local", "kubernetes"] = Field(
         "local",

@@ -15,6 +15,7 @@ from typing import get_args
 import backend_runs
 import chart_reference
 import evidence_reference
+import fault_reference
 import gpu_reference
 import limits_reference
 import message_reference
@@ -190,6 +191,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "operator-metrics": ("reference/operator.md", lambda: metrics_table(operator_reference.metric_families())),
     "commands": ("reference/commands.md", commands_table),
     "statuses": ("reference/errors.md", statuses_table),
+    "faults": ("reference/errors.md", lambda: table(fault_reference.HEADER, fault_reference.rows())),
     "evidence": ("reference/evidence.md", lambda: table(evidence_reference.HEADER, evidence_reference.rows())),
     "generations": ("reference/protocol.md", lambda: table(sdk_generations.HEADER, sdk_generations.rows())),
     "operator-values": ("reference/chart.md", lambda: values_table("operator")),

@@ -231,7 +231,7 @@ class DescribeReply(_message.Message):
     model_name: _builtins.str
     """the base model's name for clients; may be empty"""
     running_seconds: _builtins.float
-    """duration of the current engine call so far; 0: idle"""
+    """duration of the current engine call or long sampler step so far; 0: idle"""
     last_snapshot_time: _builtins.float
     """Unix seconds; 0: no snapshot yet"""
     snapshot_seconds: _builtins.float

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fault_reference
 import nbformat
 import pytest
 from tinsmith_trainer.engines.losses import loss_names
@@ -85,6 +86,10 @@ def missing_tests(named: list[tuple[str, str]]) -> list[str]:
 def test_every_test_that_is_named_exists(page: Path) -> None:
     """The page of recipes names tests of other projects."""
     assert missing_tests([(file, f"{name}(") for file, name in NAMED_TEST.findall(prose_of(page)) if name]) == []
+
+
+def test_each_fault_on_the_page_of_errors_has_a_test() -> None:
+    assert fault_reference.missing_tests() == []
 
 
 def test_every_target_of_the_makefile_is_explained_by_make() -> None:

@@ -131,6 +131,10 @@ class CheckpointAltered(CheckpointInvalid):
     """A checkpoint with files that differ from the saved files."""
 
 
+class SamplerUnready(Exception):
+    """A sampler that gets no new samples at present. The client should ask another replica."""
+
+
 class Draining(Exception):
     """A process that is shutting down. The client should ask another instance or replica."""
 

@@ -309,7 +309,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--hang-timeout-seconds",
         type=float,
         default=600.0,
-        help="a microbatch, step or save that has taken longer when the worker is stopped counts as the reason",
+        help="a microbatch, step or save that has taken longer when the worker is stopped counts as the reason; ranks "
+        "on CPUs wait this long for each other",
     )
 
 

@@ -31,6 +31,8 @@ NETWORK_OPTIONS: list[tuple[str, int | str]] = [
     # A node that fails does not close its connections. Without pings a call would wait until its deadline.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # gRPC also pings to measure the connection, and sends no second ping before the answer. By default it waits 60 s.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # A restarted worker has another address under the same name. By default gRPC resolves a name only every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),

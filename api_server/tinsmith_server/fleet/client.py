@@ -31,8 +31,9 @@ Reply = TypeVar("Reply", bound=Message)
 
 CLOSED = "the connection to the worker was closed"
 
-# A worker may delay an acknowledgement by 20 s when its backlog is full.
-SUBMIT_TIMEOUT_SECONDS = 60.0
+# A worker may delay an acknowledgement by 20 s when its backlog is full. The SDK waits for 60 s, and the operation of a
+# worker that does not answer must reach the store before.
+SUBMIT_TIMEOUT_SECONDS = 30.0
 QUICK_TIMEOUT_SECONDS = 20.0
 # The time for a conversation of megabytes, queued after other renderings.
 RENDER_TIMEOUT_SECONDS = 60.0
@@ -52,7 +53,6 @@ class CallUnknown(WorkerError):
 
 _ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
     grpc.StatusCode.UNAVAILABLE: WorkerUnavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: WorkerUnavailable,
     grpc.StatusCode.CANCELLED: WorkerUnavailable,
     grpc.StatusCode.FAILED_PRECONDITION: StaleEpoch,
     grpc.StatusCode.NOT_FOUND: ModelNotAtWorker,
@@ -215,6 +215,12 @@ async def _call(
     try:
         return await method(request, timeout=timeout_seconds, metadata=metadata)
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            call = type(request).__name__.removesuffix("Request")
+            raise WorkerUnavailable(
+                f"the worker has not answered {call} for {timeout_seconds:g} s: it is overloaded, stopped or cut off; "
+                "the request is repeated"
+            ) from error
         kind = _ERRORS.get(error.code(), WorkerError)
         raise kind(error.details() or f"the worker answered {error.code().name}") from error
     except grpc.aio.UsageError as error:

@@ -32,6 +32,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedEr
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import LRUCache
+from typing_extensions import override
 
 from tinsmith_server.store.columns import to_json
 from tinsmith_server.store.connection import (
@@ -76,6 +77,10 @@ POSTGRESQL_ISOLATION: Isolation = "READ COMMITTED"
 PATIENCE_SECONDS = 10.0
 RETRY_SECONDS = 0.3
 
+# The longest wait for one answer of a PostgreSQL server. The kernel of a frozen server still acknowledges packets, so
+# neither keepalives nor tcp_user_timeout end such a wait. No statement of the store takes as long.
+ANSWER_SECONDS = 20.0
+
 READ_ONLY_SQLSTATE = "25006"
 READ_ONLY = (
     "its server accepts no writes: it is a standby, or default_transaction_read_only is on; "
@@ -116,8 +121,9 @@ class Database:
     """A database that runs transactions. Readers and writers use separate connections, and SQLite has only one writer.
 
     If no connection is free, a transaction waits for at most QUEUE_SECONDS. If a PostgreSQL server accepts no
-    connections, transactions wait for at most PATIENCE_SECONDS. After a connection is lost, only reads are repeated. A
-    write runs to its end even if its caller is cancelled.
+    connections, transactions wait for at most PATIENCE_SECONDS. If the server does not answer, a statement waits for at
+    most ANSWER_SECONDS. After a connection is lost, only reads are repeated. A write runs to its end even if its caller
+    is cancelled.
     """
 
     def __init__(self, url: URL) -> None:
@@ -373,7 +379,7 @@ def _postgresql_writer(url: URL) -> Engine:
 
 
 def _postgresql_engine(url: URL, isolation_level: Isolation, *, pool_size: int, pool_pre_ping: bool) -> Engine:
-    return create_engine(
+    engine = create_engine(
         driver_url(url),
         pool_size=pool_size,
         max_overflow=0,
@@ -382,6 +388,40 @@ def _postgresql_engine(url: URL, isolation_level: Isolation, *, pool_size: int, 
         json_serializer=to_json,
         connect_args=postgresql_connect_args(url),
     )
+    event.listen(engine, "do_connect", _connect_with_limit)
+    return engine
+
+
+def _connect_with_limit(_dialect: Dialect, _record: object, where: Any, how: Any) -> Any:
+    return _limited_connection().connect(*where, **how)
+
+
+@cache
+def _limited_connection() -> Any:
+    """Return the class of connections that wait for an answer for at most ANSWER_SECONDS, and close themselves then.
+
+    psycopg is imported here, because a server with SQLite does not need it.
+    """
+    import psycopg
+
+    class LimitedConnection(psycopg.Connection[Any]):
+        @override
+        def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            """Wait for the answer to a statement. Raises OperationalError if there is none in time."""
+            limit_seconds = ANSWER_SECONDS if timeout is None else timeout
+            began = time.monotonic()
+            try:
+                return super().wait(gen, interval, limit_seconds)
+            except psycopg.OperationalError as error:
+                if timeout is not None or time.monotonic() - began < limit_seconds:
+                    raise
+                # The server may answer later, and the connection would take this answer for that of another statement.
+                self.pgconn.finish()
+                raise psycopg.OperationalError(
+                    f"it has not answered for {limit_seconds:g} s; check whether its process or its host is stopped"
+                ) from error
+
+    return LimitedConnection
 
 
 Parameters: TypeAlias = Mapping[str, Any] | None

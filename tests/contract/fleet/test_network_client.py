@@ -14,6 +14,7 @@ from support.worker.process import MODEL, create
 from support.worker.tls_port import WORKER_ID, Port, worker_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerError, WorkerUnavailable
+from tinsmith_server.fleet import channels
 from tinsmith_server.fleet.channels import TlsDirectory, WorkerTls
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_trainer.worker.peers import API_SERVER, OPERATOR
@@ -49,6 +50,46 @@ async def test_a_worker_is_activated_and_worked_with_over_the_network(port: Port
     assert (await client.await_result(MODEL, 0, 20.0)).HasField("result")
     assert (await client.describe()).worker_id == WORKER_ID
     await client.close()
+
+
+class Proxy:
+    """A connection to a port that a test can silence, as a frozen host does: it stays open and passes nothing on."""
+
+    def __init__(self, address: str) -> None:
+        self._target = address.rsplit(":", 1)
+        self.passes = asyncio.Event()
+        self.passes.set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = self._target
+        inner_reader, inner_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(self._pass(reader, inner_writer), self._pass(inner_reader, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while content := await reader.read(65536):
+            await self.passes.wait()
+            writer.write(content)
+        writer.close()
+
+
+async def test_a_connection_that_falls_silent_is_noticed_by_pings(
+    port: Port, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pings = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 200, "grpc.http2.ping_timeout_ms": 200}
+    monkeypatch.setattr(channels, "NETWORK_OPTIONS", [*({**dict(channels.NETWORK_OPTIONS), **pings}).items()])
+    proxy = Proxy(port.address)
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = GrpcWorkerClient(address, TlsDirectory(secret(tmp_path, port.authority)).for_worker(WORKER_ID))
+    await client.activate(1)
+    waiting = asyncio.create_task(client.events(0, 600.0))
+    proxy.passes.clear()
+    await asyncio.wait_for(client.until_broken(), 60)
+    with pytest.raises(WorkerUnavailable):
+        await waiting
+    proxy.passes.set()
+    await client.close()
+    server.close()
 
 
 async def test_another_worker_at_the_address_is_not_spoken_to(port: Port, tmp_path: Path) -> None:

@@ -54,11 +54,29 @@ async def test_the_poll_of_a_deferred_call_says_why_it_waits_and_delivers_it_whe
     [future] = await deferred(hasty_server, model_id, 1)
     waiting = await hasty_server.result(future)
     assert (waiting.status_code, waiting.json()["queue_state_reason"]) == (408, WAKING)
+    assert waiting.headers["x-deprecation-note"] == f"waiting: {WAKING}"
+    assert "x-deprecation-note" not in (await hasty_server.result(future)).headers
     hasty_server.handle.down = None
     while (answer := await hasty_server.result(future)).status_code == 408:
         pass
     assert answer.status_code == 200
     assert numbers(hasty_server) == [1]
+
+
+async def test_a_call_that_its_worker_does_not_acknowledge_in_time_is_accepted_and_runs_once(
+    hasty_server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.fleet.client.SUBMIT_TIMEOUT_SECONDS", 0.2)
+    model_id = await hasty_server.model()
+    hasty_server.worker.before_ack = asyncio.Event().wait
+    submitted = await hasty_server.forward_backward(model_id, 1)
+    assert submitted.status_code == 200
+    assert "the worker has not answered Submit for 0.2 s" in submitted.headers["x-deprecation-note"]
+    hasty_server.worker.before_ack = None
+    while (answer := await hasty_server.result(submitted.json()["request_id"])).status_code == 408:
+        pass
+    assert answer.status_code == 200
+    assert list(hasty_server.worker.operations) == [(model_id, 0), (model_id, 1)]
 
 
 async def test_a_later_call_is_delivered_after_the_deferred_ones(server: TestedServer) -> None:

@@ -22,6 +22,7 @@ from support.server.http_server import (
 )
 from tinsmith_rpc import RELEASE_SEQ_ID, wire_pb2, worker_pb2
 from tinsmith_server.settings import Settings
+from tinsmith_server.store.connection import StoreUnavailable
 
 pytestmark = pytest.mark.core
 
@@ -65,6 +66,20 @@ async def test_trap_01_an_error_inside_the_server_never_becomes_a_5xx_of_a_poll(
     monkeypatch.setattr(hasty_server.services.keys, "authenticate", broken)
     response = await hasty_server.result(f"{model_id}:op:0")
     assert response.status_code == 408
+
+
+async def test_trap_01_an_unavailable_store_is_a_408_with_the_reason(
+    hasty_server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_id = await hasty_server.model()
+
+    async def unavailable(*_args: object) -> None:
+        raise StoreUnavailable("The store is not available: it has not answered for 20 s")
+
+    monkeypatch.setattr(hasty_server.services.keys, "authenticate", unavailable)
+    response = await hasty_server.result(f"{model_id}:op:0")
+    assert response.status_code == 408
+    assert response.json()["queue_state_reason"] == "The store is not available: it has not answered for 20 s"
 
 
 async def test_trap_02_chunks_are_acknowledged_in_any_order(server: TestedServer) -> None:

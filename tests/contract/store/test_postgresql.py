@@ -95,6 +95,28 @@ async def test_a_query_during_a_server_restart_waits_for_the_server(
         await store.close()
 
 
+async def test_a_stopped_server_is_one_clear_error_within_the_limit_and_serves_again_when_it_continues(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(database, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setitem(database._LIBPQ_DEFAULTS, "connect_timeout", "2")
+    store = await open_store(postgres_url)
+    try:
+        await store.create_session(a_session(), None)
+        await store.get_session("session-1")
+        with postgres_server.stopped():
+            with pytest.raises(StoreUnavailable, match=r"it has not answered for 0\.5 s; check whether"):
+                await store.get_session("session-1")
+            with pytest.raises(StoreUnavailable, match="is not available"):
+                await store.heartbeat("session-1", later(5))
+        monkeypatch.setattr(database, "ANSWER_SECONDS", 20.0)
+        assert await store.get_session("session-1") == a_session()
+        assert await store.heartbeat("session-1", later(7)) == a_session(last_heartbeat_at=later(7))
+    finally:
+        await store.close()
+
+
 async def test_a_replica_that_stops_in_the_middle_of_a_write_holds_the_others_up_for_a_moment_only(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

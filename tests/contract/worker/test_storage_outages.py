@@ -82,6 +82,7 @@ async def test_a_save_that_waits_for_storage_holds_back_its_model_only(start: St
     assert (await worker.finished(2, OTHER)).failure is None
     assert await worker.is_pending(3)
     assert await worker.is_pending(4)
+    assert "could not be saved" in worker.service.pending(MODEL, 3).reason
     outage.on = False
     assert (await worker.finished(5)).failure is None
     checkpoint = await saved(worker, "a")

@@ -27,6 +27,7 @@ class ScriptedSampler:
         self.jobs: list[SampleJob] = []
         self.cancelled: list[str] = []
         self.language: Language | None = None
+        self.unready_reason: str | None = None
 
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
         if self.error is not None:

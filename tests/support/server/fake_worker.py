@@ -55,6 +55,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     reasoning = ""
     tool_call: worker_pb2.ToolCall | None = None
     """The call of each answer, as `reasoning` is its reasoning."""
+    running_seconds = 0.0
 
     def __init__(self, adapter_slots: int = 0) -> None:
         self.adapter_slots = adapter_slots
@@ -156,6 +157,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply.model_places = self.model_places
         reply.streams_saves = self.streams_saves
         reply.idle_seconds = self.idle_seconds
+        reply.running_seconds = self.running_seconds
         reply.metrics.samples_waiting = self.samples_waiting
         reply.metrics.MergeFrom(self.metrics)
         return reply

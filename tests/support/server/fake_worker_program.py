@@ -2,7 +2,7 @@
 
 A file `refuse` in the model directory holds the sentence to end with, as the real worker does for a
 directory that it cannot load; a file `contradict` has it refuse its flags; `slots` says how many it has, and
-`idle` for how many seconds no client has used it.
+`idle` for how many seconds no client has used it, and `running` how long its operation has run.
 Run with `python -m support.server.fake_worker_program`.
 """
 
@@ -38,6 +38,8 @@ def main() -> int:
     fake = FakeWorker(adapter_slots=int(slots.read_text()) if slots.exists() else 0)
     idle = options.model / "idle"
     fake.idle_seconds = float(idle.read_text()) if idle.exists() else 0.0
+    running = options.model / "running"
+    fake.running_seconds = float(running.read_text()) if running.exists() else 0.0
     asyncio.run(serve(fake, options.socket, options.parent_fd))
     (options.model / "stopped").touch()
     return 0

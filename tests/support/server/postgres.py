@@ -76,6 +76,22 @@ class PostgresServer:
         """End the server like a `kill -9` of the postmaster: running transactions are lost, committed ones are not."""
         _run(_programs() / "pg_ctl", self, "stop", "--mode=immediate", "--wait")
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop all processes of the server, as a frozen host does: the kernel still answers for them."""
+        # Here, since the worker's tests also run where this package is not.
+        import psutil
+
+        postmaster = psutil.Process(int((self.directory / "data" / "postmaster.pid").read_text().split()[0]))
+        processes = [postmaster, *postmaster.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
     def start(self) -> None:
         """Start the server on its data. It recovers first where it crashed."""
         _start(_programs(), self)

@@ -138,6 +138,7 @@ class Computer:
         self._prefixes: set[tuple[tuple[str | None, str | None], tuple[int, ...]]] = set()
         language = ModelLanguage(self.tokenizer, tuple(self.eos_ids), directory, self.context)
         self._grammars = Grammars(language, self._base.config.vocab_size)
+        self.steps = 0
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
@@ -168,6 +169,7 @@ class Computer:
         computed = Computed(cached_tokens=self._cached_tokens(adapter, request))
         for _ in self._steps(self._merged[adapter], request, computed):
             await self.may_go_on.wait()
+            self.steps += 1
             await asyncio.sleep(0)
         return computed
 

@@ -51,6 +51,7 @@ def main() -> None:
     hand, server = Hand(computer), VllmStandIn(computer, options)
     routes = [
         web.post("/v1/completions", hand.counted(server.complete)),
+        web.get("/metrics", server.metrics),
         *hand.routes(),
     ]
     if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "True":
@@ -133,6 +134,9 @@ class VllmStandIn:
         answer = self._answer(body, computed, harmed=any("logprob_token_ids" in other for other in others))
         # NaN is no JSON: the real server fails at it, too.
         return web.json_response(answer, dumps=lambda value: json.dumps(value, allow_nan=False))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=f'vllm:iteration_tokens_total_count{{engine="0"}} {float(self._computer.steps)}\n')
 
     def _refusal(self, body: Body) -> tuple[str, str, int] | None:
         """Return the refused field, the reason and the value, or None."""

@@ -195,12 +195,15 @@ class SampleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SamplerStats:
+    """The numbers of a sampler. `step_seconds` is the duration of the current step so far, which may hang."""
+
     active: int
     waiting: int
     sampled_tokens: int
     prefilled_tokens: int
     prefix_hit_tokens: int
     busy_seconds: float
+    step_seconds: float = 0.0
 
 
 class Sampler(Protocol):
@@ -217,6 +220,11 @@ class Sampler(Protocol):
     @property
     def language(self) -> Language | None:
         """The language of the base model, or None if the sampler knows only tokens."""
+        return None
+
+    @property
+    def unready_reason(self) -> str | None:
+        """The reason for which clients should send new jobs to another sampler, or None."""
         return None
 
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:

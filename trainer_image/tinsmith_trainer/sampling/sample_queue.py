@@ -17,6 +17,7 @@ from tinsmith_trainer.errors import (
     Draining,
     Failure,
     SamplerClosed,
+    SamplerUnready,
     ServerError,
     StorageUnavailable,
     TrainerError,
@@ -137,12 +138,14 @@ class Samples:
     def submit(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
         """Submit a sample. A repeated request_id refers to the same sample.
 
-        Raises Draining, and TooManySamples if the tenant has too many samples.
+        Raises Draining, SamplerUnready, and TooManySamples if the tenant has too many samples.
         """
         if request.request_id in self._samples:
             return
         if self._draining:
             raise Draining("this sampler is shutting down, and takes no more samples")
+        if (reason := self.sampler.unready_reason) is not None:
+            raise SamplerUnready(reason)
         nbytes = unpacked_bytes(request)
         if not (self._sample_quota.fits(tenant, 1) and self._byte_quota.fits(tenant, nbytes)):
             raise TooManySamples(

@@ -16,7 +16,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.disk.free_space import ROOM_RETRY_SECONDS, longer_retry_seconds
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Failure, JournalFull, StorageFull, StorageUnavailable, TrainerError
+from tinsmith_trainer.errors import Failure, JournalFull, StorageUnavailable, TrainerError
 from tinsmith_trainer.oplog.journal_tables import CREATES, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
@@ -68,7 +68,7 @@ class Retries:
         queue.retried_since = since
         write_log = log.warning if isinstance(error, TrainerError) else log.exception
         write_log("operation is retried later", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
-        return Retry(seconds, _reason(queue, error) if _is_for_room(error) else "")
+        return Retry(seconds, _reason(queue, error) if _is_of_storage(error) else "")
 
     def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
         """Hold the model if the volume had no space for the operation's snapshot before, and still has no space.
@@ -101,8 +101,9 @@ def _failure(operation: Operation, error: Exception) -> Failure:
     return Failure("server", f"{type(error).__name__}: {error}")
 
 
-def _is_for_room(error: Exception) -> bool:
-    return isinstance(error, JournalFull | StorageFull)
+def _is_of_storage(error: Exception) -> bool:
+    """Return whether the volume or the checkpoint root is the cause. Waiting clients then get the error."""
+    return isinstance(error, JournalFull | StorageUnavailable)
 
 
 def _reason(queue: ModelQueue, error: Exception) -> str:

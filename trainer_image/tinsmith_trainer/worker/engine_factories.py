@@ -81,7 +81,7 @@ def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
         recompute=rank_recompute(options.recompute, on_gpus=on_gpus),
         map_stable_reinforce=options.map_stable_reinforce,
     )
-    request = RanksRequest(directory, _limited(info, options), placement, settings)
+    request = RanksRequest(directory, _limited(info, options), placement, settings, options.hang_timeout_seconds)
     if options.engine == MILES:
         check_dense(ranked_model(request.directory, request.info, settings))
     engine = build_megatron_engine(options.engine, request, GPU_RANKS[options.engine])

@@ -24,6 +24,7 @@ from tinsmith_trainer.errors import (
     Draining,
     Failure,
     JournalFull,
+    SamplerUnready,
     ServerError,
     SnapshotRefused,
     StorageUnavailable,
@@ -63,6 +64,7 @@ CATEGORIES = {"user": worker_pb2.USER, "server": worker_pb2.SERVER}
 STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     NotActive: grpc.StatusCode.FAILED_PRECONDITION,
     Draining: grpc.StatusCode.UNAVAILABLE,
+    SamplerUnready: grpc.StatusCode.UNAVAILABLE,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
     JournalFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     SnapshotRefused: grpc.StatusCode.INTERNAL,
@@ -93,7 +95,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
         samples = self._samples or await _refuse(context, SAMPLES_NOTHING)
         try:
             samples.submit(request, tenant_of(context))
-        except (TooManySamples, Draining) as error:
+        except (TooManySamples, Draining, SamplerUnready) as error:
             await _abort(context, error)
         return worker_pb2.SampleReply()
 
@@ -106,7 +108,8 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
         except KeyError:
             return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
         if outcome is None:
-            return worker_pb2.AwaitReply(pending=worker_pb2.Pending())
+            reason = self._samples.sampler.unready_reason or ""
+            return worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=reason, paused_capacity=bool(reason)))
         if isinstance(outcome, Failure):
             return _failed(outcome)
         return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=outcome, protobuf=True))

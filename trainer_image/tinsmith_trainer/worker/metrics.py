@@ -17,6 +17,9 @@ from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.worker.service import WorkerService
 
+USUAL_STEP_SECONDS = 1.0
+"""The duration of a sampler's step from which on the step is reported."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerName:
@@ -39,7 +42,7 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         capabilities=_capabilities(engine.capabilities(), service.parts.sampler),
         models=[_model_status(queue, scheduler.parking, now) for queue in queues],
         metrics=_metrics(service),
-        running_seconds=scheduler.running_seconds(),
+        running_seconds=max(scheduler.running_seconds(), _step_seconds(service.samples)),
         last_snapshot_time=scheduler.last_snapshot_time,
         snapshot_seconds=sum(queue.snapshot_seconds for queue in queues if scheduler.parking.holds(queue)),
         draining=service.is_draining,
@@ -50,6 +53,12 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         streams_saves=service.parts.offered_saves.keeps_any,
         idle_seconds=service.activity.idle_seconds(works=service.works),
     )
+
+
+def _step_seconds(samples: Samples | None) -> float:
+    """Return how long the sampler's current step has run, or 0 for a step of usual length."""
+    seconds = 0.0 if samples is None else samples.sampler.stats().step_seconds
+    return seconds if seconds >= USUAL_STEP_SECONDS else 0.0
 
 
 def describe_sampler(
@@ -74,6 +83,7 @@ def describe_sampler(
         base_model=_base_model(base),
         capabilities=_capabilities(capabilities, samples.sampler),
         metrics=metrics,
+        running_seconds=_step_seconds(samples),
         draining=samples.is_draining,
         adapters_used=len(samples.adapters),
         streams_saves=True,

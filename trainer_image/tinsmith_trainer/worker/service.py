@@ -53,6 +53,8 @@ T = TypeVar("T")
 
 SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
+LONG_SECONDS = 120.0
+"""The duration of work from which on its duration is reported to waiting clients."""
 DRAINING_POLL_SECONDS = 0.2
 SHUTTING_DOWN = "this worker is shutting down"
 PLACES_PER_SLOT = 8
@@ -288,12 +290,20 @@ class WorkerService:
             return worker_pb2.Pending(reason=reason, paused_capacity=True)
         gap_at = queue.order.open_gap() if queue is not None else None
         if queue is None or gap_at is None or gap_at > queue.plain.positions.position_of(seq_id):
-            return worker_pb2.Pending()
+            return self._running_long()
         # The journal's thread may have filled the gap since then.
         missing = next(iter(queue.order.missing()), None)
         return worker_pb2.Pending(
             reason="" if missing is None else f"waiting for operation {missing}, which has not arrived yet"
         )
+
+    def _running_long(self) -> worker_pb2.Pending:
+        """Return how long the worker's current work has run, if this is unusually long."""
+        seconds = self.scheduler.running_seconds()
+        if seconds < LONG_SECONDS:
+            return worker_pb2.Pending()
+        reason = f"this worker has computed one microbatch, step or save for {seconds:.0f} s"
+        return worker_pb2.Pending(reason=reason, paused_capacity=True)
 
     async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
         """Return the events after the cursor, as soon as an event exists or the timeout ends."""

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
 from tinsmith_trainer.sampling.token_server.base import HOST, ServerCommand, ServerSettings, TokenServer
 from tinsmith_trainer.sampling.token_server.http import LoopThread
+from tinsmith_trainer.sampling.token_server.readiness import Readiness
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
 from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, ServerProcess, until_ill
@@ -113,7 +115,9 @@ def start_token_server(
         folders.remove_all()
         shutil.rmtree(settings.private, ignore_errors=True)
         raise
-    return TokenServerSampler(running.server, model, folders, thread, running.stop)
+    sampler = TokenServerSampler(running.server, model, folders, thread, running.stop, readiness=running.readiness)
+    sampler.check_probe()
+    return sampler
 
 
 def private_folder() -> Path:
@@ -151,9 +155,16 @@ class _Running:
     """A server process, the client of the server, and a monitor for both. Used by the sampler's thread."""
 
     def __init__(
-        self, process: ServerProcess, server: TokenServer, private: Path, on_loss: Callable[[ServerError], None]
+        self,
+        name: str,
+        process: ServerProcess,
+        server: TokenServer,
+        private: Path,
+        on_loss: Callable[[ServerError], None],
     ) -> None:
         self.server = server
+        self.readiness = Readiness()
+        self._name = name
         self._process = process
         self._private = private
         self._watch = asyncio.create_task(self._watch_over(on_loss))
@@ -178,7 +189,7 @@ class _Running:
         except BaseException:
             await server.close()
             raise
-        return cls(process, server, settings.private, on_loss)
+        return cls(kind.name, process, server, settings.private, on_loss)
 
     async def stop(self) -> None:
         self._watch.cancel()
@@ -196,7 +207,8 @@ class _Running:
             unhealthy.cancel()
 
     async def _unhealthy(self) -> ServerError:
-        await until_ill(self.server.is_healthy)
+        note = partial(self.readiness.note_health, self._name, limit_seconds=ILL_SECONDS)
+        await until_ill(self.server.is_healthy, note=note)
         return ServerError(
             f"The server has not been healthy for {ILL_SECONDS:g} s. Its last words: {self._process.last_words()}"
         )

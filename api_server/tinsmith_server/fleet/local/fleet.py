@@ -25,7 +25,7 @@ from tinsmith_server.fleet.base import Changes, Fleet, SamplerHandle, ServedMode
 from tinsmith_server.fleet.local.commands import BUILTIN, SamplerCommand, WorkerCommand, check_commands
 from tinsmith_server.fleet.local.devices import Place, places
 from tinsmith_server.fleet.local.model_sources import ModelDirectory, locate_models
-from tinsmith_server.fleet.local.supervisor import ProcessSupervisor, SamplerSupervisor, Supervisor
+from tinsmith_server.fleet.local.supervisor import ProcessLimits, ProcessSupervisor, SamplerSupervisor, Supervisor
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Worker
 
@@ -81,6 +81,7 @@ class LocalFleet(Fleet):
         worker_id, index = place.worker_id(directory.served.weights), len(self._supervisors)
         if worker_id in self._supervisors:
             return
+        limits = ProcessLimits(self._settings.suspend_after_seconds, self._settings.hang_timeout_seconds)
         self._supervisors[worker_id] = Supervisor(
             worker_id,
             directory.served.name,
@@ -88,7 +89,7 @@ class LocalFleet(Fleet):
             sockets / f"w{index}",
             self._settings.model_places or self._settings.adapter_slots,
             place.environment,
-            self._settings.suspend_after_seconds,
+            limits,
         )
         if self._settings.sampler != BUILTIN:
             self._samplers[worker_id] = SamplerSupervisor(
@@ -96,7 +97,7 @@ class LocalFleet(Fleet):
                 self._settings.sampler,
                 SamplerCommand(self._settings, directory, place),
                 sockets / f"s{index}",
-                self._settings.suspend_after_seconds,
+                limits,
             )
 
     @override

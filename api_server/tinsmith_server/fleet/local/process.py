@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from tinsmith_server.errors import WorkerUnavailable
+from tinsmith_server.errors import WorkerError, WorkerUnavailable
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.local.devices import THREADS_VARIABLE, worker_threads
 
@@ -25,6 +25,10 @@ SOCKET_POLL_SECONDS = 0.05
 STOP_TIMEOUT_SECONDS = 60.0
 # The output is already in the pipe, but this server may read it late on a busy host.
 LAST_WORDS_SECONDS = 10.0
+# The same limits as those of the liveness probe in a cluster. A process that misses the last check is ended.
+CHECK_EACH_SECONDS = 10.0
+CHECK_SECONDS = 10.0
+MOST_MISSED_CHECKS = 6
 # The worker does not need the server's key. Its environment is visible in /proc.
 SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
 
@@ -39,6 +43,10 @@ class WorkerDied(WorkerUnavailable):
     """The process ended before the call was complete."""
 
 
+class WorkerHung(WorkerUnavailable):
+    """The process runs, but does not answer, or does not finish an operation. It must be ended."""
+
+
 class WorkerProcess:
     """A child process that never runs longer than the server.
 
@@ -51,6 +59,7 @@ class WorkerProcess:
         self._socket = socket
         self._sentence: str | None = None
         self._reading = asyncio.create_task(self._pass_on_stderr())
+        self.missed_checks = 0
         self.client = GrpcWorkerClient(f"unix:{socket}")
 
     @classmethod
@@ -98,6 +107,45 @@ class WorkerProcess:
                 raise
             except WorkerUnavailable:
                 await asyncio.sleep(SOCKET_POLL_SECONDS)
+
+    async def until_hung(self, hang_timeout_seconds: float, on_check: Callable[[], None]) -> NoReturn:
+        """Check the process until it hangs, and call `on_check` after each check.
+
+        Raises WorkerHung after MOST_MISSED_CHECKS missed checks in a row, and for an operation that has run for longer
+        than `hang_timeout_seconds`.
+        """
+        while self.missed_checks < MOST_MISSED_CHECKS:
+            if not self.missed_checks:
+                await asyncio.sleep(CHECK_EACH_SECONDS)
+            running_seconds = await self._running_seconds()
+            self.missed_checks = 0 if running_seconds is not None else self.missed_checks + 1
+            on_check()
+            if running_seconds is not None and running_seconds > hang_timeout_seconds:
+                raise WorkerHung(
+                    f"one operation had run for {running_seconds:.0f} s, so the process was ended; if operations take "
+                    f"that long, raise the setting hang_timeout_seconds, which is {hang_timeout_seconds:g}"
+                )
+        raise WorkerHung(f"the process had not answered for {self.silent_seconds:g} s, and was ended")
+
+    @property
+    def silent_seconds(self) -> float:
+        """The time for which the process has missed checks."""
+        return self.missed_checks * CHECK_SECONDS
+
+    @property
+    def silence_limit_seconds(self) -> float:
+        """The value of `silent_seconds` at which the process counts as hung."""
+        return MOST_MISSED_CHECKS * CHECK_SECONDS
+
+    async def _running_seconds(self) -> float | None:
+        """Return how long the current operation has run, or None if the process does not answer in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_SECONDS):
+                while True:
+                    with contextlib.suppress(WorkerError):
+                        return (await self.client.describe()).running_seconds
+                    await asyncio.sleep(SOCKET_POLL_SECONDS)
+        return None
 
     async def unless_dead(self, call: Coroutine[Any, Any, T]) -> T:
         """Return the result of the call. Raises WorkerDied as soon as the process has ended."""

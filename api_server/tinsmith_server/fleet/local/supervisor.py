@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +43,19 @@ SHORTEST_CHECK_SECONDS = 0.1
 WORD_EACH_SECONDS = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """The limits after which a process is stopped: without a client, and with one operation that does not end."""
+
+    suspend_after_seconds: float | None = None
+    hang_timeout_seconds: float = math.inf
+
+
 class ProcessSupervisor:
     """The supervisor of one process. The first request for a connection starts the process.
 
-    A process that no client uses for `suspend_after_seconds` is stopped. The next request starts it again.
+    A process that no client uses for `suspend_after_seconds` is stopped. The next request starts it again. A process
+    that does not answer, or whose operation takes longer than `hang_timeout_seconds`, is ended and started again.
     """
 
     def __init__(
@@ -56,7 +67,7 @@ class ProcessSupervisor:
         *,
         role: str,
         device: Mapping[str, str],
-        suspend_after_seconds: float | None,
+        limits: ProcessLimits,
     ) -> None:
         """Prepare the process.
 
@@ -69,7 +80,7 @@ class ProcessSupervisor:
         self._sockets = sockets
         self._role = role
         self._device = device
-        self._suspend_after_seconds = suspend_after_seconds
+        self._limits = limits
         self._is_asleep = False
         # This event is set by each request for a connection.
         self._wanted = asyncio.Event()
@@ -111,7 +122,7 @@ class ProcessSupervisor:
     def unavailable_reason(self) -> str | None:
         """The reason why the process is not ready, or None if the process is ready. Waiting clients see this text."""
         if self._running is not None:
-            return None
+            return self._silence(self._running)
         seconds = asyncio.get_running_loop().time() - self._loading_since
         loading = f"{self._task}, {seconds:.0f} s so far"
         if self._lost_for is None:
@@ -152,16 +163,17 @@ class ProcessSupervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 # The process can end before a waiting task runs.
-                while self._running is None and not self._needs_mending:
+                while self.running() is None and not self._needs_mending:
                     await self._settled.wait()
-        if self._running is not None:
-            return self._running.client
+        if (ready := self.running()) is not None:
+            return ready
         reason = self.unavailable_reason or ""
         raise WorkerUnstartable(reason) if self._needs_mending else WorkerUnavailable(reason)
 
     def running(self) -> GrpcWorkerClient | None:
-        """Return a client if the process is ready now. This call does not start the process."""
-        return self._running.client if self._running else None
+        """Return a client if the process is ready now, and answers. This call does not start the process."""
+        answers = self._running is not None and not self._running.missed_checks
+        return self._running.client if self._running is not None and answers else None
 
     def want(self) -> None:
         """Start the process again if it is suspended because it was idle."""
@@ -232,9 +244,7 @@ class ProcessSupervisor:
         log.info(f"{self._role} started", worker_id=self._called, pid=process.pid)
         try:
             await process.until_serving()
-            await self._greet(process)
-            self._ready(process)
-            await process.unless_dead(self._until_idle(process))
+            await process.unless_dead(_first_of(self._serve(process), self._until_hung(process)))
             self._fall_asleep(process)
         except TinsmithError as error:
             self._lost(str(error), process.needs_mending)
@@ -248,6 +258,12 @@ class ProcessSupervisor:
         log.warning(f"{self._role} lost", worker_id=self._called, reason=self._lost_for)
         await process.discard()
 
+    async def _serve(self, process: WorkerProcess) -> None:
+        """Offer the process to callers, and return when it is idle."""
+        await self._greet(process)
+        self._ready(process)
+        await self._until_idle(process)
+
     def _ready(self, process: WorkerProcess) -> None:
         self._running, self._needs_mending = process, False
         self._settled.set()
@@ -256,7 +272,7 @@ class ProcessSupervisor:
 
     async def _until_idle(self, process: WorkerProcess) -> None:
         """Return when no client has used the process for `suspend_after_seconds`. Without this limit, never return."""
-        limit_seconds = self._suspend_after_seconds
+        limit_seconds = self._limits.suspend_after_seconds
         if limit_seconds is None:
             await asyncio.Event().wait()
             return
@@ -268,13 +284,40 @@ class ProcessSupervisor:
             except TinsmithError:
                 idle_seconds = 0.0  # it is too busy to answer
 
+    async def _until_hung(self, process: WorkerProcess) -> None:
+        """Check the process. While the process does not answer, callers wait and get the reason. Raises WorkerHung."""
+        was_silent = False
+
+        def note() -> None:
+            nonlocal was_silent
+            is_silent = process.missed_checks > 0
+            if is_silent != was_silent:
+                state = f"{self._role} does not answer" if is_silent else f"{self._role} answers again"
+                log.warning(state, worker_id=self._called, pid=process.pid)
+            was_silent = is_silent
+            if is_silent:
+                self._settled.clear()
+            elif self._running is process:
+                self._settled.set()
+
+        await process.until_hung(self._limits.hang_timeout_seconds, note)
+
+    def _silence(self, process: WorkerProcess) -> str | None:
+        """Return that the process does not answer, for waiting clients, or None if it answers."""
+        if not process.missed_checks:
+            return None
+        limit_seconds = process.silence_limit_seconds
+        return (
+            f"the {self._role} of {self._base_model} has not answered for {process.silent_seconds:g} s: it is "
+            f"overloaded or stopped; after {limit_seconds:g} s without an answer a new process continues its work"
+        )
+
     def _fall_asleep(self, process: WorkerProcess) -> None:
         """Offer the process to no more callers, before it stops. A call that it already has stays in its journal."""
         self._is_asleep = True
         self._wanted.clear()
-        self._lost(
-            f"waking {self._subject}: no client had used it for {self._suspend_after_seconds:g} s", needs_mending=False
-        )
+        seconds = self._limits.suspend_after_seconds
+        self._lost(f"waking {self._subject}: no client had used it for {seconds:g} s", needs_mending=False)
         self._loading_since = asyncio.get_running_loop().time()
         log.info(f"{self._role} suspended", worker_id=self._called, pid=process.pid, reason="idle")
 
@@ -284,6 +327,18 @@ class ProcessSupervisor:
             self._settled.set()
         else:
             self._settled.clear()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, None]) -> None:
+    """Return when the first wait ends, and cancel the others. Raises the error of the first wait."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _to_the_end(stop: Coroutine[Any, Any, None]) -> None:
@@ -307,7 +362,7 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
         sockets: Path,
         slots: int,
         device: Mapping[str, str] = {},
-        suspend_after_seconds: float | None = None,
+        limits: ProcessLimits = ProcessLimits(),
     ) -> None:
         """Prepare the worker. Until the worker reports its number of slots, `slots` is used as this number."""
         ProcessSupervisor.__init__(
@@ -318,7 +373,7 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
             sockets,
             role="worker",
             device=device,
-            suspend_after_seconds=suspend_after_seconds,
+            limits=limits,
         )
         ActivatedHandle.__init__(self, worker_id)
         self._has_epochs = asyncio.Event()
@@ -358,7 +413,7 @@ class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
         engine: str,
         command: Callable[[Path, int], Sequence[str]],
         sockets: Path,
-        suspend_after_seconds: float | None = None,
+        limits: ProcessLimits = ProcessLimits(),
     ) -> None:
         super().__init__(
             f"{worker.worker_id}-sampler",
@@ -367,7 +422,7 @@ class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
             sockets,
             role="sampler",
             device=worker.device,
-            suspend_after_seconds=suspend_after_seconds,
+            limits=limits,
         )
         self._worker = worker
         self._engine = engine

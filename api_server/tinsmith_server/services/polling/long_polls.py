@@ -22,8 +22,8 @@ K = TypeVar("K", bound=Hashable)
 class Pending:
     """An answer that is not final. `paused` marks a reason that the user should know.
 
-    `show_now` shows the reason to the user immediately. Without `show_now`, the SDK does not mention a paused future
-    for a quarter of an hour.
+    `show_now` shows the reason to the user immediately. Without `show_now`, the SDK mentions a paused future only after
+    a quarter of an hour.
     """
 
     reason: str | None = None
@@ -81,11 +81,13 @@ class LongPolls:
         except Exception as error:
             if is_final(error):
                 raise
+            answer = FAILED
             if isinstance(error, TinsmithError):
                 log.warning("poll failed", reason=str(error))
+                answer = Pending(str(error), paused=True)
             else:
                 log.exception("poll failed")
-            return await self.hold(asyncio.sleep(hold_until - clock(), FAILED), released=STOPPING)
+            return await self.hold(asyncio.sleep(hold_until - clock(), answer), released=STOPPING)
 
     def release(self) -> None:
         self._closed = True

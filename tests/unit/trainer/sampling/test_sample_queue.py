@@ -15,7 +15,7 @@ from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
 from tinsmith_trainer.engines.base import LoraSpec
-from tinsmith_trainer.errors import Draining, Failure, SamplerClosed, UserError
+from tinsmith_trainer.errors import Draining, Failure, SamplerClosed, SamplerUnready, UserError
 from tinsmith_trainer.sampling import sample_queue as samples_module
 from tinsmith_trainer.sampling.base import DrawnToken, SampleOutcome, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_ECHOED_TEXTS
@@ -272,6 +272,22 @@ async def test_a_draining_queue_refuses_new_samples_and_answers_its_old_ones(
     assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
     await asyncio.wait_for(leaving, WAIT_SECONDS)
     assert isinstance(await samples.wait("a", 0), bytes)
+
+
+async def test_an_unready_sampler_refuses_new_samples_with_its_reason_until_it_is_ready(
+    samples: Samples, sampler: ScriptedSampler
+) -> None:
+    sampler.holds = True
+    samples.submit(request("a"), TENANT)
+    await until_held(sampler, 1)
+    sampler.unready_reason = "vLLM does not answer"
+    with pytest.raises(SamplerUnready, match=r"^vLLM does not answer$"):
+        samples.submit(request("b"), TENANT)
+    sampler.unready_reason = None
+    samples.submit(request("b"), TENANT)
+    await until_held(sampler, 2)
+    sampler.finish()
+    assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
 
 
 async def test_a_draining_sampler_does_not_wait_for_cancelled_samples(

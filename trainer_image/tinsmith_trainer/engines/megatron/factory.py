@@ -13,6 +13,7 @@ import torch
 from tinsmith_trainer.engines.export import BaseFiles
 from tinsmith_trainer.engines.megatron.engine import MegatronEngine
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankPlacement
+from tinsmith_trainer.engines.megatron.parallelism import RANK_WAIT_SECONDS
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup
 from tinsmith_trainer.engines.megatron.ray_cluster import prepare_for_ray
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
@@ -22,12 +23,16 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RanksRequest:
-    """A model and the requested ranks. `directory` has the same path on every node."""
+    """A model and the requested ranks. `directory` has the same path on every node.
+
+    `wait_seconds` is the time for which a rank on a CPU waits for other ranks before a call fails.
+    """
 
     directory: Path
     info: BaseModelInfo
     placement: RankPlacement
     settings: MegatronSettings
+    wait_seconds: float = RANK_WAIT_SECONDS
 
 
 GpuRanks = Callable[[RanksRequest], tuple[RankGroup, torch.dtype]]
@@ -65,7 +70,13 @@ def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> tuple[RankGroup,
         return gpu_ranks(request)
     from tinsmith_trainer.engines.megatron.local_rank import RankModel
 
-    model = RankModel(request.directory, placement.parallelism, settings.max_rank, settings.recompute)
+    model = RankModel(
+        request.directory,
+        placement.parallelism,
+        settings.max_rank,
+        settings.recompute,
+        wait_seconds=request.wait_seconds,
+    )
     if placement.in_process:
         from tinsmith_trainer.engines.megatron.local_rank import InProcessRank
 

@@ -17,7 +17,7 @@ from tinsmith_trainer.engines.megatron.flags import RankRecompute
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model, initialise_parallel
 from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
-from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.parallelism import RANK_WAIT_SECONDS, Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed, attempt
 from tinsmith_trainer.engines.megatron.step.optimizer import wrap_for_training
 from tinsmith_trainer.engines.megatron.step.rank import LoraTarget, Rank
@@ -26,15 +26,15 @@ from tinsmith_trainer.engines.megatron.step.unembedding import defer_unembedding
 from tinsmith_trainer.errors import ServerError
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""The time for which a rank waits for other ranks before a call fails. The death of a rank is noticed immediately."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
     """A picklable description from which each rank builds one part of a model.
 
-    `device` is the device of weights and batches. A process that can see GPUs must use a GPU.
+    `device` is the device of weights and batches. A process that can see GPUs must use a GPU. `wait_seconds` is the
+    time for which a rank waits for other ranks before a call fails. The death of a rank is noticed immediately, but a
+    stopped rank is noticed only by this limit.
     """
 
     directory: Path
@@ -42,6 +42,7 @@ class RankModel:
     max_rank: int
     recompute: RankRecompute = "none"
     device: str = "cpu"
+    wait_seconds: float = RANK_WAIT_SECONDS
 
 
 def join_process_group(store: Store, model: RankModel, rank: int) -> None:
@@ -51,7 +52,7 @@ def join_process_group(store: Store, model: RankModel, rank: int) -> None:
         store=store,
         rank=rank,
         world_size=model.parallelism.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=timedelta(seconds=model.wait_seconds),
     )
     initialise_parallel(model.parallelism, rank)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RANK_WAIT_SECONDS = 600.0
+"""The time for which a rank on a CPU waits for other ranks before a call fails."""
+
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:

@@ -75,6 +75,7 @@ class SamplingLoop:
         self._serials = itertools.count()
         self._live: dict[int, Run] = {}
         self._answered = 0
+        self._step_began_at: float | None = None
         self._dropped_adapters: set[int] = set()
         self._sampled_tokens = self._prefilled_tokens = self._prefix_hit_tokens = 0
         self._start_empty()
@@ -96,6 +97,7 @@ class SamplingLoop:
         while not closing:
             commands = self._intake.take(wait=not self._live)
             closing = commands.closing
+            self._step_began_at = time.monotonic()
             try:
                 self._apply(commands)
                 if self._live:
@@ -104,10 +106,12 @@ class SamplingLoop:
                 log.exception("sampler_round_failed")
                 self._fail(list(self._live.values()), _as_trainer_error(error))
                 self._start_empty()
+            self._step_began_at = None
 
     def stats(self) -> SamplerStats:
         waiting = sum(len(lane.waiting) for lane in list(self._lanes.values()))
         active = max(0, len(self._live) - waiting)
+        began_at = self._step_began_at
         return SamplerStats(
             active=active,
             # The lengths of the queues are not added up, because a job may move between queues while they are read.
@@ -116,6 +120,7 @@ class SamplingLoop:
             prefilled_tokens=self._prefilled_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,
             busy_seconds=self._forward.busy_seconds,
+            step_seconds=0.0 if began_at is None else time.monotonic() - began_at,
         )
 
     def _apply(self, commands: Commands) -> None:

@@ -66,6 +66,8 @@ class LoopThread:
 
 
 HEALTH_SECONDS = 30.0
+LOAD_SECONDS = 120.0
+"""The time limit of a load or unload of an adapter, which waits for the server's current step."""
 MESSAGE_CHARACTERS = 500
 
 IsRefusal = Callable[[int, str], bool]
@@ -96,21 +98,31 @@ class JsonCalls:
                 else aiohttp.UnixConnector(socket, limit=0, force_close=True)
             ),
             headers={"Authorization": f"Bearer {key}"} if key else None,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_SECONDS),
             trust_env=False,
         )
 
-    async def post(self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status) -> Any:
-        """Send a request. Return the JSON of the answer, or None if the answer is not JSON. The call has no time limit.
+    async def post(
+        self,
+        path: str,
+        body: Mapping[str, object],
+        is_refusal: IsRefusal = refused_by_status,
+        *,
+        limit_seconds: float | None = None,
+    ) -> Any:
+        """Send a request. Return the JSON of the answer, or None if the answer is not JSON.
 
-        Raises UserError if the server finds the request invalid, ServerError if the server fails, and SamplerClosed if
-        the server cannot be reached.
+        A generation has no limit in time; the health watch ends a server that does not answer. Raises UserError if the
+        server finds the request invalid, ServerError if the server fails or exceeds the limit, and SamplerClosed if the
+        server cannot be reached.
         """
+        limits = aiohttp.ClientTimeout(total=limit_seconds, sock_connect=HEALTH_SECONDS)
         try:
-            async with self._session.post(path, json=body) as response:
+            async with self._session.post(path, json=body, timeout=limits) as response:
                 content = await response.text()
         except aiohttp.ClientError as error:
             raise SamplerClosed(f"{self._name} cannot be reached: {type(error).__name__}: {error}.") from error
+        except TimeoutError as error:
+            raise ServerError(f"{self._name} has not answered {path} for {limit_seconds:g} s.") from error
         if response.status != 200:
             raise self._failure(path, response.status, _error_message(content), is_refusal)
         try:
@@ -125,6 +137,14 @@ class JsonCalls:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+    async def text(self, path: str) -> str:
+        """Return the answer to a GET, or an empty text if there is no answer with the status 200."""
+        try:
+            async with self._session.get(path, timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as response:
+                return await response.text() if response.status == 200 else ""
+        except (aiohttp.ClientError, TimeoutError):
+            return ""
 
     async def close(self) -> None:
         await self._session.close()

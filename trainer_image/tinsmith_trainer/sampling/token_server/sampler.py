@@ -29,6 +29,7 @@ from tinsmith_trainer.sampling.token_server.base import (
 )
 from tinsmith_trainer.sampling.token_server.generation_requests import Plan, outcome_of, plan_generation_requests
 from tinsmith_trainer.sampling.token_server.http import LoopThread
+from tinsmith_trainer.sampling.token_server.readiness import PROBE_KEY, PROBE_SECONDS, Readiness, probe_state
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 
 log = structlog.get_logger(__name__)
@@ -50,6 +51,7 @@ class TokenServerSampler(Sampler):
         thread: LoopThread,
         on_close: Callable[[], Coroutine[Any, Any, None]],
         most_draws: int = MOST_DRAWS,
+        readiness: Readiness | None = None,
     ) -> None:
         self._server = server
         self._model = model
@@ -66,6 +68,9 @@ class TokenServerSampler(Sampler):
         self._loading: set[Future[None]] = set()
         self._unloading: set[asyncio.Task[None]] = set()  # used by the thread
         self._admission = Admission(most_draws)
+        self._readiness = readiness or Readiness()
+        self._probe_state = probe_state(model)
+        self._probing: asyncio.Task[None] | None = None  # used by the thread
         self._running: dict[asyncio.Task[SampleOutcome], str] = {}  # used by the thread; request IDs
 
     @property
@@ -73,26 +78,75 @@ class TokenServerSampler(Sampler):
     def language(self) -> ModelLanguage:
         return self._language
 
+    @property
+    @override
+    def unready_reason(self) -> str | None:
+        return self._readiness.reason
+
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
         """Load an adapter.
 
-        Raises ServerError if the weights do not fit the base model, and UserError if the server cannot serve the
-        adapter.
+        Raises ServerError if the weights do not fit the base model, UserError if the server cannot serve the adapter,
+        and SamplerClosed if the server loads no adapter. After SamplerClosed, clients send the sample to another
+        sampler.
         """
         if self.has_adapter(adapter_key):
             return
         self._check_open()
         check_adapter(adapter_key, state, self._model)
+        if (failure := self._readiness.load_failure) is not None:
+            raise SamplerClosed(failure)
+        try:
+            adapter = self._write_and_load(adapter_key, state)
+        except SamplerClosed:
+            raise
+        except TrainerError as error:
+            raise self._with_cause(error) from error
+        with self._guard:
+            known = self._adapters.setdefault(adapter_key, adapter)
+        if known is not adapter:
+            self._thread.soon(self._start_unload, adapter)
+
+    def _write_and_load(self, adapter_key: str, state: AdapterState) -> ServedAdapter:
+        """Load the adapter under a new name. Raises TrainerError with the key of the adapter."""
         adapter = self._folders.write(adapter_key, state, self._model)
         try:
             self._load(adapter)
         except TrainerError as error:
             raise self._not_loaded(adapter_key, adapter, error) from error
-        with self._guard:
-            known = self._adapters.setdefault(adapter_key, adapter)
-        if known is not adapter:
-            self._thread.soon(self._start_unload, adapter)
+        return adapter
+
+    def _with_cause(self, error: TrainerError) -> TrainerError:
+        """Return the error of an adapter that was not loaded, after a probe of the server.
+
+        If the probe fails, too, the server is the cause. The sampler then gets no samples until a probe succeeds.
+        """
+        if self._probe_state is None:
+            return error
+        failure = self._probe(self._probe_state)
+        if self._readiness.note_probe(failure):
+            self._thread.soon(self._start_probing, self._probe_state)
+        if failure is not None:
+            return SamplerClosed(self._readiness.load_failure or failure)
+        if isinstance(error, UserError):
+            return error
+        return ServerError(f"{error} The server loads other adapters: save these weights again, and sample from them.")
+
+    def check_probe(self) -> None:
+        """Run the probe once at the start. A probe that this server does not accept is never used."""
+        if self._probe_state is not None and (failure := self._probe(self._probe_state)) is not None:
+            log.warning("a probe of the hot swap failed at the start, and is not used", reason=failure)
+            self._probe_state = None
+
+    def _probe(self, state: AdapterState) -> str | None:
+        """Load and unload the probe. Return the reason if the server does not load it."""
+        try:
+            adapter = self._write_and_load(PROBE_KEY, state)
+        except TrainerError as error:
+            return str(error)
+        self._thread.soon(self._start_unload, adapter)
+        return None
 
     def _not_loaded(self, adapter_key: str, adapter: ServedAdapter, error: TrainerError) -> TrainerError:
         """Return the error for an adapter that was not loaded.
@@ -305,7 +359,17 @@ class TokenServerSampler(Sampler):
             log.warning("an adapter could not be unloaded", adapter=adapter.name, error=str(error))
         await asyncio.to_thread(self._folders.remove, adapter)
 
+    def _start_probing(self, state: AdapterState) -> None:
+        self._probing = asyncio.get_running_loop().create_task(self._probe_until_loaded(state))
+
+    async def _probe_until_loaded(self, state: AdapterState) -> None:
+        while self._readiness.load_failure is not None:
+            await asyncio.sleep(PROBE_SECONDS)
+            self._readiness.note_probe(await asyncio.to_thread(self._probe, state))
+
     async def _close(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
         running = list(self._running)
         for task in running:
             task.cancel()

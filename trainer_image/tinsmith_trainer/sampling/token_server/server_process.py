@@ -139,16 +139,21 @@ async def until_ill(
     is_healthy: Callable[[], Awaitable[bool]],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    note: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Wait until the server has been unhealthy for `ILL_SECONDS`.
 
-    A check without an answer counts as unhealthy.
+    A check without an answer counts as unhealthy. `note` is called after each check with the time since the last
+    success, which is 0 if the check succeeds.
     """
     well = clock()
     while clock() - well < ILL_SECONDS:
         await sleep(PERIOD_SECONDS)
         if await is_healthy():
             well = clock()
+            note(0.0)
+        else:
+            note(clock() - well)
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:

@@ -27,7 +27,7 @@ from tinsmith_trainer.sampling.token_server.base import (
     structural_tag,
     top_logprobs,
 )
-from tinsmith_trainer.sampling.token_server.http import JsonCalls
+from tinsmith_trainer.sampling.token_server.http import LOAD_SECONDS, JsonCalls
 
 DETERMINISTIC = "--enable-deterministic-inference"
 """The flag for deterministic results. Without this flag, SGLang accepts a seed but ignores it."""
@@ -88,11 +88,12 @@ class SglangServer(TokenServer):
 
     @override
     async def load_adapter(self, name: str, folder: Path) -> None:
-        await self._calls.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        body = {"lora_name": name, "lora_path": str(folder)}
+        await self._calls.post("/load_lora_adapter", body, limit_seconds=LOAD_SECONDS)
 
     @override
     async def unload_adapter(self, name: str) -> None:
-        await self._calls.post("/unload_lora_adapter", {"lora_name": name})
+        await self._calls.post("/unload_lora_adapter", {"lora_name": name}, limit_seconds=LOAD_SECONDS)
 
     @override
     async def draw(self, request: GenerationRequest) -> Generation:

@@ -30,7 +30,8 @@ from tinsmith_trainer.sampling.token_server.base import (
     structural_tag,
     top_logprobs,
 )
-from tinsmith_trainer.sampling.token_server.http import JsonCalls
+from tinsmith_trainer.sampling.token_server.http import LOAD_SECONDS, JsonCalls
+from tinsmith_trainer.sampling.token_server.progress import StepWatch, steps_of
 
 BASE_MODEL = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -107,24 +108,28 @@ class VllmServer(TokenServer):
     def __init__(self, address: str) -> None:
         self._calls = JsonCalls("vLLM", address)
         self._gate = ConflictGate(SPOILS)
+        self._steps = StepWatch()
 
     @override
     async def load_adapter(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": str(folder)}
-        await self._calls.post("/v1/load_lora_adapter", body, _refuses_adapter)
+        await self._calls.post("/v1/load_lora_adapter", body, _refuses_adapter, limit_seconds=LOAD_SECONDS)
 
     @override
     async def unload_adapter(self, name: str) -> None:
-        await self._calls.post("/v1/unload_lora_adapter", {"lora_name": name})
+        await self._calls.post("/v1/unload_lora_adapter", {"lora_name": name}, limit_seconds=LOAD_SECONDS)
 
     @override
     async def draw(self, request: GenerationRequest) -> Generation:
         async with self._gate.passing(_traits(request)):
-            return drawn_by_vllm(request, await self._calls.post("/v1/completions", vllm_request(request)))
+            with self._steps.request():
+                answer = await self._calls.post("/v1/completions", vllm_request(request))
+            return drawn_by_vllm(request, answer)
 
     @override
     async def is_healthy(self) -> bool:
-        return await self._calls.succeeds("/health")
+        is_alive = await self._calls.succeeds("/health")
+        return is_alive and not self._steps.hangs(steps_of(await self._calls.text("/metrics")))
 
     @override
     async def close(self) -> None:

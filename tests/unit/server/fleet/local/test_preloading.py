@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tinsmith_server.errors import WorkerUnavailable, WorkerUnstartable
-from tinsmith_server.fleet.local.supervisor import ProcessSupervisor
+from tinsmith_server.fleet.local.supervisor import ProcessLimits, ProcessSupervisor
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ async def test_progress_is_told_until_the_process_is_ready_or_needs_a_fix(
             raise error
 
     process = ProcessSupervisor(
-        "tiny", "org/tiny", lambda _socket, _fd: [], tmp_path, role="worker", device={}, suspend_after_seconds=None
+        "tiny", "org/tiny", lambda _socket, _fd: [], tmp_path, role="worker", device={}, limits=ProcessLimits()
     )
     monkeypatch.setattr(process, "connection", connection)
     lines: list[str] = []

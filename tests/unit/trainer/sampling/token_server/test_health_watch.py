@@ -26,7 +26,8 @@ class Patient:
 async def test_a_server_is_given_up_when_it_was_ill_for_a_minute_however_long_its_answers_take(
     seconds: float, questions: int
 ) -> None:
-    patient = Patient([False] * 10, seconds)
-    await until_ill(patient.is_healthy, lambda: patient.now, patient.sleep)
+    patient, noted = Patient([False] * 10, seconds), list[float]()
+    await until_ill(patient.is_healthy, lambda: patient.now, patient.sleep, noted.append)
+    assert noted[-1] == patient.now
     assert len(patient.answers) == 10 - questions
     assert ILL_SECONDS <= patient.now < ILL_SECONDS + PERIOD_SECONDS + seconds

@@ -14,6 +14,7 @@ from support.sampler.jobs import ask, job, prompt_of, submit
 from support.tiny_models import tiny_directory
 from support.waiting import until
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.errors import SamplerClosed, ServerError
 from tinsmith_trainer.sampling.base import Sequence
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
 from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, TokenServer
@@ -35,9 +36,14 @@ class Recording(TokenServer):
         self.may_unload = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
+        self.refused: set[str] = set()
+        self.loads_nothing = False
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        self.calls.append(f"load {name.partition('-')[0]}")
+        key = name.partition("-")[0]
+        self.calls.append(f"load {key}")
+        if self.loads_nothing or key in self.refused:
+            raise ServerError("it answered with status 500: CUDA error.")
 
     async def unload_adapter(self, name: str) -> None:
         await asyncio.to_thread(self.may_unload.wait, 60)
@@ -94,6 +100,46 @@ def test_an_adapter_that_is_in_use_holds_up_no_other(sampler: TokenServerSampler
     sampler.load_adapter("old", NOTHING)
     sampler.load_adapter("new", NOTHING)
     assert server.calls == ["load old", "load new"]
+
+
+def test_an_adapter_that_the_server_does_not_load_fails_alone_with_one_error(
+    sampler: TokenServerSampler, server: Recording
+) -> None:
+    server.refused, _ = {"bad"}, server.may_unload.set()
+    sampler.load_adapter("before", NOTHING)
+    for _ in range(2):
+        with pytest.raises(ServerError, match=r"Adapter bad was not loaded\. .* loads other adapters") as error:
+            sampler.load_adapter("bad", NOTHING)
+        assert not isinstance(error.value, SamplerClosed)
+    sampler.load_adapter("after", NOTHING)
+    assert sampler.unready_reason is None
+    assert [sampler.has_adapter(key) for key in ("before", "bad", "after")] == [True, False, True]
+
+
+def test_a_server_that_loads_no_adapter_gets_no_samples_until_a_probe_succeeds(
+    sampler: TokenServerSampler, server: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_trainer.sampling.token_server.sampler.PROBE_SECONDS", 0.01)
+    server.loads_nothing, _ = True, server.may_unload.set()
+    for key in ("one", "two"):
+        with pytest.raises(SamplerClosed, match=r"loads no adapters and gets no samples .* CUDA error"):
+            sampler.load_adapter(key, NOTHING)
+    assert "CUDA error" in str(sampler.unready_reason)
+    assert "load two" not in server.calls
+    server.loads_nothing = False
+    until(lambda: sampler.unready_reason is None)
+    sampler.load_adapter("one", NOTHING)
+    assert sampler.has_adapter("one")
+
+
+def test_a_probe_that_the_server_refuses_at_the_start_blames_no_server(
+    sampler: TokenServerSampler, server: Recording
+) -> None:
+    server.refused = {"probe", "bad"}
+    sampler.check_probe()
+    with pytest.raises(ServerError, match="Adapter bad was not loaded"):
+        sampler.load_adapter("bad", NOTHING)
+    assert sampler.unready_reason is None
 
 
 def test_the_whole_of_a_prompt_is_with_the_server_before_its_beginnings_are_asked_about(
