@@ -65,7 +65,7 @@ FAULTS = (
         f"{_HANG_SECONDS:g} s",
         "raise `hang_timeout_seconds` if needed",
         "tests/contract/fleet/test_silent_workers.py::"
-        "test_a_worker_whose_operation_takes_too_long_is_replaced_and_the_reason_names_the_setting",
+        "test_a_worker_with_an_operation_that_takes_too_long_is_replaced_and_the_reason_names_the_setting",
     ),
     Fault(
         "a rank on a CPU is stopped",
@@ -115,7 +115,7 @@ FAULTS = (
         f"{progress.STALL_SECONDS:g} s; {progress.STALL_SECONDS + server_process.ILL_SECONDS:g} s",
         "",
         "tests/contract/sampler/test_stopped_token_server.py::"
-        "test_a_server_whose_engine_makes_no_step_gets_no_samples_although_its_health_check_succeeds",
+        "test_a_server_with_an_engine_that_makes_no_step_gets_no_samples_although_its_health_check_succeeds",
     ),
     Fault(
         "a server loads no adapters",

@@ -77,7 +77,7 @@ async def test_a_worker_that_stays_stopped_is_replaced_by_a_new_process(
     assert "the process had not answered for 1 s, and was ended" in "".join(capfd.readouterr())
 
 
-async def test_a_worker_whose_operation_takes_too_long_is_replaced_and_the_reason_names_the_setting(
+async def test_a_worker_with_an_operation_that_takes_too_long_is_replaced_and_the_reason_names_the_setting(
     settings: Settings, store: Store, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One rank of a divided model may be stopped, so that the others wait for it."""

@@ -50,7 +50,7 @@ def process_of(settings: ServerSettings) -> psutil.Process:
     return next(one for one in reversed(processes) if str(settings.socket) in one.cmdline() and not one.children())
 
 
-def test_a_server_whose_engine_makes_no_step_gets_no_samples_although_its_health_check_succeeds(
+def test_a_server_with_an_engine_that_makes_no_step_gets_no_samples_although_its_health_check_succeeds(
     sampler: TokenServerSampler, settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "STALL_SECONDS", 0.5)

@@ -20,6 +20,10 @@ HEAD = "lm_head"
 KEY_CHARACTERS = 32
 
 
+class AdapterFilesLost(ServerError):
+    """An adapter whose folder disappeared before the server read it. The same load may succeed later."""
+
+
 @dataclass(slots=True, eq=False)
 class ServedAdapter:
     """A version in the server. After a drop, the version is unloaded as soon as `jobs` is 0.

@@ -18,7 +18,12 @@ from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
 from tinsmith_trainer.sampling.model_language import ModelLanguage
-from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter, check_adapter
+from tinsmith_trainer.sampling.token_server.adapters import (
+    AdapterFilesLost,
+    AdapterFolders,
+    ServedAdapter,
+    check_adapter,
+)
 from tinsmith_trainer.sampling.token_server.admission import Admission
 from tinsmith_trainer.sampling.token_server.base import (
     MOST_DRAWS,
@@ -99,7 +104,7 @@ class TokenServerSampler(Sampler):
             raise SamplerClosed(failure)
         try:
             adapter = self._write_and_load(adapter_key, state)
-        except SamplerClosed:
+        except (SamplerClosed, AdapterFilesLost):
             raise
         except TrainerError as error:
             raise self._with_cause(error) from error
@@ -156,7 +161,7 @@ class TokenServerSampler(Sampler):
         is_missing = not adapter.folder.exists()
         self._folders.remove(adapter)
         if is_missing and not isinstance(error, SamplerClosed):
-            return ServerError(
+            return AdapterFilesLost(
                 f"Adapter {adapter_key} was not loaded: {adapter.folder} is gone, in which it was for the server to "
                 f"read. Let nothing else use this sampler's scratch folder, and send the request again. {error}"
             )
