@@ -14,7 +14,8 @@ import httpx
 import openai
 import pytest
 import tinker
-from support.client.sdk import adam, service_client
+from support.client.doors import check_doors
+from support.client.sdk import adam, next_token_datum, service_client
 from support.server.serve_process import API_KEY, HTTP_OPTIONS, ServedInstallation
 from tinker import types
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -77,6 +78,17 @@ def test_the_examples_of_the_page_run_as_they_stand(
     for example in examples:
         exec(example.replace("http://127.0.0.1:8000", server.url).replace("tml-…", API_KEY), {})
     assert len(examples) == len(capsys.readouterr().out.split("\n", 1)) == 2
+
+
+def test_all_doors_give_the_same_answer(
+    server: ServedInstallation, client: tinker.ServiceClient, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
+    for _ in range(5):
+        model.forward_backward([next_token_datum([5, 9, 2, 14, 7, 11, 3, 8])] * 2, "cross_entropy")
+        model.optim_step(adam(5e-3)).result()
+    path = model.save_weights_for_sampler("doors").result().path
+    check_doors(server, path, MODEL, tokenizer)
 
 
 def test_a_completion_equals_a_sample_of_tinker(

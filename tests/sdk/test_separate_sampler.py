@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import tinker
+from support.client.doors import check_doors
 from support.client.sdk import adam, next_token_datum, service_client
 from support.server.serve_process import API_KEY, HTTP_OPTIONS, TESTS, ServedInstallation
 from support.token_server.look_alikes import call, environment_with_look_alikes
@@ -24,6 +25,7 @@ from tinker_cookbook.weights import build_lora_adapter
 from tinsmith_trainer.sampling.token_server.base import SOCKET_SCHEME, GenerationRequest
 from tinsmith_trainer.sampling.token_server.vllm import drawn_by_vllm, vllm_request
 from tinsmith_trainer.torch_model.tiny_model import Family, make_tiny_model
+from transformers import AutoTokenizer
 
 # Its starts of vLLM take half a minute each, and several where other lanes have the cores.
 pytestmark = pytest.mark.timeout(700)
@@ -146,6 +148,11 @@ def test_samples_of_a_new_save_have_the_logprobs_of_the_trainer(client: tinker.S
     scored = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
     assert scored[1:] == pytest.approx(logprobs_of_trainer(model, TOKENS), abs=1e-3)
     assert before.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] != pytest.approx(scored[1:])
+
+
+def test_all_doors_give_the_same_answer(server: ServedInstallation, client: tinker.ServiceClient) -> None:
+    path = trained(client).save_weights_for_sampler("doors").result().path
+    check_doors(server, path, MODEL, AutoTokenizer.from_pretrained(server.models[MODEL]))
 
 
 @pytest.mark.parametrize("others", [True, False], ids=["with all else", "alone"])
