@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     PlainValidator,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -141,11 +142,22 @@ class FinishSessionRequest(Request):
 class LoraConfig(Request):
     """The LoRA settings. The SDK has no alpha and no dropout; the server chooses the scaling."""
 
-    rank: Annotated[int, Field(ge=1, lt=2**31)] = 32
+    rank: Annotated[int, Field(lt=2**31)] = 32
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
+
+    @field_validator("rank")
+    @classmethod
+    def _is_an_adapter(cls, rank: int) -> int:
+        if rank == 0:
+            raise ValueError(
+                "lora_config.rank is 0: this server trains LoRA adapters, not all weights; use rank 1 or more"
+            )
+        if rank < 0:
+            raise ValueError(f"lora_config.rank is {rank}; use rank 1 or more")
+        return rank
 
     @model_validator(mode="after")
     def _trains_something(self) -> LoraConfig:

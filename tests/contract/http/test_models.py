@@ -44,7 +44,7 @@ async def test_a_new_model_of_any_rank_gets_the_servers_alpha(server: TestedServ
     [
         ({"base_model": "org/none"}, "does not serve the base model 'org/none'; it serves org/tiny"),
         ({"optimizer_config": {"type": "dimuon", "version": 1}}, "the optimizer 'dimuon' is not supported: the vendor"),
-        ({"lora_config": {"rank": 0}}, "lora_config.rank"),
+        ({"lora_config": {"rank": 0}}, "lora_config.rank is 0: this server trains LoRA adapters, not all weights"),
         ({"lora_config": {"train_mlp": False, "train_attn": False, "train_unembed": False}}, "at least one of"),
         ({"lora_config": {"seed": 2**63}}, "lora_config.seed"),
         ({"user_metadata": {"k": 1}}, "user_metadata.k"),
