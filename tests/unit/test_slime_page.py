@@ -1,4 +1,4 @@
-"""docs/how-to/slime.md sends people to fields, flags and settings that there are."""
+"""docs/how-to/slime.md sends people to fields and flags that there are."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tinsmith_trainer.engines.losses import loss_names
 from tinsmith_trainer.options import UsageError, parse_options
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "slime.md").read_text()
-PLACE, LESSON = (PAGE.partition(f"### Flags that say {what}")[2].partition("\n#")[0] for what in ("where", "what"))
+PLACE = PAGE.partition("### Flags that say where")[2].partition("\n#")[0]
 WORKER = ["--model", "m", "--socket", "s", "--volume", "v", "--checkpoint-root", "file:///c"]
 NOT_OF_A_SESSION = {"replicas", "serverArguments", "engine: sglang", "config.json", "engine: miles", "engine: nemo-rl"}
 
@@ -45,9 +44,3 @@ def test_a_flag_of_the_worker_is_one(flag: str) -> None:
     name, *_ = flag.split()
     with pytest.raises(UsageError, match=rf"argument {name}\b"):
         parse_options([*WORKER, name])
-
-
-def test_losses_that_it_names_are_losses() -> None:
-    named = set(re.findall(r"loss_fn=(\w+)", PAGE))
-    assert named
-    assert named <= set(loss_names())
