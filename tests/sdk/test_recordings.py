@@ -17,6 +17,7 @@ from tinker import types
 from tinsmith.training import Recording, open_recording
 from tinsmith.training.errors import RecordingRefused
 from tinsmith.training.recording import RecordedSequence
+from transformers import AutoTokenizer
 
 from .conftest import MODEL
 
@@ -43,7 +44,7 @@ def recording(client: tinker.ServiceClient, model: tinker.TrainingClient) -> Ite
         recording.sequences()
 
 
-def converse(recording: Recording, *, turns: int) -> None:
+def converse(recording: Recording, *, turns: int) -> list[Any]:
     """Ask several questions, each with all that was said before. Every second answer is a stream."""
     messages: list[Any] = []
     with OpenAI(base_url=recording.base_url, api_key=API_KEY) as agent:
@@ -56,21 +57,30 @@ def converse(recording: Recording, *, turns: int) -> None:
             else:
                 text = agent.chat.completions.create(**asked).choices[0].message.content or ""
             messages.append({"role": "assistant", "content": text})
+    return messages
+
+
+def rendered_again(server: ServedInstallation, conversation: list[Any]) -> list[int]:
+    """Return the tokens of the last prompt as the chat template renders them from texts."""
+    tokenizer = AutoTokenizer.from_pretrained(server.models[MODEL])
+    tokens: list[int] = tokenizer.apply_chat_template(conversation[:-1], add_generation_prompt=True, return_dict=False)
+    return tokens
 
 
 def test_a_conversation_becomes_one_datum_that_is_exact_and_on_policy(
-    client: tinker.ServiceClient, model: tinker.TrainingClient, recording: Recording
+    server: ServedInstallation, client: tinker.ServiceClient, model: tinker.TrainingClient, recording: Recording
 ) -> None:
     """The answers are random tokens, whose text becomes other tokens when it is tokenised again."""
-    converse(recording, turns=4)
+    conversation = converse(recording, turns=4)
     (sequence,) = recording.sequences()
     assert len(sequence.turns) == 4
+    assert rendered_again(server, conversation) != list(sequence.tokens[: sequence.turns[-1].start])
     assert {turn.model_path for turn in sequence.turns} == {recording.model}
     expected = prompt_logprobs(client, recording.model, sequence)
     sampled = [place for place, mask in enumerate(sequence.mask) if mask]
     assert len(sampled) == sum(turn.end - turn.start for turn in sequence.turns) > 4 * 6
     recorded = [sequence.logprobs[place] for place in sampled]
-    assert recorded == pytest.approx([expected[place] for place in sampled], abs=1e-4)
+    assert recorded == pytest.approx([expected[place] for place in sampled], abs=1e-5)
     (datum,) = recording.datums(1.0)
     loss = model.forward_backward([datum], "importance_sampling").result().metrics["loss:sum"]
     assert loss == pytest.approx(-len(sampled), abs=1e-3), "each ratio of logprobs is 1"

@@ -166,6 +166,8 @@ class Texts:
 
         Rendering a prompt of tokens still returns the stop tokens.
         """
+        if prompt.end_tokens:
+            return worker_pb2.RenderPromptReply(tokens=prompt.tokens, end_tokens=prompt.end_tokens)
         need = Need(sampler.session.tenant, sampler.session.base_model, worker_id=sampler.worker_id)
         request = prompt.rendered or worker_pb2.RenderPromptRequest(text="")
         rendered = await _patiently(partial(self._dispatch.render, need, request))

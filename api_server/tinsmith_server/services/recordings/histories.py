@@ -1,8 +1,8 @@
 """The place of a request in a recording: which earlier turn the request extends, and why not another one.
 
-Messages are compared by digests of their role, content, name and calls. Clients may drop an answer's reasoning, and may
-assign other IDs to calls, so neither is compared. White space around an answer is not compared either, because parsers
-of answers remove it.
+Messages are compared by digests of their role, content, name and calls. Clients may drop an answer's reasoning, name
+the answer, and assign other IDs to calls, so these are not compared. White space around an answer is not compared
+either, because parsers of answers remove it.
 """
 
 from __future__ import annotations
@@ -170,11 +170,11 @@ def _chain(before: bytes, messages: Iterable[Message]) -> list[bytes]:
 
 
 def _compared(message: Message) -> list[Any]:
-    content = message.get("content") or ""
-    if message.get("role") == "assistant":
-        content = content.strip()
+    role, content = message.get("role"), message.get("content") or ""
+    if role != "assistant":
+        return [role, content, message.get("name")]
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or ()]
-    return [message.get("role"), content, message.get("name"), calls]
+    return [role, content.strip(), calls]
 
 
 def _digest(content: bytes) -> bytes:

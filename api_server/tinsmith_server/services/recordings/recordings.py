@@ -36,7 +36,11 @@ class RecordedPrompt:
     place: Place
     tokens_before: bytes
     tokens: bytes
+    end_tokens: tuple[int, ...] = ()
     conversation: Conversation | None = None
+
+    def whole(self) -> Prompt:
+        return Prompt(tokens=self.tokens_before + self.tokens, end_tokens=self.end_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,8 @@ class Recordings:
         size = recording.size_bytes + sum(len(prompt.tokens) for prompt in prompts) * request.choices
         if size > recording.most_bytes:
             raise Unprocessable(_full(recording, f"{recording.most_bytes} bytes", "max_bytes"))
-        tokens = tuple(Prompt(tokens=prompt.tokens_before + prompt.tokens) for prompt in prompts)
-        sent = replace(request, model=recording.model, prompts=tokens, is_recorded=True)
+        whole = tuple(prompt.whole() for prompt in prompts)
+        sent = replace(request, model=recording.model, prompts=whole, is_recorded=True)
         return RecordedRequest(recording, sent, prompts, now)
 
     async def record(
@@ -135,7 +139,7 @@ class Recordings:
             return RecordedPrompt(place, before, prompt.tokens[len(before) :])
         if rendered.WhichOneof("prompt") == "text":
             text = await self._texts.render(recording.tenant, recording.model, rendered)
-            return RecordedPrompt(Place(None, "completion"), b"", text.tokens)
+            return RecordedPrompt(Place(None, "completion"), b"", text.tokens, tuple(text.end_tokens))
         messages = orjson.loads(rendered.conversation)
         asked = Conversation.of(messages, rendered.tools, rendered.variables)
         place = history.place(asked)
@@ -143,7 +147,7 @@ class Recordings:
         reply = await self._texts.render(recording.tenant, recording.model, _extending(rendered, history, place, asked))
         if reply.obstacle in OBSTACLES:
             place, before = Place(None, OBSTACLES[reply.obstacle]), b""
-        return RecordedPrompt(place, before, reply.tokens, asked)
+        return RecordedPrompt(place, before, reply.tokens, tuple(reply.end_tokens), asked)
 
     def _turn(
         self, asked: RecordedRequest, number: int, choice: int, generation: Generation, answer: Message

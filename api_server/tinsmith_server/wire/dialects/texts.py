@@ -37,10 +37,14 @@ MAX_STOP_CHARACTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt: a text or a conversation for the model's tokenizer, or tokens as int32."""
+    """A prompt: a text or a conversation for the model's tokenizer, or tokens as int32.
+
+    `end_tokens` are the tokens that end a sequence by default. If they are empty, the worker is asked for them.
+    """
 
     rendered: worker_pb2.RenderPromptRequest | None = None
     tokens: bytes = b""
+    end_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def test_an_echo_may_lose_its_reasoning_and_its_identities_and_a_change_may_not_
     def reason(echo: Message) -> str:
         return history.place(Conversation.of([said("hi"), echo, said("more")], "", "")).reason
 
-    assert reason(answer(" So\n")) == reason(answer("So", reasoning_content="Hm\n")) == "extends"
+    assert reason(answer(" So\n", name="solver")) == reason(answer("So", reasoning_content="Hm\n")) == "extends"
     assert reason(answer("So", reasoning_content="Ha")) == reason(answer("So!")) == "history_changed"
     assert reason(answer("So", tool_calls=[call("x", a=1)])) == "history_changed"
     conversations = [
