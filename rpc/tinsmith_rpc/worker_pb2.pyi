@@ -2150,7 +2150,7 @@ class TextPiece(_message.Message):
     content: _builtins.str
     reasoning: _builtins.str
     logprob_stage: Global___LogprobStage.ValueType
-    """of the tokens; set if the request has a constraint, penalties or biases"""
+    """of the tokens, and at the end of the sequence; set if the request has a constraint, penalties or biases"""
     @_builtins.property
     def tool_call(self) -> Global___ToolCall: ...
     @_builtins.property

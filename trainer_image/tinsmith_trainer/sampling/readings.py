@@ -124,7 +124,7 @@ class Reading:
     def _add(self, index: int, pieces: Items[worker_pb2.TextPiece]) -> None:
         for piece in pieces:
             piece.sequence = index
-            if piece.tokens:
+            if piece.tokens or piece.HasField("end"):
                 piece.logprob_stage = self._logprob_stage
             self._pieces.append(piece)
         if pieces:

@@ -17,6 +17,7 @@ from tinsmith_server.services.recordings.histories import Conversation, History,
 from tinsmith_server.services.recordings.sequences import sequences_of
 from tinsmith_server.store.records import Clock, Page, RecordedTurn, Recording, utc_now
 from tinsmith_server.store.store import Store
+from tinsmith_server.wire.dialects.openai import STAGES
 from tinsmith_server.wire.dialects.texts import Message, Prompt, TextRequest
 from tinsmith_server.wire.plain_requests import CreateRecordingRequest
 from tinsmith_server.wire.responses import RecordedSequence
@@ -152,7 +153,7 @@ class Recordings:
     def _turn(
         self, asked: RecordedRequest, number: int, choice: int, generation: Generation, answer: Message
     ) -> RecordedTurn:
-        prompt, drawn, params = asked.prompts[number], generation.drawn[choice], asked.request.params
+        prompt, drawn = asked.prompts[number], generation.drawn[choice]
         digests = b""
         if prompt.conversation is not None:
             digests = own_digests(prompt.conversation.digests_with(_as_message(answer)), prompt.place)
@@ -164,7 +165,7 @@ class Recordings:
             model_path=generation.weights.path,
             weights_digest=generation.weights.digest,
             finish_reason=_finish(answer),
-            sampling={**params.model_dump(mode="json", exclude_none=True), "stop": list(asked.request.stops)},
+            sampling=_sampling(asked.request, answer),
             started_at=asked.started_at,
             ended_at=self._clock(),
             settings_digest=prompt.conversation.settings if prompt.conversation is not None else b"",
@@ -199,6 +200,19 @@ def _extending(
     extending.recorded.messages = place.covered
     extending.recorded.last_token = int.from_bytes(history.tokens(place.parent)[-4:], "little", signed=True)
     return extending
+
+
+def _sampling(request: TextRequest, answer: Message) -> Mapping[str, Any]:
+    """Return what decides the distribution from which the answer was drawn, and the stage of the logprobs."""
+    changes = {
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
+        "logit_bias": {str(token): bias for token, bias in request.logit_bias.items()},
+        "constrained": request.constraint is not None,
+        "logprob_stage": STAGES.get(answer.logprob_stage),
+    }
+    params = request.params.model_dump(mode="json", exclude_none=True)
+    return {**params, "stop": list(request.stops)} | {name: value for name, value in changes.items() if value}
 
 
 def _as_message(answer: Message) -> Mapping[str, Any]:

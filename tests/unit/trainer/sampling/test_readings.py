@@ -66,7 +66,7 @@ async def test_pieces_say_whether_their_logprobs_are_before_the_mask(
     job = SampleJob("r", "", np.array([1], np.int32), SamplingParams(logit_bias=bias))
     reading.begin(language, job, worker_pb2.Reading(logprobs=True))
     await reading.finish(replace(outcome(tokens), masked_logprobs=masked))
-    assert {piece.logprob_stage for piece in reading.behind(0) if piece.tokens} == {stage}
+    assert {piece.logprob_stage for piece in reading.behind(0) if piece.tokens or piece.HasField("end")} == {stage}
 
 
 @pytest.mark.parametrize("early_count", [0, 5, 1000], ids=["at the end", "some before", "all before"])
