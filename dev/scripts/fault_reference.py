@@ -118,6 +118,14 @@ FAULTS = (
         "test_a_server_with_an_engine_that_makes_no_step_gets_no_samples_although_its_health_check_succeeds",
     ),
     Fault(
+        "the built-in sampler of a pool hangs",
+        "410, and the SDK retries",
+        "600 s",
+        "",
+        "tests/unit/trainer/worker/test_running_sampler.py::"
+        "test_a_sampler_with_a_step_that_does_not_end_ends_its_process",
+    ),
+    Fault(
         "a server loads no adapters",
         "the same as for a silent replica",
         f"at once, or {http.LOAD_SECONDS:g} s; probed every {readiness.PROBE_SECONDS:g} s",

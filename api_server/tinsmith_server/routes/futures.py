@@ -62,7 +62,10 @@ class HeldRoute(PlannedRoute):
         async def held(request: Request) -> Response:
             services = await get_services(request)
             answer = await services.long_polls.hold_failure(lambda: handle(request), is_final=_is_final)
-            return _pending(answer) if isinstance(answer, Pending) else answer
+            if not isinstance(answer, Pending):
+                return answer
+            secret = request.headers.get("x-api-key") or request.headers.get("authorization", "")
+            return _pending(services.long_polls.with_notice(answer, owner=f"client {hash(secret)}"))
 
         return held
 

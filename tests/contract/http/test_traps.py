@@ -80,6 +80,7 @@ async def test_trap_01_an_unavailable_store_is_a_408_with_the_reason(
     response = await hasty_server.result(f"{model_id}:op:0")
     assert response.status_code == 408
     assert response.json()["queue_state_reason"] == "The store is not available: it has not answered for 20 s"
+    assert response.headers["x-deprecation-note"].startswith("waiting: The store is not available")
 
 
 async def test_trap_02_chunks_are_acknowledged_in_any_order(server: TestedServer) -> None:

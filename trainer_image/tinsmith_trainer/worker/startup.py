@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -56,6 +57,7 @@ BROKEN_DEVICE = "CUDA error"
 log = structlog.get_logger(__name__)
 
 STOP_GRACE_SECONDS = 1.0
+STEP_CHECK_SECONDS = 10.0
 
 META_KEY = "image"
 """The key in the journal's `meta` under which the image is stored."""
@@ -112,11 +114,24 @@ def _end_unless_cancelled(clock: asyncio.Task[None]) -> None:
 class RunningSampler(Running):
     """A running sampler and its address."""
 
-    def __init__(self, samples: Samples, server: grpc.aio.Server, *, drains: bool) -> None:
-        """Create the sampler. `drains`: after the stop request, clients may still fetch samples."""
+    def __init__(
+        self, samples: Samples, server: grpc.aio.Server, *, drains: bool, hang_seconds: float = math.inf
+    ) -> None:
+        """Create the sampler. `drains`: after the stop request, clients may still fetch samples.
+
+        If one step of the sampler takes longer than `hang_seconds`, the process ends.
+        """
         self._samples = samples
         self._server = server
         self._drains = drains
+        self._watch = asyncio.create_task(self._end_if_hung(hang_seconds))
+
+    async def _end_if_hung(self, hang_seconds: float) -> None:
+        """End the process if a step takes too long. Clients then submit their samples to another replica."""
+        while (seconds := self._samples.sampler.stats().step_seconds) < hang_seconds:
+            await asyncio.sleep(STEP_CHECK_SECONDS)
+        log.error("a step of the sampler does not end, so the process ends", seconds=round(seconds))
+        end_without_blame()
 
     @override
     async def stop(self) -> None:
@@ -125,6 +140,7 @@ class RunningSampler(Running):
         self._samples.stop_taking()
         if self._drains:
             await self._samples.drained()
+        self._watch.cancel()
         await asyncio.to_thread(self._samples.sampler.close)
         await self._server.stop(STOP_GRACE_SECONDS)
         log.info("sampler drained", seconds=round(time.monotonic() - started, 3))
@@ -172,7 +188,8 @@ async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> Ru
     server = await _serve(options, SamplerServicer(samples, base, capabilities, _name(options)), tls)
     log.info("sampler ready", model=options.model, address=_address(options))
     # The server of this machine stops its sampler after it has stopped serving clients.
-    return RunningSampler(samples, server, drains=options.parent_fd is None)
+    is_alone = options.parent_fd is None
+    return RunningSampler(samples, server, drains=is_alone, hang_seconds=options.hang_timeout_seconds)
 
 
 def channel_to(source: worker_pb2.SaveSource, *, tls: TlsDirectory | None) -> grpc.Channel:

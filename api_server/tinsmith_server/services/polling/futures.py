@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
@@ -17,7 +17,6 @@ from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.long_polls import STOPPING, LongPolls, Pending, SharedCalls
-from tinsmith_server.services.rows import RowCache
 from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.custom_losses import CustomLosses
@@ -31,8 +30,6 @@ from tinsmith_server.wire.ids import CustomLossId, OperationId, SampleId, parse_
 METADATA_THRESHOLD_BYTES = 64 * 1024
 # This pause prevents a busy loop if a worker answers "pending" too early.
 PAUSE_SECONDS = 0.2
-# A program may poll hundreds of futures that wait for the same reason.
-NOTICE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,6 @@ class Futures:
         self._events = events
         self._long_polls = long_polls
         self._hold_seconds = hold_seconds
-        self._noticed: RowCache[str, bool] = RowCache(NOTICE_SECONDS)
         # The calls by model and number.
         self._worker_calls: SharedCalls[tuple[str, int], worker_pb2.AwaitReply] = SharedCalls()
 
@@ -89,18 +85,10 @@ class Futures:
         """
         answer = await self._long_polls.hold(self._retrieve(tenant, request_id), released=STOPPING)
         if isinstance(answer, Pending):
-            return self._with_notice(answer, request_id)
+            return self._long_polls.with_notice(answer, owner=request_id.rpartition(":")[0])
         if allow_metadata_only and isinstance(answer, Ready) and len(answer.payload) > METADATA_THRESHOLD_BYTES:
             return Metadata(len(answer.payload))
         return answer
-
-    def _with_notice(self, answer: Pending, request_id: str) -> Pending:
-        """Show the reason of a paused future to the user, once in NOTICE_SECONDS for each model or sampling session."""
-        owner, _, _ = request_id.rpartition(":")
-        if not answer.paused or answer.reason is None or self._noticed.get(owner):
-            return answer
-        self._noticed.put(owner, True)
-        return replace(answer, show_now=True)
 
     async def cancel(self, tenant: str, request_id: str) -> bool:
         """Stop a sample. Returns False for a training operation, which cannot be cancelled."""

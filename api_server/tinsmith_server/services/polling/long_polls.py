@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import get_logger
+from tinsmith_server.services.rows import RowCache
 
 log = get_logger(__name__)
 
@@ -39,6 +40,10 @@ STOPPING = Pending("the server is stopping")
 FAILED = Pending("the server had an error and retries; see the server's log", paused=True)
 
 
+# A program may poll hundreds of futures that wait for the same reason.
+NOTICE_SECONDS = 60.0
+
+
 class LongPolls:
     """The polls that are held. Thousands of polls may be held."""
 
@@ -46,6 +51,7 @@ class LongPolls:
         self._hold_seconds = hold_seconds
         self._held: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._noticed: RowCache[str, bool] = RowCache(NOTICE_SECONDS)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -66,6 +72,16 @@ class LongPolls:
         finally:
             self._held.discard(task)
             task.cancel()
+
+    def with_notice(self, answer: Pending, owner: str) -> Pending:
+        """Show the reason of a paused future to the user, once in NOTICE_SECONDS for each owner.
+
+        The owner is a model, a sampling session or a client.
+        """
+        if not answer.paused or answer.reason is None or self._noticed.get(owner):
+            return answer
+        self._noticed.put(owner, True)
+        return replace(answer, show_now=True)
 
     async def hold_failure(
         self, call: Callable[[], Awaitable[T]], is_final: Callable[[Exception], bool]
