@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import PeftModel
-from tinsmith_trainer.sampling.base import GrammarState
-from tinsmith_trainer.sampling.builtin.rules.grammars import Grammars
-from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText, TaggedTexts
-from tinsmith_trainer.sampling.language import Tag
+from tinsmith_trainer.sampling.constraints.grammars import Grammars
 from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.token_text import INCOMPLETE
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
@@ -46,13 +42,13 @@ class Rules:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[str, float] = field(default_factory=dict)
-    constraint: Constraint | None = None
+    grammar: str = ""
     all_in_logprobs: bool = False
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], constraint: Constraint | None, *, all_in_logprobs: bool) -> Rules:
+    def of(cls, body: Mapping[str, Any], grammar: str, *, all_in_logprobs: bool) -> Rules:
         bias = body.get("logit_bias", {})
-        return cls(body["frequency_penalty"], body["presence_penalty"], bias, constraint, all_in_logprobs)
+        return cls(body["frequency_penalty"], body["presence_penalty"], bias, grammar, all_in_logprobs)
 
     def added(self, drawn: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         counts = torch.bincount(torch.tensor(drawn, dtype=torch.long), minlength=len(logits))
@@ -60,28 +56,6 @@ class Rules:
         for token, bias in self.logit_bias.items():
             changed[int(token)] += bias
         return changed
-
-
-def tagged(structural_tag: str) -> Constraint:
-    """Read the only forms of a structural tag that are sent."""
-    parts = json.loads(structural_tag)["format"]
-    if parts["type"] != "or":
-        return Constraint(_texts(parts))
-    text, calls = parts["elements"]
-    is_json = text["type"] == "json_schema"
-    return Constraint(
-        JsonText(json.dumps(text["json_schema"])) if is_json else RegexText(text["pattern"]), calls=_texts(calls)
-    )
-
-
-def _texts(tag: Any) -> TaggedTexts:
-    assert (tag["type"], tag["separator"], tag["at_least_one"]) == ("tags_with_separator", "\n", True)
-    forms: Any = {"json_schema": "json", "qwen_xml_parameter": "xml"}
-    tags = [
-        Tag(one["begin"], json.dumps(one["content"]["json_schema"]), one["end"], forms[one["content"]["type"]])
-        for one in tag["tags"]
-    ]
-    return TaggedTexts(tuple(tags), tag["stop_after_first"])
 
 
 @dataclass(frozen=True)
@@ -176,8 +150,8 @@ class Computer:
     @torch.inference_mode()
     def _steps(self, model: Any, request: SequenceRequest, computed: Computed) -> Iterator[None]:
         cache = DynamicCache()
-        constraint = request.rules.constraint
-        state = None if constraint is None else self._grammars.compiled(constraint).begin()
+        grammar = request.rules.grammar
+        state = self._grammars.matcher(grammar) if grammar else None
         fed = torch.tensor([request.prompt])
         text = ""
         yield
@@ -191,8 +165,8 @@ class Computer:
                 computed.prompt_logprobs = rows.gather(-1, fed[0, 1:, None])[:, 0].tolist()
             self._draw(logits[-1] if state is None else _masked(logits[-1], state), request, computed)
             token = computed.tokens[-1]
-            if state is not None:
-                state.take(token)
+            if state is not None and token not in self.eos_ids:
+                assert state.consume_token(token), state.get_error()
             fed = torch.tensor([[token]])
             if token in request.stop_ids:
                 computed.matched = token
@@ -235,8 +209,8 @@ def top_of(row: torch.Tensor, k: int) -> list[tuple[int, float]]:
     return list(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-def _masked(logits: torch.Tensor, state: GrammarState) -> torch.Tensor:
-    bits = np.unpackbits(state.allowed().view(np.uint8), bitorder="little")[: len(logits)]
+def _masked(logits: torch.Tensor, state: Any) -> torch.Tensor:
+    bits = np.unpackbits(np.frombuffer(state.compute_bitmask(), np.uint8), bitorder="little")[: len(logits)]
     return logits.masked_fill(torch.from_numpy(bits == 0), float("-inf"))
 
 

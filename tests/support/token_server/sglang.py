@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from aiohttp import web
-from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText
 
-from .computing import Computed, Computer, NotAllowed, Rules, SequenceRequest, tagged, top_of
+from .computing import Computed, Computer, NotAllowed, Rules, SequenceRequest, top_of
 from .serving import Body, Hand, UnderWay, known_fields, run
 
 REQUEST_FIELDS = {
@@ -22,7 +21,7 @@ REQUEST_FIELDS = {
 SAMPLING_FIELDS = {
     *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "sampling_seed"),
     *("stop", "stop_token_ids", "ignore_eos", "no_stop_trim", "skip_special_tokens"),
-    *("frequency_penalty", "presence_penalty", "logit_bias", "json_schema", "regex", "structural_tag"),
+    *("frequency_penalty", "presence_penalty", "logit_bias", "ebnf"),
 }
 DTYPES = {"auto": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 """`auto` as of a model in float32, which the tests' are."""
@@ -64,16 +63,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-loaded-loras", type=int)
     parser.add_argument("--max-lora-rank", type=int, required=True)
     parser.add_argument("--lora-target-modules", nargs="*")
+    parser.add_argument("--grammar-backend", choices=["llguidance"], required=True)
     parser.add_argument("--sampling-defaults", choices=["model", "openai"], default="model")
     parser.add_argument("--enable-deterministic-inference", action="store_true")
     return parser.parse_args()
-
-
-def _constraint(sampling: dict[str, Any]) -> Constraint | None:
-    if "structural_tag" in sampling:
-        return tagged(sampling["structural_tag"])
-    kinds: dict[str, Any] = {"json_schema": JsonText, "regex": RegexText}
-    return next((Constraint(make(sampling[kind])) for kind, make in kinds.items() if kind in sampling), None)
 
 
 class SglangStandIn:
@@ -134,7 +127,7 @@ class SglangStandIn:
             stop_strings=tuple(sampling["stop"]),
             generator_of=self._generators(sampling.get("sampling_seed")),
             cache_salt=body["extra_key"],
-            rules=Rules.of(sampling, _constraint(sampling), all_in_logprobs=True),
+            rules=Rules.of(sampling, sampling.get("ebnf", ""), all_in_logprobs=True),
         )
 
     def _generators(self, seed: int | None) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from aiohttp import web
-from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText
 from tinsmith_trainer.sampling.token_text import ends_within_character
 
 from .computing import (
@@ -23,7 +22,6 @@ from .computing import (
     NotAllowed,
     Rules,
     SequenceRequest,
-    tagged,
     top_of,
 )
 from .serving import Body, Hand, UnderWay, known_fields, run
@@ -78,6 +76,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-lora-rank", type=int, choices=RANKS, default=16)
     parser.add_argument("--logprobs-mode", choices=["raw_logprobs", "processed_logprobs"], default="raw_logprobs")
     parser.add_argument("--max-logprobs", type=int, default=20)
+    parser.add_argument("--structured-outputs-config", choices=['{"backend": "guidance"}'], required=True)
     parser.add_argument("--generation-config", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
@@ -171,7 +170,7 @@ class VllmStandIn:
             generator_of=lambda position: generator,
             taken_for_drawn=tuple(body["prompt"]) if ends_within_character(body["prompt"], tokenizer) else (),
             cache_salt=body.get("cache_salt"),
-            rules=Rules.of(body, _constraint(body.get("structured_outputs")), all_in_logprobs=False),
+            rules=Rules.of(body, body.get("structured_outputs", {}).get("grammar", ""), all_in_logprobs=False),
         )
 
     def _answer(self, body: Body, computed: Computed, harmed: bool) -> Body:
@@ -222,15 +221,6 @@ class VllmStandIn:
                 }
             )
         return found
-
-
-def _constraint(outputs: Body | None) -> Constraint | None:
-    if outputs is None:
-        return None
-    ((kind, value),) = outputs.items()
-    if kind == "structural_tag":
-        return tagged(value)
-    return Constraint(JsonText(json.dumps(value)) if kind == "json" else RegexText(value))
 
 
 def _named(body: Body, computed: Computed, harmed: bool) -> list[list[tuple[int, float]]]:

@@ -61,7 +61,9 @@ class SamplingParams:
 
 
 class Grammar(Protocol):
-    """A compiled constraint. Methods are thread-safe."""
+    """A compiled constraint. Methods are thread-safe. `lark` is the grammar in llguidance's form of Lark."""
+
+    lark: str
 
     def begin(self) -> GrammarState:
         """Return the state before the first token of a sequence."""

@@ -17,8 +17,8 @@ from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Submission
 from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward, choose_forward
-from tinsmith_trainer.sampling.builtin.rules.grammars import Grammars
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.sampling.constraints.grammars import Grammars
 from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.torch_model.device import DTYPES, end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel

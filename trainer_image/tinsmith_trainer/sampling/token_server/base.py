@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
-from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText, TaggedTexts
 
 HOST = "127.0.0.1"
 """The address of a server.
@@ -122,6 +120,7 @@ class GenerationRequest:
     most `MOST_CANDIDATES` tokens; their logprobs at the first drawn position are requested. A request with candidates
     has no `topk`. `head`: the adapter changes the unembedding. Two requests share cached prefixes only if both have the
     same `cache_salt`; "" is no salt.
+    `grammar` is in llguidance's form of Lark; "" is no grammar.
     """
 
     adapter: str | None
@@ -142,12 +141,12 @@ class GenerationRequest:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    constraint: Constraint | None = None
+    grammar: str = ""
 
     @property
     def changes_logits(self) -> bool:
         penalties = self.frequency_penalty, self.presence_penalty
-        return any(penalties) or bool(self.logit_bias) or self.constraint is not None
+        return any(penalties) or bool(self.logit_bias or self.grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,42 +201,6 @@ class TokenServer(Protocol):
 
     async def close(self) -> None:
         """Close the connections, not the server."""
-
-
-def structural_tag(constraint: Constraint) -> str:
-    """Return the constraint in the form of xgrammar, the grammar library of vLLM and SGLang."""
-    parts = [_format(constraint.text)] + ([] if constraint.calls is None else [_format(constraint.calls)])
-    whole = parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}
-    return json.dumps({"type": "structural_tag", "format": whole})
-
-
-def _format(text: JsonText | RegexText | TaggedTexts) -> dict[str, object]:
-    match text:
-        case JsonText(schema):
-            return {"type": "json_schema", "json_schema": json.loads(schema)}
-        case RegexText(regex):
-            return {"type": "regex", "pattern": regex}
-        case TaggedTexts():
-            return _tagged(text)
-
-
-def _tagged(texts: TaggedTexts) -> dict[str, object]:
-    forms = {"json": "json_schema", "xml": "qwen_xml_parameter"}
-    tags = [
-        {
-            "begin": one.begin,
-            "content": {"type": forms[one.form], "json_schema": json.loads(one.schema)},
-            "end": one.end,
-        }
-        for one in texts.tags
-    ]
-    return {
-        "type": "tags_with_separator",
-        "tags": [{"type": "tag", **tag} for tag in tags],
-        "separator": "\n",
-        "at_least_one": True,
-        "stop_after_first": texts.single,
-    }
 
 
 def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:

@@ -91,7 +91,7 @@ def plan_generation_requests(
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
         logit_bias=params.logit_bias,
-        constraint=params.constraint,
+        grammar=job.grammar.lark if job.grammar is not None else "",
     )
     count = 1 if max_tokens == 0 else job.num_samples
     requests = [replace(first, seed=seed_of(job, index)) for index in range(count)]

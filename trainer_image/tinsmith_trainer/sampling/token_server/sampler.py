@@ -17,6 +17,7 @@ from typing_extensions import override
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
+from tinsmith_trainer.sampling.constraints.grammars import Grammars
 from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.token_server.adapters import (
     AdapterFilesLost,
@@ -63,6 +64,7 @@ class TokenServerSampler(Sampler):
         self._language = ModelLanguage(
             model.tokenizer, model.eos_token_ids, model.directory, model.info.max_sequence_length
         )
+        self._grammars = Grammars(self._language, model.info.vocab_size)
         self._folders = folders
         self._thread = thread
         self._on_close = on_close
@@ -212,16 +214,8 @@ class TokenServerSampler(Sampler):
 
     @override
     def prepared(self, job: SampleJob) -> SampleJob:
-        """Return the job, whose constraint is compiled by the server.
-
-        Servers would apply the constraint to the reasoning, so a prompt that ends within reasoning is refused.
-        """
-        if job.params.constraint is not None and job.params.constraint.reasoning_end:
-            raise UserError(
-                "The prompt ends within reasoning, and this sampler's server would force the reasoning, too. Turn "
-                "thinking off, or sample from a session or from a pool with engine: builtin."
-            )
-        return job
+        constraint = job.params.constraint
+        return job if constraint is None else replace(job, grammar=self._grammars.compiled(constraint))
 
     @override
     def submit(self, job: SampleJob, done: Done) -> None:

@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
-from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText
 from tinsmith_trainer.sampling.token_server.base import (
     HOST,
     SEED_RANGE,
@@ -24,7 +23,6 @@ from tinsmith_trainer.sampling.token_server.base import (
     ServerSettings,
     TokenServer,
     joined,
-    structural_tag,
     top_logprobs,
 )
 from tinsmith_trainer.sampling.token_server.http import LOAD_SECONDS, JsonCalls
@@ -56,6 +54,7 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
         "max-loaded-loras": settings.max_loaded,
         "max-lora-rank": settings.max_rank,
         "lora-target-modules": "all",  # otherwise the first adapter decides which modules later adapters may have
+        "grammar-backend": "llguidance",  # which compiles this sampler's grammars
         "sampling-defaults": "openai",  # otherwise the model's own file changes the defaults of a request
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -149,8 +148,8 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
         sampling["sampling_seed"] = request.seed
     if request.logit_bias:
         sampling["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
-    if request.constraint is not None:
-        sampling |= _constraint(request.constraint)
+    if request.grammar:
+        sampling["ebnf"] = request.grammar
     return {
         "input_ids": request.prompt.tolist(),
         "lora_path": request.adapter,
@@ -163,15 +162,6 @@ def sglang_request(request: GenerationRequest) -> dict[str, object]:
         "token_ids_logprob": _token_ids(request),
         "stream": False,
     }
-
-
-def _constraint(constraint: Constraint) -> dict[str, object]:
-    match (constraint.text, constraint.calls):
-        case (JsonText(schema), None):
-            return {"json_schema": schema}
-        case (RegexText(regex), None):
-            return {"regex": regex}
-    return {"structural_tag": structural_tag(constraint)}
 
 
 def _token_ids(request: GenerationRequest) -> list[int] | None:
@@ -194,7 +184,7 @@ def drawn_by_sglang(request: GenerationRequest, answer: Any) -> tuple[Generation
         reason = dict(meta["finish_reason"])
         matched = reason.get("matched")
         _check_end(request, reason)
-        unasked = isinstance(matched, int) and matched not in request.stop_token_ids and request.constraint is None
+        unasked = isinstance(matched, int) and matched not in request.stop_token_ids and not request.grammar
         tokens = np.array([entry[1] for entry in meta["output_token_logprobs"]], np.int32)
         logprobs = np.array([entry[0] for entry in meta["output_token_logprobs"]], np.float32)
         stopped = reason["type"] == "stop" and not unasked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import secrets
 from collections import Counter, deque
@@ -19,7 +18,6 @@ from typing_extensions import override
 from tinsmith_trainer.errors import SamplerClosed, ServerError
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_TOPK
-from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText
 from tinsmith_trainer.sampling.token_server.base import (
     MOST_ROWS,
     Generation,
@@ -27,7 +25,6 @@ from tinsmith_trainer.sampling.token_server.base import (
     ServerCommand,
     ServerSettings,
     TokenServer,
-    structural_tag,
     top_logprobs,
 )
 from tinsmith_trainer.sampling.token_server.http import LOAD_SECONDS, JsonCalls
@@ -74,6 +71,7 @@ def vllm_command(settings: ServerSettings) -> ServerCommand:
         "max-logprobs": MOST_TOPK,  # the limit of most likely tokens; costs nothing unless requested
         # vLLM's default is one fixed seed, with which all replicas would draw equal samples
         "seed": secrets.randbelow(2**31),
+        "structured-outputs-config": '{"backend": "guidance"}',  # llguidance, which compiles this sampler's grammars
         "generation-config": "vllm",  # otherwise the model's own file changes the defaults of a request
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -187,18 +185,9 @@ def vllm_request(request: GenerationRequest) -> dict[str, object]:
         body["cache_salt"] = request.cache_salt
     if request.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
-    if request.constraint is not None:
-        body["structured_outputs"] = structured_outputs(request.constraint)
+    if request.grammar:
+        body["structured_outputs"] = {"grammar": request.grammar}
     return body
-
-
-def structured_outputs(constraint: Constraint) -> dict[str, object]:
-    match (constraint.text, constraint.calls):
-        case (JsonText(schema), None):
-            return {"json": json.loads(schema)}
-        case (RegexText(regex), None):
-            return {"regex": regex}
-    return {"structural_tag": structural_tag(constraint)}
 
 
 def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
@@ -221,7 +210,7 @@ def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
             _topk_prompt(request, choice),
             _candidates(request, named),
             # vLLM masks the logits before it computes raw logprobs, and adds biases and penalties after it.
-            masked_logprobs=request.constraint is not None,
+            masked_logprobs=bool(request.grammar),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ServerError(f"vLLM's answer is not in the form that is known: {type(error).__name__}: {error}") from error

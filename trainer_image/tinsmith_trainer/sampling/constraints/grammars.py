@@ -21,8 +21,8 @@ from typing_extensions import override
 
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import Grammar, GrammarState
-from tinsmith_trainer.sampling.builtin.rules.xml_parameters import xml_parameters
 from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText, TaggedTexts
+from tinsmith_trainer.sampling.constraints.xml_parameters import xml_parameters
 from tinsmith_trainer.sampling.language import Language, Tag
 
 MOST_KEPT = 32
@@ -35,6 +35,7 @@ LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 With any white space, a model that is unsure may write white space until `max_tokens`.
 """
+FORM = "%llguidance {}"
 REASONING = r"/(.|\n)*/"
 AFTER_REASONING = r"/\n{0,2}/"
 
@@ -62,13 +63,17 @@ class Grammars:
         return grammar
 
     def _compile(self, constraint: Constraint) -> Grammar:
-        from llguidance import LLMatcher
-
         lark = lark_of(constraint, self._special_tokens)
-        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
+        matcher = self.matcher(lark)
         if matcher.is_error():
             raise UserError(f"{_name_of(constraint)} is not supported: {_reason(matcher)}")
-        return _Compiled(matcher, self._language.eos_token_ids)
+        return _Compiled(lark, matcher, self._language.eos_token_ids)
+
+    def matcher(self, lark: str) -> Any:
+        """Return llguidance's matcher of a grammar. It may be in an error state."""
+        from llguidance import LLMatcher
+
+        return LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -94,7 +99,8 @@ class Grammars:
 
 
 class _Compiled(Grammar):
-    def __init__(self, matcher: Any, end_tokens: Sequence[int]) -> None:
+    def __init__(self, lark: str, matcher: Any, end_tokens: Sequence[int]) -> None:
+        self.lark = lark
         self._matcher = matcher
         self._end_tokens = tuple(end_tokens)
 
@@ -133,21 +139,21 @@ class _State(GrammarState):
 
 
 def lark_of(constraint: Constraint, special_tokens: Mapping[str, int]) -> str:
-    """Return the grammar in llguidance's form of Lark."""
+    """Return the grammar in llguidance's form of Lark. By the first line vLLM and SGLang recognize the form."""
     rules = _rules_of("text", constraint.text, special_tokens)
     if constraint.calls is None:
         rules.append("body: text")
     else:
         rules += ["body: text | calls", *_rules_of("calls", constraint.calls, special_tokens)]
     if not constraint.reasoning_end:
-        return "\n".join(["start: body", *rules])
+        return "\n".join([FORM, "start: body", *rules])
     token = special_tokens.get(constraint.reasoning_end)
     if token is None:
         end = _regex(re.escape(constraint.reasoning_end))
         reasoning = f"reasoning[lazy]: {REASONING[:-1]}{end}/"
     else:
         reasoning = f"reasoning: {REASONING} <[{token}]>"
-    return "\n".join([f"start: reasoning {AFTER_REASONING} body", reasoning, *rules])
+    return "\n".join([FORM, f"start: reasoning {AFTER_REASONING} body", reasoning, *rules])
 
 
 def _rules_of(name: str, text: JsonText | RegexText | TaggedTexts, special_tokens: Mapping[str, int]) -> list[str]:
