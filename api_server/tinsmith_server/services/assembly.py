@@ -245,7 +245,8 @@ class Services:
 
     @cached_property
     def recordings(self) -> Recordings:
-        return Recordings(self._store, self.texts, self.settings.recording_bytes_per_tenant, self._clock)
+        memory, limit = self.admission.results, self.settings.recording_bytes_per_tenant
+        return Recordings(self._store, self.texts, memory, limit, self._clock)
 
     @cached_property
     def futures(self) -> Futures:

@@ -14,7 +14,7 @@ from pydantic import Field
 from tinsmith_server.wire.requests import MAX_SAMPLES, Count, Request, SamplingParams, SamplingSource, WholeNumbers
 
 DEFAULT_TURNS, MOST_TURNS = 512, 4096
-DEFAULT_RECORDING_BYTES, MOST_RECORDING_BYTES = 16 * 2**20, 128 * 2**20
+DEFAULT_RECORDING_BYTES, MOST_RECORDING_BYTES = 16 * 2**20, 64 * 2**20
 DEFAULT_RECORDING_SECONDS, MOST_RECORDING_SECONDS = 24 * 3600, 7 * 24 * 3600
 
 

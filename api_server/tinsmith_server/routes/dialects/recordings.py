@@ -7,7 +7,7 @@ effect: the model of the recording answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 import orjson
@@ -17,7 +17,13 @@ from typing_extensions import override
 
 from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, Limit, Offset, ServicesDep, Tenant
-from tinsmith_server.routes.dialects.answers import IndexedPiece, TextGeneration, streamed_answer, whole_answer
+from tinsmith_server.routes.dialects.answers import (
+    EventStream,
+    IndexedPiece,
+    TextGeneration,
+    streamed_answer,
+    whole_answer,
+)
 from tinsmith_server.routes.dialects.openai import CALLS, ChunkWriter, OpenAiProblem, OpenAiRoute
 from tinsmith_server.routes.dialects.requests import (
     RECORDED,
@@ -44,7 +50,13 @@ from tinsmith_server.wire.dialects.openai import (
 )
 from tinsmith_server.wire.dialects.texts import Message
 from tinsmith_server.wire.plain_requests import CreateRecordingRequest
-from tinsmith_server.wire.responses import Empty, RecordedResponse, RecordingResponse, RecordingsResponse
+from tinsmith_server.wire.responses import (
+    Empty,
+    RecordedResponse,
+    RecordedSequence,
+    RecordingResponse,
+    RecordingsResponse,
+)
 
 router = APIRouter(prefix=f"{API_PREFIX}/recordings", tags=["recordings"])
 agents = APIRouter(prefix=RECORDED, tags=["recordings"], responses=problems_as(OpenAiProblem), route_class=OpenAiRoute)
@@ -71,10 +83,34 @@ async def list_recordings(
 @router.get("/{recording_id}", summary="The sequences of a recording", response_model=RecordedResponse)
 async def read_recording(recording_id: str, request: Request, tenant: Tenant, services: ServicesDep) -> Response:
     recording = await services.recordings.get(tenant, recording_id)
-    sequences = await services.recordings.sequences(recording)
-    content = _described(recording, request).model_dump() | {"sequences": [one.model_dump() for one in sequences]}
-    # A long recording has a million numbers.
-    return Response(await asyncio.to_thread(orjson.dumps, content), media_type="application/json")
+    head = _described(recording, request).model_dump_json()
+    opened = await services.recordings.read(recording)
+
+    async def close() -> None:
+        opened.close()
+
+    return JsonStream(_read(head, opened.sequences()), close)
+
+
+async def _read(head: str, sequences: Iterator[RecordedSequence]) -> AsyncIterator[bytes]:
+    """Yield the answer in parts, because sequences with a common beginning are larger than the recording."""
+    yield f'{head.removesuffix("}")},"sequences":['.encode()
+    separator = b""
+    while part := await asyncio.to_thread(_next_part, sequences):
+        yield separator + part
+        separator = b","
+    yield b"]}"
+
+
+def _next_part(sequences: Iterator[RecordedSequence]) -> bytes:
+    sequence = next(sequences, None)
+    return b"" if sequence is None else orjson.dumps(sequence.model_dump())
+
+
+class JsonStream(EventStream):
+    """A JSON answer in parts."""
+
+    media_type = "application/json"
 
 
 @router.delete("/{recording_id}", summary="Delete a recording")

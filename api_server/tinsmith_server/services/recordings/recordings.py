@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import orjson
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import NotFound, Unprocessable
+from tinsmith_server.services.accounts.body_budget import BodyBudget
 from tinsmith_server.services.polling.texts import Generation, Texts
 from tinsmith_server.services.recordings.histories import Conversation, History, Place, Reason, own_digests
 from tinsmith_server.services.recordings.sequences import sequences_of
@@ -54,12 +56,40 @@ class RecordedRequest:
     started_at: datetime
 
 
+class OpenTurns:
+    """The turns of a recording in memory. The owner of this object must close it."""
+
+    def __init__(self, memory: BodyBudget, recording: Recording) -> None:
+        self.turns: Sequence[RecordedTurn] = ()
+        self._recording = recording
+        self._room = ExitStack()
+        self._account = self._room.enter_context(memory.account(recording.tenant))
+
+    async def load(self, store: Store) -> None:
+        """Wait for room in memory, and read the turns. Raises TooBusy."""
+        await self._account.take(self._recording.size_bytes)
+        self._account.received()
+        self.turns = await store.recorded_turns(self._recording.recording_id)
+
+    def sequences(self) -> Iterator[RecordedSequence]:
+        """Yield the sequences one by one, because sequences with a common beginning need more memory than the turns."""
+        return sequences_of(self.turns)
+
+    def close(self) -> None:
+        self.turns = ()
+        self._room.close()
+
+
 class Recordings:
     """The recordings of tenants. All state is in the store, so any server can answer the next turn."""
 
-    def __init__(self, store: Store, texts: Texts, bytes_per_tenant: int, clock: Clock = utc_now) -> None:
+    def __init__(
+        self, store: Store, texts: Texts, memory: BodyBudget, bytes_per_tenant: int, clock: Clock = utc_now
+    ) -> None:
+        """Create the service. `memory` limits the turns that are in memory at the same time."""
         self._store = store
         self._texts = texts
+        self._memory = memory
         self._bytes_per_tenant = bytes_per_tenant
         self._clock = clock
 
@@ -94,8 +124,15 @@ class Recordings:
     async def list(self, tenant: str, limit: int, offset: int) -> Page[Recording]:
         return await self._store.list_recordings(tenant, limit, offset)
 
-    async def sequences(self, recording: Recording) -> Sequence[RecordedSequence]:
-        return sequences_of(await self._store.recorded_turns(recording.recording_id))
+    async def read(self, recording: Recording) -> OpenTurns:
+        """Return the turns of the recording. Raises TooBusy while the tenant's memory is used up."""
+        opened = OpenTurns(self._memory, recording)
+        try:
+            await opened.load(self._store)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
     async def delete(self, tenant: str, recording_id: str) -> None:
         """Delete the recording with its turns. Raises NotFound."""
@@ -105,13 +142,17 @@ class Recordings:
     async def prepare(self, tenant: str, recording_id: str, request: TextRequest) -> RecordedRequest:
         """Return the request with the tokens of its prompts.
 
-        Raises NotFound, Unprocessable for a full recording, and the errors of `Texts.render`.
+        Raises NotFound, Unprocessable for a full recording, TooBusy, and the errors of `Texts.render`.
         """
         recording, now = await self.get(tenant, recording_id), self._clock()
         self._check_room(recording, len(request.prompts) * request.choices)
         await self._check_bytes(tenant)
-        history = History(await self._store.recorded_turns(recording_id))
-        prompts = tuple([await self._placed(recording, history, prompt) for prompt in request.prompts])
+        opened = await self.read(recording)
+        try:
+            history = History(opened.turns)
+            prompts = tuple([await self._placed(recording, history, prompt) for prompt in request.prompts])
+        finally:
+            opened.close()
         size = recording.size_bytes + sum(len(prompt.tokens) for prompt in prompts) * request.choices
         if size > recording.most_bytes:
             raise Unprocessable(_full(recording, f"{recording.most_bytes} bytes", "max_bytes"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from tinsmith_server.services.recordings.histories import History
@@ -18,8 +18,8 @@ from tinsmith_server.wire.responses import RecordedSegment, RecordedSequence
 N = TypeVar("N", int, float)
 
 
-def sequences_of(turns: Sequence[RecordedTurn]) -> list[RecordedSequence]:
-    """Return the sequences in the order of their last turns."""
+def sequences_of(turns: Sequence[RecordedTurn]) -> Iterator[RecordedSequence]:
+    """Yield the sequences in the order of their last turns."""
     history = History(turns)
     parents = {turn.parent for turn in turns}
     paths = {turn.number: history.path(turn.number) for turn in turns if turn.number not in parents}
@@ -28,12 +28,10 @@ def sequences_of(turns: Sequence[RecordedTurn]) -> list[RecordedSequence]:
         for turn in path:
             owners.setdefault(turn.number, last)
     longest = _longest_answers(turns, {number: len(paths[last]) for number, last in owners.items()})
-    found = []
     for last, path in paths.items():
         own = [owners[turn.number] == last for turn in path]
         is_abandoned = len(path) < longest[_prompt(path[own.index(True)])]
-        found.append(_sequence(path, own, is_abandoned=is_abandoned))
-    return found
+        yield _sequence(path, own, is_abandoned=is_abandoned)
 
 
 def _longest_answers(turns: Sequence[RecordedTurn], lengths: dict[int, int]) -> dict[tuple[int | None, bytes], int]:

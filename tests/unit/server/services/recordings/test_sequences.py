@@ -109,7 +109,7 @@ def test_each_drawn_token_has_mask_1_in_one_sequence_that_has_what_the_model_rea
         conversation = conversations[chosen % len(conversations)]
         agent.ask(conversation, text, tools=tools)
         conversations.append([*conversation, answer(text), said(text)])
-    found = sequences_of(agent.turns)
+    found = list(sequences_of(agent.turns))
     trained = [token for one in found for token, mask in zip(one.tokens, one.mask, strict=True) if mask]
     assert sorted(trained) == [1000 + turn.number for turn in agent.turns]
     history = History(agent.turns)
