@@ -46,7 +46,7 @@ TESTS = (
     *(f"tests/contract/sampler/test_{name}.py" for name in ("bfloat16", "parity", "vision")),
     "tests/contract/engine",
     # Listed by module, because other modules in the folder need packages that a GPU image may lack.
-    *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares")),
+    *(f"tests/contract/sampler/test_{name}.py" for name in ("promises", "determinism", "fair_shares", "constraints")),
     "tests/gpu",
 )
 """The tests of a run. The most informative tests come first.
@@ -56,7 +56,7 @@ Pytest keeps the order of the names, and runs a test only once even if several n
 NEEDED = (
     *("torch", "transformers", "tokenizers", "peft", "safetensors", "numpy", "PIL", "grpc", "grpc_health"),
     *("google.protobuf", "orjson", "pyrage", "apsw", "structlog", "typer", "rich", "zstandard", "prometheus_client"),
-    *("typing_extensions", "fsspec", "aiohttp"),
+    *("typing_extensions", "fsspec", "aiohttp", "llguidance"),
     *("tinker", "pyqwest", "httpx", "h2", "hpack", "hyperframe", "distro", "sniffio", "anyio"),
     *("fastapi", "starlette", "uvicorn", "httptools", "fastapi_swagger", "opentelemetry", "jwt", "yaml"),
     *("pydantic", "pydantic_settings", "dotenv", "sqlalchemy", "greenlet", "alembic", "mako"),

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText, TaggedTexts
 from tinsmith_trainer.sampling.constraints.grammars import Grammars
+from tinsmith_trainer.sampling.constraints.tool_formats import call_tags
 from tinsmith_trainer.sampling.language import Tag
-from tinsmith_trainer.sampling.model_language import ModelLanguage
+from tinsmith_trainer.sampling.model_language import MessageParser, ModelLanguage, _known_template
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 
@@ -51,7 +52,7 @@ ADA = '{"name": "Ada", "age": 7}'
 CALLED = f'<tool_call>\n{{"name": "add", "arguments": {ADA}}}\n</tool_call>'
 
 
-XML_SCHEMA = {
+XML_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "description": "any text"},
@@ -102,20 +103,45 @@ def test_a_grammar_allows_the_texts_of_its_constraint(
     assert fits(grammars, language, after_reasoning, f"Hm {{}}.\n</think>\n\n{text}") == is_fit
 
 
-@settings(max_examples=20)
-@given(seed=st.integers(0, 2**32))
-def test_any_allowed_tokens_make_a_text_that_fits(grammars: Grammars, language: ModelLanguage, seed: int) -> None:
-    state = grammars.compiled(Constraint(JsonText(json.dumps(PERSON)))).begin()
+def walked(grammars: Grammars, language: ModelLanguage, text: Any, seed: int) -> str:
+    """Return the text of random allowed tokens."""
+    state = grammars.compiled(Constraint(text)).begin()
     draw, drawn = np.random.default_rng(seed), list[int]()
     while True:
         bits = np.unpackbits(state.allowed().view(np.uint8), bitorder="little")
         drawn.append(int(draw.choice(np.flatnonzero(bits))))
         if state.take(drawn[-1]):
-            break
-    read = json.loads(language.tokenizer.decode(drawn, skip_special_tokens=True))
+            decoded: str = language.tokenizer.decode(drawn)
+            return decoded.removesuffix(language.tokenizer.eos_token)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_any_allowed_tokens_make_a_text_that_fits(grammars: Grammars, language: ModelLanguage, seed: int) -> None:
+    read = json.loads(walked(grammars, language, JsonText(json.dumps(PERSON)), seed))
     assert sorted(read) == ["age", "name"]
     assert len(read["name"]) <= 9
     assert read["age"] >= 0
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_any_allowed_tokens_make_a_call_that_the_parser_of_qwen_3_5_reads(
+    grammars: Grammars, language: ModelLanguage, seed: int
+) -> None:
+    template = _known_template("qwen3_5")
+    assert template is not None
+    properties = {name: kind for name, kind in XML_SCHEMA["properties"].items() if name != "name"}
+    schema = {"type": "object", "properties": properties, "required": ["age", "colour"]}
+    tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    (tag,) = call_tags(template, [tool], "")
+    parser = MessageParser(template, "<|im_start|>assistant\n", [tool])
+    text = walked(grammars, language, TaggedTexts((tag,), single=True), seed)
+    (call,) = parser.feed(text) + parser.finish()
+    read = json.loads(call.arguments)
+    assert (call.name, type(read["age"]), read.pop("colour") in ("red", "blue")) == ("add", int, True)
+    assert read.keys() - {"age"} <= {"ok"}
+    assert isinstance(read.get("ok", True), bool)
 
 
 LONG_TEXT = '{"properties": {"a": {"type": "string", "minLength": 5}}}'
