@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -142,6 +143,19 @@ def test_any_allowed_tokens_make_a_call_that_the_parser_of_qwen_3_5_reads(
     assert (call.name, type(read["age"]), read.pop("colour") in ("red", "blue")) == ("add", int, True)
     assert read.keys() - {"age"} <= {"ok"}
     assert isinstance(read.get("ok", True), bool)
+
+
+def test_a_sequence_with_slow_masks_fails(
+    grammars: Grammars, language: ModelLanguage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.thread_time", itertools.count(step=0.15).__next__)
+    state = grammars.compiled(Constraint(RegexText("a*"))).begin()
+    (token,) = language.tokenizer("a", add_special_tokens=False)["input_ids"]
+    for _ in range(6):
+        state.allowed()
+        state.take(token)
+    with pytest.raises(UserError, match="too slow"):
+        state.allowed()
 
 
 LONG_TEXT = '{"properties": {"a": {"type": "string", "minLength": 5}}}'
