@@ -36,7 +36,12 @@ def start_cpu_ranks(model: RankModel, *, nodes: int, address: str | None) -> Ray
     """
     cluster = RayCluster(address, cpus=model.parallelism.world_size)
     return start_ranks_on(
-        model.parallelism, nodes, ON_CPUS, lambda places: _start(model, places), at_close=cluster.close
+        model.parallelism,
+        nodes,
+        ON_CPUS,
+        lambda places: _start(model, places),
+        at_close=cluster.close,
+        late_seconds=model.wait_seconds,
     )
 
 

@@ -152,10 +152,16 @@ class RayRanks(RankGroup):
     """The ranks of a model as actors on the cluster to which this driver is connected. The group owns `places`."""
 
     def __init__(
-        self, parallelism: Parallelism, places: RankPlacement, *, at_close: Callable[[], None] = lambda: None
+        self,
+        parallelism: Parallelism,
+        places: RankPlacement,
+        *,
+        at_close: Callable[[], None] = lambda: None,
+        late_seconds: float = math.inf,
     ) -> None:
-        """Take ownership of ranks that are ready."""
+        """Take ownership of ranks that are ready. `late_seconds`: see `collect`."""
         self._parallelism = parallelism
+        self._late_seconds = late_seconds
         self._places = places
         self._at_close = at_close
         self._watch: RankWatch | None = RankWatch(places.actors)
@@ -168,7 +174,8 @@ class RayRanks(RankGroup):
     @override
     def all(self, method: str, *args: Any) -> list[Any]:
         shared = ray.put(args)
-        return agreed(collect([actor.ts_call.remote(method, shared) for actor in self._places.actors]))
+        calls = [actor.ts_call.remote(method, shared) for actor in self._places.actors]
+        return agreed(collect(calls, self._late_seconds))
 
     @override
     def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
@@ -177,7 +184,7 @@ class RayRanks(RankGroup):
             actor.ts_call_on_shard.remote(method, data[self._parallelism.coordinates(rank).data], shared)
             for rank, actor in enumerate(self._places.actors)
         ]
-        values = agreed(collect(calls))
+        values = agreed(collect(calls, self._late_seconds))
         return [values[rank] for rank in self._parallelism.reporting_ranks()]
 
     @override
@@ -199,6 +206,7 @@ def start_ranks_on(
     start: Callable[[RankPlacement], None],
     *,
     at_close: Callable[[], None] = lambda: None,
+    late_seconds: float = math.inf,
 ) -> RayRanks:
     """Reserve resources, and start ranks with these resources. After a failure, clean up and call `at_close`.
 
@@ -208,7 +216,7 @@ def start_ranks_on(
     try:
         places = RankPlacement(parallelism.world_size, nodes, each)
         start(places)
-        return RayRanks(parallelism, places, at_close=at_close)
+        return RayRanks(parallelism, places, at_close=at_close, late_seconds=late_seconds)
     except BaseException as error:
         _undo(places, at_close)
         if isinstance(error, RayError):
@@ -237,20 +245,34 @@ A rank without an answer after this time counts as a rank that waits for the fai
 """
 
 
-def collect(calls: Sequence[Any]) -> list[Answer]:
-    """Return answers by rank. Raises RanksLost if a rank is dead, or if ranks wait for a failed rank."""
+def collect(calls: Sequence[Any], late_seconds: float = math.inf) -> list[Answer]:
+    """Return answers by rank.
+
+    Raises RanksLost if a rank is dead, if ranks wait for a failed rank, or if a rank has not answered for
+    `late_seconds` after the first answer. A stopped rank is not dead, and the others may not wait for it.
+    """
     answers: dict[Any, Answer] = {}
     pending, give_up_at = list(calls), math.inf
     while pending:
         timeout = None if give_up_at == math.inf else max(0.0, give_up_at - time.monotonic())
         ready, pending = ray.wait(pending, num_returns=1, timeout=timeout)
         if not ready:
-            why = next(answer.message for answer in answers.values() if answer.fault is not None)
-            raise RanksLost(f"{len(pending)} of {len(calls)} ranks do not answer because another one failed: {why}")
+            raise RanksLost(_why_given_up(calls, answers, late_seconds))
         answers[ready[0]] = _answer(ready[0])
-        if answers[ready[0]].fault is not None:
-            give_up_at = min(give_up_at, time.monotonic() + GRACE_SECONDS)
+        failed = answers[ready[0]].fault is not None
+        give_up_at = min(give_up_at, time.monotonic() + (GRACE_SECONDS if failed else late_seconds))
     return [answers[call] for call in calls]
+
+
+def _why_given_up(calls: Sequence[Any], answers: Mapping[Any, Answer], late_seconds: float) -> str:
+    silent = [rank for rank, call in enumerate(calls) if call not in answers]
+    for answer in answers.values():
+        if answer.fault is not None:
+            return f"{len(silent)} of {len(calls)} ranks do not answer because another one failed: {answer.message}"
+    return (
+        f"ranks {silent} of {len(calls)} have not answered for {late_seconds:g} s after the first answer, so they are "
+        "stopped or hang"
+    )
 
 
 def _answer(call: Any) -> Answer:

@@ -78,6 +78,14 @@ def test_ranks_that_fail_one_after_the_other_are_all_heard_and_waited_for_once(s
         collect([0, 1, 2])
 
 
+def test_a_rank_that_stays_silent_after_the_answers_of_the_others_is_lost_at_the_limit(start: Start) -> None:
+    """A stopped rank is not dead. Ranks with separate data do not wait for each other in a forward."""
+    calls = start((5.0, Answer()), (NEVER, Answer()), (500.0, Answer()))
+    with pytest.raises(RanksLost, match=r"ranks \[1\] of 3 have not answered for 600 s after the first answer"):
+        collect([0, 1, 2], late_seconds=600.0)
+    assert calls.now == 605.0
+
+
 def test_a_rank_that_died_is_noticed_while_the_others_compute(start: Start) -> None:
     calls = start((NEVER, Answer()), (5.0, ActorDiedError()))
     with pytest.raises(RanksLost, match="A rank is gone"):
