@@ -73,6 +73,8 @@ FAULTS = (
         f"{RANK_WAIT_SECONDS:g} s",
         "",
         "tests/contract/megatron/test_stopped_ranks.py::test_a_stopped_rank_ends_the_wait_of_the_others_as_a_loss",
+        "tests/unit/trainer/engines/megatron/test_ray_answers.py::"
+        "test_a_rank_that_stays_silent_after_the_answers_of_the_others_is_lost_at_the_limit",
     ),
     Fault(
         "a worker acknowledges no operation",

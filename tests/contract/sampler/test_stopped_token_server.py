@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import psutil
 import pytest
@@ -20,27 +20,31 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.worker.token_server_factory import VLLM, start_token_server
 
 
-@pytest.fixture
-def losses() -> list[ServerError]:
-    """Return the reasons for which the sampler asks for a new process. A replica ends with the first one."""
-    return []
+@dataclass(frozen=True)
+class Watched:
+    """A sampler with its own server, and the reasons for which it asks for a new process. A replica ends with one."""
+
+    sampler: TokenServerSampler
+    settings: ServerSettings
+    losses: list[ServerError] = field(default_factory=list)
 
 
-@pytest.fixture
-def settings(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> ServerSettings:
-    """Return settings of a server whose health is checked often, and which may be unhealthy for long."""
-    monkeypatch.setattr(http, "HEALTH_SECONDS", 0.5)
-    monkeypatch.setattr(server_process, "PERIOD_SECONDS", 0.1)
-    monkeypatch.setattr(server_process, "ILL_SECONDS", 300.0)
-    return settings_for(Path(str(model.directory)), model.info.max_sequence_length)
+@pytest.fixture(scope="module")
+def watched(model_of: Callable[[str], TorchModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Return a sampler that checks the health of its server often, and lets the server be unhealthy for long.
 
-
-@pytest.fixture
-def sampler(tmp_path: Path, settings: ServerSettings, losses: list[ServerError]) -> Iterator[TokenServerSampler]:
-    served = read_model(str(settings.model))
-    with variables({**environment_with_look_alikes(tmp_path), "TINSMITH_SUPERVISOR_STOP_SECONDS": "0.1"}):
-        sampler = start_token_server(VLLM, settings, served, tmp_path / "scratch", START_SECONDS, losses.append)
-        yield sampler
+    The last test of this module stops the server for good.
+    """
+    folder, losses = tmp_path_factory.mktemp("stopped"), list[ServerError]()
+    served = read_model(str(model_of("qwen3").directory))
+    settings = settings_for(served.directory, served.info.max_sequence_length)
+    programs = {**environment_with_look_alikes(folder), "TINSMITH_SUPERVISOR_STOP_SECONDS": "0.1"}
+    with pytest.MonkeyPatch.context() as patches, variables(programs):
+        patches.setattr(http, "HEALTH_SECONDS", 0.5)
+        patches.setattr(server_process, "PERIOD_SECONDS", 0.1)
+        patches.setattr(server_process, "ILL_SECONDS", 300.0)
+        sampler = start_token_server(VLLM, settings, served, folder / "scratch", START_SECONDS, losses.append)
+        yield Watched(sampler, settings, losses)
         sampler.close()
 
 
@@ -51,11 +55,12 @@ def process_of(settings: ServerSettings) -> psutil.Process:
 
 
 def test_a_server_with_an_engine_that_makes_no_step_gets_no_samples_although_its_health_check_succeeds(
-    sampler: TokenServerSampler, settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sampler = watched.sampler
+    until(lambda: sampler.unready_reason is None)
     monkeypatch.setattr(progress, "STALL_SECONDS", 0.5)
-    with StandInHand(settings.socket_address).held():
-        assert sampler.unready_reason is None
+    with StandInHand(watched.settings.socket_address).held():
         running = submit(sampler, job(prompt_of(20)))
         until(lambda: sampler.unready_reason is not None)
     assert running.get().error is None
@@ -63,12 +68,10 @@ def test_a_server_with_an_engine_that_makes_no_step_gets_no_samples_although_its
 
 
 def test_a_stopped_server_gets_no_samples_with_the_reason_and_is_replaced_if_it_stays_stopped(
-    sampler: TokenServerSampler,
-    settings: ServerSettings,
-    losses: list[ServerError],
-    monkeypatch: pytest.MonkeyPatch,
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = process_of(settings)
+    sampler, losses = watched.sampler, watched.losses
+    server = process_of(watched.settings)
     server.suspend()
     running = submit(sampler, job(prompt_of(20)))
     until(lambda: sampler.unready_reason is not None)
