@@ -1974,6 +1974,7 @@ class RenderPromptRequest(_message.Message):
     VARIABLES_FIELD_NUMBER: _builtins.int
     CONTINUE_LAST_FIELD_NUMBER: _builtins.int
     RECORDED_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     conversation: _builtins.str
     """JSON list of messages"""
@@ -1983,6 +1984,8 @@ class RenderPromptRequest(_message.Message):
     """JSON object with further variables of the chat template; may be empty"""
     continue_last: _builtins.bool
     """the sample continues the last message, which must be the assistant's"""
+    images: _builtins.int
+    """number of parts of type image in the conversation"""
     @_builtins.property
     def recorded(self) -> Global___RecordedTokens:
         """absent: no part of the conversation has recorded tokens"""
@@ -1996,10 +1999,11 @@ class RenderPromptRequest(_message.Message):
         variables: _builtins.str = ...,
         continue_last: _builtins.bool = ...,
         recorded: Global___RecordedTokens | None = ...,
+        images: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "prompt", b"prompt", "recorded", b"recorded", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_last", b"continue_last", "conversation", b"conversation", "prompt", b"prompt", "recorded", b"recorded", "text", b"text", "tools", b"tools", "variables", b"variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_last", b"continue_last", "conversation", b"conversation", "images", b"images", "prompt", b"prompt", "recorded", b"recorded", "text", b"text", "tools", b"tools", "variables", b"variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -2040,6 +2044,7 @@ class RenderPromptReply(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     END_TOKENS_FIELD_NUMBER: _builtins.int
     OBSTACLE_FIELD_NUMBER: _builtins.int
+    IMAGE_POSITIONS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """int32 array; if the recorded tokens can be extended, only the tokens after them"""
     obstacle: Global___ExtensionObstacle.ValueType
@@ -2048,16 +2053,21 @@ class RenderPromptReply(_message.Message):
     def end_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """tokens that end a sequence by default"""
 
+    @_builtins.property
+    def image_positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """number of tokens before each image; `tokens` has no tokens of images"""
+
     def __init__(
         self,
         *,
         tokens: _builtins.bytes = ...,
         end_tokens: _abc.Iterable[_builtins.int] | None = ...,
         obstacle: Global___ExtensionObstacle.ValueType = ...,
+        image_positions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_tokens", b"end_tokens", "obstacle", b"obstacle", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_tokens", b"end_tokens", "image_positions", b"image_positions", "obstacle", b"obstacle", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

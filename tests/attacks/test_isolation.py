@@ -42,7 +42,7 @@ WITHOUT_IDS |= {"/external_weights_upload_start", "/external_weights_upload_fini
 # What these say is about the key that they come with.
 WITHOUT_IDS |= {"/auth/token", "/auth/apikey/me"}
 # Base models are everybody's, and so are their tokenizers.
-WITHOUT_IDS |= {"/models/{base_model}/tokenizer"}
+WITHOUT_IDS |= {"/models/{base_model}/tokenizer", "/check_needs"}
 # The answer of a search that finds nothing: a search is never refused.
 FOUND_NOTHING = '{"sessions":[]}'
 # Whose name it is says the key; tests/contract/http/test_promotions.py tries out that of another's there is no word.

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tinker
 from support.client.sdk import adam, exact_logprobs, service_client
-from support.server.serve_process import ServedInstallation
-from support.tiny_vision import VISION_END, VISION_START, encoded, picture, vision_directory, vision_model
+from support.server.serve_process import API_KEY, ServedInstallation
+from support.tiny_vision import (
+    VISION_END,
+    VISION_START,
+    encoded,
+    make_tiny_vision_model,
+    picture,
+    vision_directory,
+    vision_model,
+)
 from tinker import types
 from tinker_cookbook.renderers.base import image_to_chunk
 from tinsmith_trainer.torch_model.base_model import Image
-from transformers import AutoImageProcessor
+from transformers import AutoImageProcessor, AutoTokenizer
 
 MODEL = "tiny/sees"
 IMAGE_TOKENS = 8
@@ -21,9 +32,27 @@ IMAGE_TOKENS = 8
 ANSWER = [11, 3, 8, 5]
 
 
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}{{- message.content -}}{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- else -%}{{- part.text -}}{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+"""The template of Qwen3-VL for conversations with images, without its other parts."""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
-    installation = ServedInstallation(tmp_path_factory.mktemp("served") / "data", {MODEL: vision_directory()})
+    folder = tmp_path_factory.mktemp("served")
+    model = make_tiny_vision_model(folder / "model")
+    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    installation = ServedInstallation(folder / "data", {MODEL: model})
     installation.start()
     yield installation
     installation.stop()
@@ -98,6 +127,40 @@ def _scored(seed: int, tokens: list[int]) -> types.Datum:
         model_input=model_input,
         loss_fn_inputs={"target_tokens": [0] * (prompt(seed).length - 1) + tokens},  # type: ignore[dict-item]
     )
+
+
+def test_a_conversation_with_an_image_is_sampled_as_its_chunks_are(
+    server: ServedInstallation, client: tinker.ServiceClient
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(server.models[MODEL])
+    before = tokenizer("<|im_start|>user\n<|vision_start|>", add_special_tokens=False)["input_ids"]
+    behind = tokenizer("<|vision_end|>Hi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
+    chunks = [types.EncodedTextChunk(tokens=before), chunk(3), types.EncodedTextChunk(tokens=behind)]
+    sampler = client.create_sampling_client(base_model=MODEL).result()
+    params = types.SamplingParams(max_tokens=6, temperature=0.0)
+    [sequence] = sampler.sample(types.ModelInput(chunks=chunks), 1, params).result().sequences
+    expected = tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+
+    data = base64.b64encode(encoded(picture(seed=3))).decode()
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    text = {"type": "text", "text": "Hi"}
+    assert _said(server, "/v1/chat/completions", [image, text])["choices"][0]["message"]["content"] == expected
+    answer = _said(server, "/v1/messages", [{"type": "image", "source": source}, text])
+    assert "".join(block["text"] for block in answer["content"]) == expected
+
+    for part, words in (
+        ({"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}, "the server fetches no URLs"),
+        ({"type": "image_url", "image_url": {"url": "data:image/gif;base64,AA=="}}, "not 'image/gif'"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}}, "not valid base64"),
+        ({"type": "text", "text": "<|image_pad|>"}, "writes 2 tokens of images"),
+    ):
+        assert words in _said(server, "/v1/chat/completions", [image, part])["error"]["message"]
+
+
+def _said(server: ServedInstallation, path: str, content: list[Any]) -> Any:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0}
+    return httpx.post(f"{server.url}{path}", json=body, headers={"X-API-Key": API_KEY}, timeout=60).json()
 
 
 def test_an_image_that_was_miscounted_fails_its_call_and_the_next_round_works(client: tinker.ServiceClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -9,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
+
+from tinsmith_trainer.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class Language(Protocol):
     def special_tokens(self) -> frozenset[int]:
         """The tokens that have no text."""
 
+    @property
+    def image_token(self) -> int | None:
+        """The token that chat templates write for an image, or None if the model takes none."""
+
     def render(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
         """Return the tokens of the prompt.
 
@@ -96,3 +103,26 @@ class Language(Protocol):
 
     def reasoning_end(self, prompt: NDArray[np.int32]) -> str:
         """Return the text that ends the reasoning if the prompt ends within reasoning, otherwise an empty text."""
+
+
+def without_image_tokens(tokens: Sequence[int], image_token: int | None, images: int) -> tuple[list[int], list[int]]:
+    """Return the tokens without those of images, and the number of tokens before each image.
+
+    Raises UserError if the tokens do not have one token for each image: the model takes no images, its chat template
+    ignores them, or a text of the conversation contains the token.
+    """
+    if image_token is None:
+        raise UserError("This model does not take images in conversations. Send texts.")
+    kept: list[int] = []
+    positions: list[int] = []
+    for token in tokens:
+        if token == image_token:
+            positions.append(len(kept))
+        else:
+            kept.append(token)
+    if len(positions) != images:
+        raise UserError(
+            f"The conversation has {images} images, but the chat template writes {len(positions)} tokens of images. "
+            "Send images as chunks through the Tinker API."
+        )
+    return kept, positions

@@ -98,6 +98,11 @@ class ModelLanguage:
         """The tokens that have no text."""
         return frozenset(token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special)
 
+    @cached_property
+    def image_token(self) -> int | None:
+        token = json.loads((self.directory / "config.json").read_text()).get("image_token_id")
+        return token if isinstance(token, int) else None
+
     def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
         if self.response_template is None:
             return None

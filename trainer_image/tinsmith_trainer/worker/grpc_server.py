@@ -33,7 +33,7 @@ from tinsmith_trainer.errors import (
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import UnknownModel
 from tinsmith_trainer.sampling.continuations import CannotExtend
-from tinsmith_trainer.sampling.language import Language
+from tinsmith_trainer.sampling.language import Language, without_image_tokens
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.torch_model.base_model import BaseModelInfo
 from tinsmith_trainer.worker.client_activity import ClientActivity, CountCalls
@@ -375,8 +375,12 @@ def _rendered(language: Language, request: worker_pb2.RenderPromptRequest) -> wo
         tokens = language.extend(request) if request.HasField("recorded") else language.render(request)
     except CannotExtend as error:
         tokens, obstacle = language.render(request), error.obstacle
-    packed = np.array(tokens, "<i4").tobytes()
-    return worker_pb2.RenderPromptReply(tokens=packed, end_tokens=language.eos_token_ids, obstacle=obstacle)
+    reply = worker_pb2.RenderPromptReply(end_tokens=language.eos_token_ids, obstacle=obstacle)
+    if request.images:
+        tokens, positions = without_image_tokens(tokens, language.image_token, request.images)
+        reply.image_positions.extend(positions)
+    reply.tokens = np.array(tokens, "<i4").tobytes()
+    return reply
 
 
 async def _refuse(context: Context, reason: str) -> NoReturn:

@@ -97,6 +97,8 @@ class Texts:
 
     async def count(self, tenant: str, model: str, prompt: Prompt) -> int:
         """Return the number of the prompt's tokens. Raises NotFound, Unprocessable, TooManySamples."""
+        if prompt.images:
+            raise Unprocessable("the tokens of images are not counted; count the conversation without its images")
         sampler = await self._sampling.once(tenant, model)
         return len((await self._rendered(sampler, prompt)).tokens) // TOKEN_BYTES
 
@@ -116,7 +118,7 @@ class Texts:
         try:
             for number, prompt in enumerate(request.prompts):
                 rendered = await self._rendered(sampler, prompt)
-                message = _sample_request(request, rendered)
+                message = _sample_request(request, prompt, rendered)
                 sample = await _patiently(partial(self._sampling.submit_once, sampler, number, message))
                 weights = Weights.of(sampler.session)
                 begun.append(Generation(self, tenant, sample, len(rendered.tokens) // TOKEN_BYTES, weights))
@@ -237,10 +239,14 @@ async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-def _sample_request(request: TextRequest, rendered: worker_pb2.RenderPromptReply) -> worker_pb2.SampleRequest:
+def _sample_request(
+    request: TextRequest, prompt: Prompt, rendered: worker_pb2.RenderPromptReply
+) -> worker_pb2.SampleRequest:
     params = request.params
+    images = zip(rendered.image_positions, prompt.images, strict=True)
     return worker_pb2.SampleRequest(
         prompt_tokens=rendered.tokens,
+        images=[worker_pb2.PromptImage(before_token=before, image=image) for before, image in images],
         num_samples=request.choices,
         max_tokens=params.max_tokens,
         seed=None if params.seed is None else params.seed % 2**64,

@@ -145,6 +145,8 @@ class Recordings:
         Raises NotFound, Unprocessable for a full recording, TooBusy, and the errors of `Texts.render`.
         """
         recording, now = await self.get(tenant, recording_id), self._clock()
+        if any(prompt.images for prompt in request.prompts):
+            raise Unprocessable("a recording has only tokens; send a conversation with images to /v1 instead")
         self._check_room(recording, len(request.prompts) * request.choices)
         await self._check_bytes(tenant)
         opened = await self.read(recording)

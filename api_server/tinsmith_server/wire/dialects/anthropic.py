@@ -13,6 +13,7 @@ from tinsmith_rpc import wire_pb2, worker_pb2
 
 from tinsmith_server.errors import NotFound
 from tinsmith_server.wire.dialects.constraints import forced_calls, of_output_format
+from tinsmith_server.wire.dialects.images import Content, Images, image_of_source
 from tinsmith_server.wire.dialects.texts import (
     Message,
     MessagePart,
@@ -52,7 +53,7 @@ class CountTokensRequest(Request):
     @model_validator(mode="after")
     def _is_a_plain_conversation(self) -> CountTokensRequest:
         self._check_unknown()
-        self.conversation()
+        self.conversation([])
         self.functions()
         self.constraint()
         return self
@@ -67,8 +68,8 @@ class CountTokensRequest(Request):
             unknown.pop("context_management", None)
         refuse_unknown(unknown, WITHOUT_EFFECT | MessagesRequest.model_fields.keys())
 
-    def conversation(self) -> Messages:
-        """Return the messages in the form that chat templates read.
+    def conversation(self, images: Images) -> Messages:
+        """Return the messages in the form that chat templates read. The images are added to `images`.
 
         Raises ValueError for content that chat templates cannot read.
         """
@@ -76,7 +77,7 @@ class CountTokensRequest(Request):
         if self.system:
             found.append({"role": "system", "content": _text("system", self.system)})
         for index, message in enumerate(self.messages):
-            found.extend(_messages(f"messages.{index}", message))
+            found.extend(_messages(f"messages.{index}", message, images))
         return found
 
     def functions(self) -> list[dict[str, Any]]:
@@ -104,15 +105,17 @@ class CountTokensRequest(Request):
 
     def prompt(self) -> Prompt:
         """Return the prompt. If the last message is from the assistant, the answer continues this message."""
-        messages, tools = self.conversation(), self.functions()
+        images: Images = []
+        messages, tools = self.conversation(images), self.functions()
         begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
         rendered = worker_pb2.RenderPromptRequest(
             conversation=orjson.dumps(messages).decode(),
             tools=orjson.dumps(tools).decode() if tools else "",
             variables=orjson.dumps(self._variables()).decode(),
             continue_last=begun,
+            images=len(images),
         )
-        return Prompt(rendered)
+        return Prompt(rendered, images=tuple(images))
 
     def _variables(self) -> dict[str, Any]:
         """Return the variables that tell a chat template whether to think. Other templates ignore these variables."""
@@ -167,7 +170,7 @@ def _keeps_all(edit: Any) -> bool:
     return isinstance(edit, dict) and edit.get("keep") == "all"
 
 
-def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _messages(where: str, message: Mapping[str, Any], images: Images) -> Iterator[dict[str, Any]]:
     """Yield the messages. Tool results become separate messages, before the rest of the message's content."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
@@ -182,22 +185,26 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[dict[str, Any]
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
     spoken = [block for block in blocks if block["type"] != "tool_result"]
     if spoken or not blocks:
-        yield _message(where, role, spoken)
+        yield _message(where, role, spoken, images)
 
 
-def _message(where: str, role: str, blocks: Messages) -> dict[str, Any]:
-    texts, thoughts, calls = [], [], []
+def _message(where: str, role: str, blocks: Messages, images: Images) -> dict[str, Any]:
+    content, thoughts, calls = Content(images), [], []
     for block in blocks:
         match block["type"]:
             case "text":
-                texts.append(_string(where, block.get("text")))
+                content.add_text(_string(where, block.get("text")))
+            case "image" if role == "user":
+                content.add_image(image_of_source(where, block))
             case "thinking":
                 thoughts.append(_string(where, block.get("thinking")))
             case "tool_use":
                 calls.append(_call(where, block))
             case other:
-                raise ValueError(f"{where}: blocks of type {other!r} are not supported; send texts and tools")
-    message: dict[str, Any] = {"role": role, "content": "".join(texts)}
+                raise ValueError(
+                    f"{where}: blocks of type {other!r} are not supported; send texts, tools, and images of the user"
+                )
+    message: dict[str, Any] = {"role": role, "content": content.shown()}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:

@@ -19,6 +19,7 @@ from tinsmith_server.wire.dialects.constraints import (
     of_response_format,
     of_structured_outputs,
 )
+from tinsmith_server.wire.dialects.images import Content, Images, image_of_url
 from tinsmith_server.wire.dialects.texts import (
     Message,
     Prompt,
@@ -206,7 +207,7 @@ class ChatCompletionRequest(OpenAiRequest):
             raise ValueError("top_logprobs needs logprobs true")
         refuse("functions (use tools)", self.functions)
         refuse("modalities", [one for one in self.modalities or () if one != "text"])
-        conversation(self.messages)
+        conversation(self.messages, [])
         return self
 
     @override
@@ -223,14 +224,16 @@ class ChatCompletionRequest(OpenAiRequest):
 
     def text_request(self) -> TextRequest:
         tools = orjson.dumps(self.tools).decode() if self.tools and self.tool_choice != "none" else ""
+        images: Images = []
         rendered = worker_pb2.RenderPromptRequest(
-            conversation=orjson.dumps(conversation(self.messages)).decode(),
+            conversation=orjson.dumps(conversation(self.messages, images)).decode(),
             tools=tools,
             variables=orjson.dumps(self._variables()).decode(),
+            images=len(images),
         )
         return TextRequest(
             model=self.model,
-            prompts=(Prompt(rendered),),
+            prompts=(Prompt(rendered, images=tuple(images)),),
             params=self.params(self.max_completion_tokens or self.max_tokens),
             stops=checked_stops(self.stop),
             choices=self.n or 1,
@@ -258,23 +261,25 @@ def _tool_name(tool: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def conversation(messages: Sequence[Mapping[str, Any]], images: Images) -> list[dict[str, Any]]:
     """Return the messages in the form that chat templates read: texts are joined, and arguments are objects.
 
-    Raises ValueError for content that chat templates cannot read.
+    The images are added to `images`. Raises ValueError for content that chat templates cannot read.
     """
-    return [_message(f"messages.{index}", message) for index, message in enumerate(messages)]
+    return [_message(f"messages.{index}", message, images) for index, message in enumerate(messages)]
 
 
-def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
+def _message(where: str, message: Mapping[str, Any], images: Images) -> dict[str, Any]:
     role = message.get("role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise ValueError(f"{where}: role must be system, developer, user, assistant or tool")
     _check_fields(where, role, message)
-    content = message.get("content")
+    content = message.get("refusal") if message.get("content") is None else message["content"]
     shown: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
-        "content": _text(f"{where}.content", message.get("refusal") if content is None else content),
+        "content": _content(f"{where}.content", content, images)
+        if role == "user"
+        else _text(f"{where}.content", content),
     }
     shown |= {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
     for name in REASONING_FIELDS:
@@ -295,16 +300,30 @@ def _check_fields(where: str, role: str, message: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}.content is missing: only an assistant's message may omit it")
 
 
+def _content(where: str, content: Any, images: Images) -> str | list[Mapping[str, str]]:
+    """Return the content of a user's message, which may have images."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    found = Content(images)
+    for part in _listed(where, content):
+        if isinstance(part, dict) and part.get("type") == "image_url":
+            found.add_image(image_of_url(where, part))
+        else:
+            found.add_text(_part(where, part))
+    return found.shown()
+
+
 def _text(where: str, content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    parts = []
-    for part in _listed(where, content):
-        text = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", "refusal") else None
-        if not isinstance(text, str):
-            raise ValueError(f"{where}: only texts are supported; send images through the Tinker API")
-        parts.append(text)
-    return "".join(parts)
+    return "".join(_part(where, part) for part in _listed(where, content))
+
+
+def _part(where: str, part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", "refusal") else None
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: only texts are supported, and images in messages of the user")
+    return text
 
 
 def _tool_call(where: str, call: Any) -> dict[str, Any]:

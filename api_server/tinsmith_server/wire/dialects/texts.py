@@ -40,11 +40,13 @@ class Prompt:
     """A prompt: a text or a conversation for the model's tokenizer, or tokens as int32.
 
     `end_tokens` are the tokens that end a sequence by default. If they are empty, the worker is asked for them.
+    `images` are those of a conversation, in order.
     """
 
     rendered: worker_pb2.RenderPromptRequest | None = None
     tokens: bytes = b""
     end_tokens: tuple[int, ...] = ()
+    images: tuple[wire_pb2.ImageChunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

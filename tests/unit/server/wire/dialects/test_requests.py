@@ -78,7 +78,7 @@ def rendered(prompt: Prompt) -> Any:
         (chat, {"n": 129}, "n: "),
         (chat, {"messages": []}, "messages"),
         (chat, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0: role"),
-        (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only texts"),
+        (chat, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "only texts"),
         (chat, {"messages": [{"role": "assistant", "tool_calls": [LIST_CALL]}]}, "object"),
         (chat, {"messages": [{"role": "user", "contents": "x"}]}, "messages.0.contents is not supported"),
         (chat, {"messages": [{"role": "user", "content": "x", "prefix": True}]}, "messages.0.prefix is not supported"),
@@ -94,7 +94,7 @@ def rendered(prompt: Prompt) -> Any:
         (messages, {"tool_choice": {"type": "tool", "name": "sub"}, "tools": [CLAUDES_ADD]}, "'sub'"),
         (messages, {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         (messages, {"tools": [{"type": "bash", "name": "bash"}]}, "input_schema"),
-        (messages, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+        (messages, {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
         (messages, {"max_tokens": 0}, "max_tokens"),
     ],
 )  # fmt: skip
@@ -163,7 +163,7 @@ def test_notes_of_a_client_on_an_answer_are_ignored() -> None:
     """LiteLLM adds notes of its own to each answer, which programs send again with their next turn."""
     notes = {"provider_specific_fields": {"refusal": None}, "annotations": [{"type": "x"}], "function_call": None}
     answer = {"role": "assistant", "content": "Hi!", **notes, "cache_control": {"type": "ephemeral"}}
-    assert conversation([*HELLO, answer])[1] == {"role": "assistant", "content": "Hi!"}
+    assert conversation([*HELLO, answer], [])[1] == {"role": "assistant", "content": "Hi!"}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,8 @@ def test_messages_become_the_form_of_chat_templates() -> None:
             {"role": "user", "content": parts, "name": "Ada"},
             {"role": "assistant", "content": None, "reasoning_content": "Hm", "tool_calls": [call], "refusal": None},
             {"role": "tool", "tool_call_id": "c", "content": "2"},
-        ]
+        ],
+        [],
     )
     called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     assert found == [
@@ -241,7 +242,7 @@ def test_an_answer_that_comes_back_keeps_all_that_it_said(name: str) -> None:
     """`null` and empty fields come with it: clients send whole messages of other servers back."""
     empty = {"audio": None, "function_call": None, "tool_calls": [], "annotations": [{"type": "url_citation"}]}
     answer = {"role": "assistant", "content": None, "refusal": "No.", name: "Hm", **empty}
-    assert conversation([answer]) == [{"role": "assistant", "content": "No.", "reasoning_content": "Hm"}]
+    assert conversation([answer], []) == [{"role": "assistant", "content": "No.", "reasoning_content": "Hm"}]
 
 
 def test_anthropics_blocks_become_the_same() -> None:
@@ -264,7 +265,7 @@ def test_anthropics_blocks_become_the_same() -> None:
         },
     ]
     called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    assert messages(messages=body, system=[{"type": "text", "text": "Be brief."}]).conversation() == [
+    assert messages(messages=body, system=[{"type": "text", "text": "Be brief."}]).conversation([]) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "So", "reasoning_content": "Hm", "tool_calls": [called]},
