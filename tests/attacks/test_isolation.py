@@ -41,8 +41,10 @@ WITHOUT_IDS = {
 WITHOUT_IDS |= {"/external_weights_upload_start", "/external_weights_upload_finish"}
 # What these say is about the key that they come with.
 WITHOUT_IDS |= {"/auth/token", "/auth/apikey/me"}
-# Base models are everybody's, and so are their tokenizers.
+# Base models are for all tenants, and so are their tokenizers and capabilities.
 WITHOUT_IDS |= {"/models/{base_model}/tokenizer", "/check_needs"}
+# It finds only the caller's checkpoints: tests/contract/http/test_checkpoint_search.py.
+WITHOUT_IDS |= {"/checkpoints/search"}
 # The answer of a search that finds nothing: a search is never refused.
 FOUND_NOTHING = '{"sessions":[]}'
 # Whose name it is says the key; tests/contract/http/test_promotions.py tries out that of another's there is no word.
