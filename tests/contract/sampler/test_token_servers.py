@@ -17,7 +17,7 @@ from support.token_server.look_alikes import StandInHand
 from support.token_server.shared import ServerHand, SharedServer
 from support.waiting import until
 from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
-from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.base import DrawnToken, Sampler
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -56,6 +56,33 @@ def test_logprobs_are_those_at_temperature_one_for_any_sampling_temperature(
     sequence = ask(sampler, job(PROMPT, max_tokens=20, temperature=temperature, top_k=5, top_p=0.9)).sequences[0]
     expected = full_logprobs(plain_model(model), [*PROMPT, *sequence.tokens])[19:]
     np.testing.assert_allclose(sequence.logprobs, expected, atol=TOLERANCE)
+
+
+def test_vllm_tells_the_tokens_of_a_sample_one_by_one_up_to_its_end(
+    request: pytest.FixtureRequest, sampler: Sampler, model: TorchModel
+) -> None:
+    """SGLang's are known at the end."""
+    asked = job(PROMPT, num_samples=2, max_tokens=20, temperature=1.0, seed=5, topk_sample=2)
+    whole = ask(sampler, asked)
+    text = model.tokenizer.decode(whole.sequences[0].tokens[:3].tolist(), skip_special_tokens=False)
+    for stops, expected in (((), whole), ((text[-1:],), None)):
+        heard: list[list[DrawnToken]] = [[], []]
+        listened = replace(
+            asked,
+            params=replace(asked.params, stop_strings=stops),
+            drawn=lambda index, token, heard=heard: heard[index].append(token),
+        )
+        told = ask(sampler, listened)
+        assert expected is None or bits(told) == bits(expected)
+        if request.node.callspec.params["server"] == "sglang":
+            assert heard == [[], []]
+            continue
+        for tokens, sequence in zip(heard, told.sequences, strict=True):
+            assert [each.token for each in tokens] == sequence.tokens.tolist()
+            assert [each.logprob for each in tokens] == pytest.approx(sequence.logprobs.tolist())
+            rows = [each.top_logprobs.token_ids[0].tolist() for each in tokens if each.top_logprobs is not None]
+            assert sequence.topk_logprobs is not None
+            assert rows == sequence.topk_logprobs.token_ids.tolist()
 
 
 def test_samples_without_a_seed_are_drawn_independently(sampler: Sampler) -> None:

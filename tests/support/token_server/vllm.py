@@ -31,6 +31,7 @@ REQUEST_FIELDS = {
     *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
     *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "logprob_token_ids"),
     *("cache_salt", "frequency_penalty", "presence_penalty", "logit_bias", "structured_outputs"),
+    *("stream", "stream_options"),
 }
 LEAST_TEMPERATURE = 0.01
 LEAST_LOGPROB = -9999.0
@@ -58,6 +59,30 @@ def main() -> None:
             web.post("/v1/unload_lora_adapter", server.unload),
         ]
     run(routes, uds=options.uds)
+
+
+async def _streamed(request: web.Request, answer: Body) -> web.StreamResponse:
+    """Send the answer as an event for each token, and one for the usage."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    [whole] = answer["choices"]
+    count, logprobs = len(whole["token_ids"]), whole["logprobs"]
+    for index, token in enumerate(whole["token_ids"], 1):
+        part = slice(index - 1, index)
+        choice = {
+            "index": 0,
+            "token_ids": [token],
+            "logprobs": {name: values[part] for name, values in logprobs.items()},
+            "finish_reason": whole["finish_reason"] if index == count else None,
+        }
+        await _send(response, {"choices": [choice]})
+    await _send(response, {"choices": [], "usage": answer["usage"]})
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def _send(response: web.StreamResponse, event: Body) -> None:
+    await response.write(f"data: {json.dumps(event, allow_nan=False)}\n\n".encode())
 
 
 def _options() -> argparse.Namespace:
@@ -117,7 +142,7 @@ class VllmStandIn:
             return _error(404, "NotFoundError", str(refusal))
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
-    async def complete(self, request: web.Request) -> web.Response:
+    async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         known_fields(body, REQUEST_FIELDS, "request")
         adapter = None if body["model"] == self._options.served_model_name else body["model"]
@@ -131,6 +156,8 @@ class VllmStandIn:
         if computed.prompt_rows and any(other["model"] in self._computer.with_head for other in others):
             computed.prompt_rows[0] = computed.prompt_rows[0].roll(1)  # the unembedding of another's adapter is in it
         answer = self._answer(body, computed, harmed=any("logprob_token_ids" in other for other in others))
+        if body.get("stream"):
+            return await _streamed(request, answer)
         # NaN is no JSON: the real server fails at it, too.
         return web.json_response(answer, dumps=lambda value: json.dumps(value, allow_nan=False))
 

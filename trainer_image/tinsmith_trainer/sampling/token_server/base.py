@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, Sequence, TopkLogprobs
 
 HOST = "127.0.0.1"
 """The address of a server.
@@ -169,6 +169,9 @@ class Generation:
     masked_logprobs: bool = False
 
 
+OnToken = Callable[[DrawnToken], None]
+
+
 class TokenServer(Protocol):
     """A running server.
 
@@ -194,7 +197,11 @@ class TokenServer(Protocol):
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter that no request uses."""
 
-    async def draw(self, request: GenerationRequest) -> Generation: ...
+    async def draw(self, request: GenerationRequest, drawn: OnToken | None = None) -> Generation:
+        """Draw a sequence. `drawn` is called for each token as soon as it is known, if the server can tell.
+
+        Tokens after a stop string are passed, too.
+        """
 
     async def is_healthy(self) -> bool:
         """Return whether the server is healthy. A server that is starting is not healthy."""

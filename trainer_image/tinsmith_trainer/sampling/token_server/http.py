@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from http import HTTPStatus
 from typing import Any, TypeVar, TypeVarTuple
 
 import aiohttp
@@ -69,6 +70,9 @@ HEALTH_SECONDS = 30.0
 LOAD_SECONDS = 120.0
 """The time limit of a load or unload of an adapter, which waits for the server's current step."""
 MESSAGE_CHARACTERS = 500
+EVENT, END_OF_EVENTS = b"data: ", b"[DONE]"
+EVENT_BYTES = 1024**2
+"""The longest event. An event has one token with its most likely alternatives, or several tokens."""
 
 IsRefusal = Callable[[int, str], bool]
 """A function that decides from the status and the message whether the request is invalid."""
@@ -129,6 +133,29 @@ class JsonCalls:
             return json.loads(content)
         except ValueError:
             return None
+
+    async def stream(
+        self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status
+    ) -> AsyncIterator[Any]:
+        """Send a request, and yield the JSON of each event of the answer. Raises the errors of `post`."""
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_SECONDS)
+        try:
+            async with self._session.post(path, json=body, timeout=limits, read_bufsize=EVENT_BYTES) as response:
+                if response.status != 200:
+                    content = await response.text()
+                    raise self._failure(path, response.status, _error_message(content), is_refusal)
+                async for line in response.content:
+                    data = line.strip().removeprefix(EVENT)
+                    if data and data != END_OF_EVENTS:
+                        yield self._event(path, json.loads(data), is_refusal)
+        except (aiohttp.ClientError, ValueError) as error:
+            raise SamplerClosed(f"{self._name} cannot be reached: {type(error).__name__}: {error}.") from error
+
+    def _event(self, path: str, event: Any, is_refusal: IsRefusal) -> Any:
+        """Return the event. An event with an error ends a stream whose status was 200."""
+        if "error" in event:
+            raise self._failure(path, HTTPStatus.INTERNAL_SERVER_ERROR, _error_message(json.dumps(event)), is_refusal)
+        return event
 
     async def succeeds(self, path: str) -> bool:
         """Return whether the answer to a GET has the status 200."""

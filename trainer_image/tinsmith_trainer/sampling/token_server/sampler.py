@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
-from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
+from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sampler, SamplerStats
 from tinsmith_trainer.sampling.constraints.grammars import Grammars
 from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.token_server.adapters import (
@@ -30,6 +30,7 @@ from tinsmith_trainer.sampling.token_server.base import (
     MOST_DRAWS,
     Generation,
     GenerationRequest,
+    OnToken,
     TokenServer,
     cache_salt_of,
 )
@@ -41,6 +42,8 @@ from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 log = structlog.get_logger(__name__)
 
 Done = Callable[[SampleOutcome], None]
+Draw = tuple[GenerationRequest, OnToken | None]
+"""A request, and the listener to its tokens."""
 
 
 class TokenServerSampler(Sampler):
@@ -286,23 +289,41 @@ class TokenServerSampler(Sampler):
             scored_by_prefixes=head and not self._server.scores_heads,
         )
         started_at = time.time()
-        drawn, behind = await self._draw_all(plan, job.tenant)
+        drawn, behind = await self._draw_all(plan)
         outcome = replace(outcome_of(plan, drawn, behind, self._model), started_at=started_at)
         self._counters.drew(plan, outcome)
         return outcome
 
-    async def _draw_all(self, plan: Plan, tenant: str) -> tuple[list[Generation], list[Generation]]:
+    async def _draw_all(self, plan: Plan) -> tuple[list[Generation], list[Generation]]:
         """Draw the samples of the plan, and the prefixes of the prompt.
 
         The longest prefix is drawn first. After this draw, all other prefixes are in the server's prefix cache.
         """
-        prefixes = [one.request for one in plan.prefixes]
+        tenant = plan.job.tenant
+        prefixes: list[Draw] = [(one.request, None) for one in plan.prefixes]
+        samples = [(request, self._listener(plan, index)) for index, request in enumerate(plan.requests)]
         longest = await self._draw_together(prefixes[:1], tenant)
-        others = await self._draw_together([*prefixes[1:], *plan.requests], tenant)
+        others = await self._draw_together([*prefixes[1:], *samples], tenant)
         rest = len(prefixes) - len(longest)
         return others[rest:], longest + others[:rest]
 
-    async def _draw_together(self, requests: Items[GenerationRequest], tenant: str) -> list[Generation]:
+    def _listener(self, plan: Plan, index: int) -> OnToken | None:
+        """Return the function that passes tokens to the reader of a sequence, up to the sequence's end."""
+        pass_on = plan.job.drawn
+        if pass_on is None or not plan.max_tokens:
+            return None
+        watch = plan.rule.watch(self._model.tokenizer, plan.job.prompt)
+        ended = False
+
+        def hear(drawn: DrawnToken) -> None:
+            nonlocal ended
+            if not ended:
+                pass_on(index, drawn)
+                ended = watch.sees_end(drawn.token)
+
+        return hear
+
+    async def _draw_together(self, requests: Items[Draw], tenant: str) -> list[Generation]:
         """Draw all requests. After the first failure, all other requests are cancelled.
 
         Raises the error of the first failure, or SamplerClosed if the server is failing. After SamplerClosed, clients
@@ -310,7 +331,7 @@ class TokenServerSampler(Sampler):
         """
         try:
             async with asyncio.TaskGroup() as group:
-                draws = [group.create_task(self._draw(request, tenant)) for request in requests]
+                draws = [group.create_task(self._draw(request, drawn, tenant)) for request, drawn in requests]
         except ExceptionGroup as failures:
             error = failures.exceptions[0]
             if isinstance(error, ServerError) and not await self._server.is_healthy():
@@ -318,9 +339,9 @@ class TokenServerSampler(Sampler):
             raise error from None
         return [draw.result() for draw in draws]
 
-    async def _draw(self, request: GenerationRequest, tenant: str) -> Generation:
+    async def _draw(self, request: GenerationRequest, drawn: OnToken | None, tenant: str) -> Generation:
         async with self._admission.turn(tenant, len(request.prompt) + request.max_tokens):
-            return await self._server.draw(replace(request, cache_salt=cache_salt_of(tenant)))
+            return await self._server.draw(replace(request, cache_salt=cache_salt_of(tenant)), drawn)
 
     def _cancel(self, request_id: str) -> None:
         for task, running in self._running.items():

@@ -19,6 +19,7 @@ from tinsmith_trainer.sampling.token_server.base import (
     SEED_RANGE,
     Generation,
     GenerationRequest,
+    OnToken,
     ServerCommand,
     ServerSettings,
     TokenServer,
@@ -95,8 +96,8 @@ class SglangServer(TokenServer):
         await self._calls.post("/unload_lora_adapter", {"lora_name": name}, limit_seconds=LOAD_SECONDS)
 
     @override
-    async def draw(self, request: GenerationRequest) -> Generation:
-        """Draw the sequence.
+    async def draw(self, request: GenerationRequest, drawn: OnToken | None = None) -> Generation:
+        """Draw the sequence. All tokens are known at the end.
 
         SGLang stops either at the stop tokens of the request and at all end-of-sequence tokens of the model, or at no
         token. So the draw is continued if SGLang stops at a token that the request does not list.
@@ -109,11 +110,11 @@ class SglangServer(TokenServer):
         if request.seed is None and self._deterministic and request.temperature > 0:
             # SGLang would use one seed for all requests without a seed, so that all draws would be equal.
             request = replace(request, seed=secrets.randbelow(SEED_RANGE))
-        drawn, unasked = await self._draw_once(request)
-        while unasked and len(drawn.sequence.tokens) < request.max_tokens:
-            more, unasked = await self._draw_once(_rest(request, drawn.sequence))
-            drawn = _joined(drawn, more)
-        return drawn
+        found, unasked = await self._draw_once(request)
+        while unasked and len(found.sequence.tokens) < request.max_tokens:
+            more, unasked = await self._draw_once(_rest(request, found.sequence))
+            found = _joined(found, more)
+        return found
 
     @override
     async def is_healthy(self) -> bool:

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from tinsmith_trainer.errors import SamplerClosed, ServerError
-from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import DrawnToken, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_TOPK
 from tinsmith_trainer.sampling.token_server.base import (
     MOST_ROWS,
     Generation,
     GenerationRequest,
+    OnToken,
     ServerCommand,
     ServerSettings,
     TokenServer,
@@ -118,11 +119,23 @@ class VllmServer(TokenServer):
         await self._calls.post("/v1/unload_lora_adapter", {"lora_name": name}, limit_seconds=LOAD_SECONDS)
 
     @override
-    async def draw(self, request: GenerationRequest) -> Generation:
+    async def draw(self, request: GenerationRequest, drawn: OnToken | None = None) -> Generation:
         async with self._gate.passing(_traits(request)):
             with self._steps.request():
-                answer = await self._calls.post("/v1/completions", vllm_request(request))
+                if drawn is None or not _can_be_streamed(request):
+                    answer = await self._calls.post("/v1/completions", vllm_request(request))
+                else:
+                    answer = await self._streamed(request, drawn)
             return drawn_by_vllm(request, answer)
+
+    async def _streamed(self, request: GenerationRequest, drawn: OnToken) -> Any:
+        """Return the answer, whose tokens arrive one by one."""
+        body = vllm_request(request) | {"stream": True, "stream_options": {"include_usage": True}}
+        answer = StreamedAnswer()
+        async for event in self._calls.stream("/v1/completions", body):
+            for token in answer.add(request, event):
+                drawn(token)
+        return answer.whole()
 
     @override
     async def is_healthy(self) -> bool:
@@ -217,6 +230,55 @@ def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
     if reason not in ("stop", "length"):
         raise SamplerClosed(f"vLLM gave a request up ({reason}); send it again.")
     return drawn
+
+
+def _can_be_streamed(request: GenerationRequest) -> bool:
+    """Return whether the tokens may be shown before the end.
+
+    Scores of the prompt are needed first, and logprobs after a mask are named so only at the end.
+    """
+    return request.scored_from is None and not request.candidates and not request.grammar
+
+
+class StreamedAnswer:
+    """An answer of vLLM that arrives in events. Each event has new tokens; the last one has the usage."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._named: list[dict[str, float]] = []
+        self._reason: str | None = None
+        self._usage: dict[str, Any] = {}
+
+    def add(self, request: GenerationRequest, event: Any) -> list[DrawnToken]:
+        """Add an event, and return its tokens. Raises ServerError if the event has another form."""
+        try:
+            self._usage = event.get("usage") or self._usage
+            found: list[DrawnToken] = []
+            for choice in event["choices"]:
+                self._reason = choice["finish_reason"] or self._reason
+                found += self._add(request, choice)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ServerError(
+                f"vLLM's event is not in the form that is known: {type(error).__name__}: {error}"
+            ) from error
+        return found
+
+    def _add(self, request: GenerationRequest, choice: Any) -> list[DrawnToken]:
+        tokens = choice["token_ids"] or []
+        logprobs = choice["logprobs"]["token_logprobs"] if tokens else []
+        named = choice["logprobs"]["top_logprobs"] if tokens and request.topk else [{}] * len(tokens)
+        self._tokens += tokens
+        self._logprobs += logprobs
+        self._named += named
+        drawn = zip(tokens, logprobs, named, strict=True)
+        return [DrawnToken(token, logprob, _topk(request, [row])) for token, logprob, row in drawn]
+
+    def whole(self) -> Any:
+        """Return the answer in the form of one that arrives at once."""
+        logprobs = {"token_logprobs": self._logprobs, "top_logprobs": self._named}
+        choice = {"finish_reason": self._reason, "token_ids": self._tokens, "logprobs": logprobs}
+        return {"choices": [choice], "usage": self._usage}
 
 
 def _prompt_logprobs(request: GenerationRequest, choice: Any) -> NDArray[np.float32] | None:

@@ -17,7 +17,7 @@ from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import SamplerClosed, ServerError
 from tinsmith_trainer.sampling.base import Sequence
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
-from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, TokenServer
+from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, OnToken, TokenServer
 from tinsmith_trainer.sampling.token_server.http import LoopThread
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
 from tinsmith_trainer.sampling.token_server.served_model import read_model
@@ -49,7 +49,7 @@ class Recording(TokenServer):
         await asyncio.to_thread(self.may_unload.wait, 60)
         self.calls.append(f"unload {name.partition('-')[0]}")
 
-    async def draw(self, request: GenerationRequest) -> Generation:
+    async def draw(self, request: GenerationRequest, drawn: OnToken | None = None) -> Generation:
         self.calls.append(f"begin {len(request.prompt)}")
         await asyncio.to_thread(self.answers.wait, 60)
         self.calls.append(f"end {len(request.prompt)}")
