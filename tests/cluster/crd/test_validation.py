@@ -87,6 +87,7 @@ GOOD = {
     "exact numerics of Miles on GPUs": session(**MILES_ON_GPUS, resources=gpus(8), numerics="exact"),
     "GPUs and no word on how they divide": session(**NEMO_RL_ON_GPUS, resources=gpus(8)),
     "unusual names of a model": session(model="org/Model_v1.0+beta@2026"),
+    "a name with a context length": session(model="Qwen/Qwen3.6-35B-A3B:peft:262144"),
 }
 
 BAD = {
@@ -94,6 +95,8 @@ BAD = {
     "a name with a dot": (session("a.b"), "lower-case letters, digits and '-'"),
     "a name that begins with a digit": (session("1a"), "begin with a letter"),
     "a model with a colon": (session(model="a:b"), "must not contain ';', white space or ':'"),
+    "a model with a semicolon": (session(model="a;b"), "must not contain ';', white space or ':'"),
+    "a model with another suffix": (session(model="a:peft:x"), "must not contain ';', white space or ':'"),
     "a model with a space": (session(model="a b"), "must not contain ';', white space or ':'"),
     "no model's name": (session(model=""), "spec.model.name"),
     "an absolute path": (session(source=on_path("/models")), "relative to the root of the volume"),
