@@ -9,6 +9,7 @@ The functions are pure.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
@@ -16,14 +17,18 @@ from tinsmith_rpc import PLAIN_SEQ_IDS, RELEASE_SEQ_ID
 
 
 class PlainPositions:
-    """The positions of plain calls, as ranges. A thousand plain calls in a row take as much memory as one."""
+    """The positions of plain calls, as ranges.
+
+    A thousand plain calls in a row take as much memory as one. If plain calls and numbered calls alternate, each pair
+    takes 24 bytes.
+    """
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         """Create the set. Each item of `ranges` is a first and a last position, in ascending order, with gaps."""
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
+        self._firsts = array("q")
+        self._lasts = array("q")
         # The number of plain calls up to the end of each range.
-        self._counts: list[int] = []
+        self._counts = array("q")
         for first, last in ranges:
             self._append(first, last)
 
