@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.recipes.checks import calls, ends_above, prints, stays_between, stays_near
 from support.recipes.names import BRIEF, LLAMA
-from support.recipes.program import Program, script
+from support.recipes.program import SCRIPTS, Program, script
 
 CHAT = ("-m", "tinker_cookbook.chat_app.tinker_chat_cli")
 SAVED_SAMPLERS = (
@@ -48,6 +48,15 @@ SAVED_SAMPLERS = (
         [stays_near("examples", 16, 0), stays_near("errors", 0, 0), calls(asample=16)],
         BRIEF,
         every_run=True,
+    ),
+    Program(
+        "tinkerscope",
+        (
+            *(str(SCRIPTS / "with_packages.py"), "{playground}", str(SCRIPTS / "playground.py")),
+            *(LLAMA, "{folder}", "{state_path}", "{sampler_path}"),
+        ),
+        [stays_near("sampleable runs", 1, 0), stays_near("failed", 0, 0), calls(asample=4)],
+        after="chat_sl.train",
     ),
     script("capture_proxy", [stays_between("answered", 0, 17), calls(asample=2)], BRIEF, "{folder}", every_run=True),
 )
