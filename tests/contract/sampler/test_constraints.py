@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.sampler.jobs import ask, ask_all, bits, full_logprobs, job, plain_model, prompt_of
-from tinsmith_trainer.sampling.base import SampleJob, Sampler
+from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, Sampler
 from tinsmith_trainer.sampling.constraints.constraint import Constraint, JsonText, RegexText, TaggedTexts
 from tinsmith_trainer.sampling.language import Tag
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -55,11 +55,15 @@ def test_a_sequence_fits_its_schema_and_ends_with_it(sampler: Sampler, model: To
 def test_logprobs_of_a_constrained_sequence_say_whether_they_are_before_the_mask(
     sampler: Sampler, model: TorchModel
 ) -> None:
-    outcome = ask(sampler, constrained(sampler, model))
+    asked = constrained(sampler, model)
+    outcome = ask(sampler, asked)
     tokens = outcome.sequences[0].tokens
     before = full_logprobs(plain_model(model), [*PROMPT, *tokens])[len(PROMPT) - 1 :]
     agrees = np.allclose(outcome.sequences[0].logprobs, before, atol=TOLERANCE)
     assert agrees is not outcome.masked_logprobs
+    heard: list[DrawnToken] = []
+    told = ask(sampler, replace(asked, drawn=lambda _, token: heard.append(token)))
+    assert {token.masked_logprobs for token in heard} <= {told.masked_logprobs}
 
 
 @every_sampler

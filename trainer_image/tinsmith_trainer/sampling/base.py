@@ -101,11 +101,15 @@ class TopkLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A token that was drawn for a sequence. `top_logprobs` has one row, if the job requests the most likely tokens."""
+    """A token that was drawn for a sequence. `top_logprobs` has one row, if the job requests the most likely tokens.
+
+    `masked_logprobs`: the logprobs are those after the constraint (see `SampleOutcome`).
+    """
 
     token: int
     logprob: float
     top_logprobs: TopkLogprobs | None = None
+    masked_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ class Reading:
 
     def drawn(self, index: int, token: DrawnToken) -> None:
         self.tokens += 1
+        if token.masked_logprobs:
+            self._logprob_stage = worker_pb2.AFTER_MASK
         if self._echo is None:
             self._add(index, self._sequences[index].push(token))
         else:

@@ -65,6 +65,7 @@ async def test_pieces_say_whether_their_logprobs_are_before_the_mask(
     tokens, reading = tokens_of(language, "Hi"), Reading()
     job = SampleJob("r", "", np.array([1], np.int32), SamplingParams(logit_bias=bias))
     reading.begin(language, job, worker_pb2.Reading(logprobs=True))
+    reading.drawn(0, DrawnToken(tokens[0], -1.0, masked_logprobs=masked))
     await reading.finish(replace(outcome(tokens), masked_logprobs=masked))
     assert {piece.logprob_stage for piece in reading.behind(0) if piece.tokens or piece.HasField("end")} == {stage}
 

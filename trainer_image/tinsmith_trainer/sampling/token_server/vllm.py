@@ -233,11 +233,8 @@ def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
 
 
 def _can_be_streamed(request: GenerationRequest) -> bool:
-    """Return whether the tokens may be shown before the end.
-
-    Scores of the prompt are needed first, and logprobs after a mask are named so only at the end.
-    """
-    return request.scored_from is None and not request.candidates and not request.grammar
+    """Return whether the tokens may be shown before the end. Scores of the prompt come with the whole answer."""
+    return request.scored_from is None and not request.candidates
 
 
 class StreamedAnswer:
@@ -272,7 +269,8 @@ class StreamedAnswer:
         self._logprobs += logprobs
         self._named += named
         drawn = zip(tokens, logprobs, named, strict=True)
-        return [DrawnToken(token, logprob, _topk(request, [row])) for token, logprob, row in drawn]
+        is_masked = bool(request.grammar)
+        return [DrawnToken(token, logprob, _topk(request, [row]), is_masked) for token, logprob, row in drawn]
 
     def whole(self) -> Any:
         """Return the answer in the form of one that arrives at once."""
