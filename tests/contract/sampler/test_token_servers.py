@@ -58,10 +58,7 @@ def test_logprobs_are_those_at_temperature_one_for_any_sampling_temperature(
     np.testing.assert_allclose(sequence.logprobs, expected, atol=TOLERANCE)
 
 
-def test_vllm_tells_the_tokens_of_a_sample_one_by_one_up_to_its_end(
-    request: pytest.FixtureRequest, sampler: Sampler, model: TorchModel
-) -> None:
-    """SGLang's are known at the end."""
+def test_the_tokens_of_a_sample_are_told_one_by_one_up_to_its_end(sampler: Sampler, model: TorchModel) -> None:
     asked = job(PROMPT, num_samples=2, max_tokens=20, temperature=1.0, seed=5, topk_sample=2)
     whole = ask(sampler, asked)
     text = model.tokenizer.decode(whole.sequences[0].tokens[:3].tolist(), skip_special_tokens=False)
@@ -74,9 +71,6 @@ def test_vllm_tells_the_tokens_of_a_sample_one_by_one_up_to_its_end(
         )
         told = ask(sampler, listened)
         assert expected is None or bits(told) == bits(expected)
-        if request.node.callspec.params["server"] == "sglang":
-            assert heard == [[], []]
-            continue
         for tokens, sequence in zip(heard, told.sequences, strict=True):
             assert [each.token for each in tokens] == sequence.tokens.tolist()
             assert [each.logprob for each in tokens] == pytest.approx(sequence.logprobs.tolist())

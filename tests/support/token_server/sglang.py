@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--grammar-backend", choices=["llguidance"], required=True)
     parser.add_argument("--sampling-defaults", choices=["model", "openai"], default="model")
     parser.add_argument("--enable-deterministic-inference", action="store_true")
+    parser.add_argument("--incremental-streaming-output", action="store_true")
     return parser.parse_args()
 
 
@@ -93,7 +95,7 @@ class SglangStandIn:
             return web.json_response({"success": False, "error_message": str(refusal)}, status=400)
         return web.json_response({"success": True, "error_message": "", "loaded_adapters": {}})
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         known_fields(body, REQUEST_FIELDS, "request")
         sampling = body["sampling_params"]
@@ -111,7 +113,10 @@ class SglangStandIn:
             computed = await self._computer.compute(adapter, self._sequence_request(body, sampling))
         if any(_kill(body, other) or _kill(other, body) for other in others):
             return web.Response(status=500, text="the scheduler hit an exception: 'NoneType' object has no ids")
-        return web.json_response(self._answer(body, computed))
+        answer = self._answer(body, computed)
+        if body["stream"]:
+            return await _streamed(request, answer, whole=not self._options.incremental_streaming_output)
+        return web.json_response(answer)
 
     def _sequence_request(self, body: Body, sampling: dict[str, Any]) -> SequenceRequest:
         greedy = sampling["temperature"] < GREEDY_BELOW
@@ -157,6 +162,22 @@ class SglangStandIn:
             scored = list(zip(computed.prompt_logprobs, body["input_ids"][1:], strict=True))[start:]
             meta["input_token_logprobs"] = [[None, body["input_ids"][start], None], *([*pair, None] for pair in scored)]
         return {"text": "", "output_ids": computed.tokens, "meta_info": meta}
+
+
+async def _streamed(request: web.Request, answer: Body, *, whole: bool) -> web.StreamResponse:
+    """Send the answer as an event for each token. If `whole`, each event repeats the tokens before."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    meta = answer["meta_info"]
+    count = meta["completion_tokens"]
+    for end in range(1, count + 1):
+        part = slice(0 if whole else end - 1, end)
+        sliced = {name: values[part] for name, values in meta.items() if name.startswith("output_")}
+        reason = meta["finish_reason"] if end == count else None
+        event = {"meta_info": meta | sliced | {"completion_tokens": end, "finish_reason": reason}}
+        await response.write(f"data: {json.dumps(event)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    return response
 
 
 def _kill(scored: Body, other: Body) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from support.token_server import sglang, vllm
 from tinsmith_trainer.sampling.token_server.base import GenerationRequest
 from tinsmith_trainer.sampling.token_server.sglang import sglang_request
-from tinsmith_trainer.sampling.token_server.vllm import vllm_request
+from tinsmith_trainer.sampling.token_server.vllm import STREAMED, vllm_request
 
 _FILE = Path(vllm.__file__).with_name("assumptions.toml")
 ASSUMPTIONS = [each for server in tomllib.loads(_FILE.read_text()).values() for each in server]
@@ -37,7 +37,7 @@ EVERYTHING = GenerationRequest(
 
 def test_every_field_of_a_request_is_known_and_no_other() -> None:
     """The real servers ignore what they do not know."""
-    assert vllm_request(EVERYTHING).keys() == vllm.REQUEST_FIELDS
+    assert vllm_request(EVERYTHING).keys() | STREAMED.keys() == vllm.REQUEST_FIELDS
     request: Any = sglang_request(EVERYTHING)
     assert request.keys() == sglang.REQUEST_FIELDS
     assert request["sampling_params"].keys() == sglang.SAMPLING_FIELDS

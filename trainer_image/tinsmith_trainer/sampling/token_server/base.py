@@ -148,6 +148,11 @@ class GenerationRequest:
         penalties = self.frequency_penalty, self.presence_penalty
         return any(penalties) or bool(self.logit_bias or self.grammar)
 
+    @property
+    def can_be_streamed(self) -> bool:
+        """True if the tokens may arrive one by one. Scores of the prompt and of candidates come with a whole answer."""
+        return self.scored_from is None and not self.candidates
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:

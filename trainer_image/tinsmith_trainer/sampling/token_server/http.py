@@ -135,9 +135,17 @@ class JsonCalls:
             return None
 
     async def stream(
-        self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status
+        self,
+        path: str,
+        body: Mapping[str, object],
+        is_refusal: IsRefusal = refused_by_status,
+        *,
+        error_status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
     ) -> AsyncIterator[Any]:
-        """Send a request, and yield the JSON of each event of the answer. Raises the errors of `post`."""
+        """Send a request, and yield the JSON of each event of the answer. Raises the errors of `post`.
+
+        An event with an error has no status of its own; `error_status` is the status that `post` would have received.
+        """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_SECONDS)
         try:
             async with self._session.post(path, json=body, timeout=limits, read_bufsize=EVENT_BYTES) as response:
@@ -147,15 +155,12 @@ class JsonCalls:
                 async for line in response.content:
                     data = line.strip().removeprefix(EVENT)
                     if data and data != END_OF_EVENTS:
-                        yield self._event(path, json.loads(data), is_refusal)
+                        event = json.loads(data)
+                        if "error" in event:
+                            raise self._failure(path, error_status, _error_message(json.dumps(event)), is_refusal)
+                        yield event
         except (aiohttp.ClientError, ValueError) as error:
             raise SamplerClosed(f"{self._name} cannot be reached: {type(error).__name__}: {error}.") from error
-
-    def _event(self, path: str, event: Any, is_refusal: IsRefusal) -> Any:
-        """Return the event. An event with an error ends a stream whose status was 200."""
-        if "error" in event:
-            raise self._failure(path, HTTPStatus.INTERNAL_SERVER_ERROR, _error_message(json.dumps(event)), is_refusal)
-        return event
 
     async def succeeds(self, path: str) -> bool:
         """Return whether the answer to a GET has the status 200."""

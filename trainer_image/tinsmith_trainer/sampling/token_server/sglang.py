@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from tinsmith_trainer.errors import ServerError, UserError
-from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import DrawnToken, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.token_server.base import (
     HOST,
     SEED_RANGE,
@@ -40,6 +41,8 @@ Prompt and sequence together must be shorter than the context by two tokens.
 """
 BEYOND_VOCABULARY = "NaN happened"
 """SGLang's stop reason after a draw of a token that does not exist; SGLang replaces this token by a stop token."""
+OUTPUT_PARTS = "output_token_logprobs", "output_top_logprobs"
+"""The parts of a streamed answer of which each event has the new entries."""
 
 
 def sglang_command(settings: ServerSettings) -> ServerCommand:
@@ -59,9 +62,11 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
         "sampling-defaults": "openai",  # otherwise the model's own file changes the defaults of a request
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    # Without the second switch, each event of a stream repeats all tokens before it.
+    switches = ["--enable-lora", "--incremental-streaming-output"]
     python = sys.executable if settings.environment is None else settings.program("python")
     return ServerCommand(
-        [python, "-m", "sglang.launch_server", *words, "--enable-lora", *settings.extra],
+        [python, "-m", "sglang.launch_server", *words, *switches, *settings.extra],
         {
             **settings.program_variables(),
             "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # otherwise logprobs are those after the temperature
@@ -97,7 +102,7 @@ class SglangServer(TokenServer):
 
     @override
     async def draw(self, request: GenerationRequest, drawn: OnToken | None = None) -> Generation:
-        """Draw the sequence. All tokens are known at the end.
+        """Draw the sequence.
 
         SGLang stops either at the stop tokens of the request and at all end-of-sequence tokens of the model, or at no
         token. So the draw is continued if SGLang stops at a token that the request does not list.
@@ -110,9 +115,9 @@ class SglangServer(TokenServer):
         if request.seed is None and self._deterministic and request.temperature > 0:
             # SGLang would use one seed for all requests without a seed, so that all draws would be equal.
             request = replace(request, seed=secrets.randbelow(SEED_RANGE))
-        found, unasked = await self._draw_once(request)
+        found, unasked = await self._draw_once(request, drawn)
         while unasked and len(found.sequence.tokens) < request.max_tokens:
-            more, unasked = await self._draw_once(_rest(request, found.sequence))
+            more, unasked = await self._draw_once(_rest(request, found.sequence), drawn)
             found = _joined(found, more)
         return found
 
@@ -124,8 +129,22 @@ class SglangServer(TokenServer):
     async def close(self) -> None:
         await self._calls.close()
 
-    async def _draw_once(self, request: GenerationRequest) -> tuple[Generation, bool]:
-        return drawn_by_sglang(request, await self._calls.post("/generate", sglang_request(request)))
+    async def _draw_once(self, request: GenerationRequest, drawn: OnToken | None) -> tuple[Generation, bool]:
+        if drawn is None or not request.can_be_streamed:
+            answer = await self._calls.post("/generate", sglang_request(request))
+        else:
+            answer = await self._streamed(request, drawn)
+        return drawn_by_sglang(request, answer)
+
+    async def _streamed(self, request: GenerationRequest, drawn: OnToken) -> Any:
+        """Return the answer, whose tokens arrive one by one."""
+        answer = StreamedAnswer()
+        body = sglang_request(request) | {"stream": True}
+        # SGLang streams an error only where it refuses the request. A failure is an end with the reason "abort".
+        async for event in self._calls.stream("/generate", body, error_status=HTTPStatus.BAD_REQUEST):
+            for token in answer.add(request, event):
+                drawn(token)
+        return answer.whole()
 
 
 def sglang_request(request: GenerationRequest) -> dict[str, object]:
@@ -203,6 +222,43 @@ def drawn_by_sglang(request: GenerationRequest, answer: Any) -> tuple[Generation
             f"SGLang's answer is not in the form that is known: {type(error).__name__}: {error}"
         ) from error
     return drawn, reason["type"] == "stop" and unasked
+
+
+class StreamedAnswer:
+    """An answer of SGLang that arrives in events. Each event has new tokens; the last one has the reason of the end."""
+
+    def __init__(self) -> None:
+        self._meta: dict[str, Any] = {}
+        self._parts: dict[str, list[Any]] = {part: [] for part in OUTPUT_PARTS}
+
+    def add(self, request: GenerationRequest, event: Any) -> list[DrawnToken]:
+        """Add an event, and return its tokens. Raises ServerError if the event has another form."""
+        try:
+            self._meta = event["meta_info"]
+            if self._meta["finish_reason"]:
+                # Otherwise the token that replaces one beyond the vocabulary would be shown.
+                _check_end(request, self._meta["finish_reason"])
+            for part in OUTPUT_PARTS:
+                self._parts[part] += self._meta.get(part) or []
+            return [
+                DrawnToken(token, logprob, top, request.changes_logits)
+                for (logprob, token, *_), top in zip(
+                    self._meta["output_token_logprobs"], self._top_logprobs(request), strict=True
+                )
+            ]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ServerError(
+                f"SGLang's event is not in the form that is known: {type(error).__name__}: {error}"
+            ) from error
+
+    def _top_logprobs(self, request: GenerationRequest) -> list[TopkLogprobs | None]:
+        if not request.topk:
+            return [None] * len(self._meta["output_token_logprobs"])
+        return [top_logprobs([_by_token(row)], request.topk) for row in self._meta["output_top_logprobs"]]
+
+    def whole(self) -> Any:
+        """Return the answer in the form of one that arrives at once."""
+        return {"meta_info": self._meta | self._parts}
 
 
 def _check_end(request: GenerationRequest, reason: Any) -> None:

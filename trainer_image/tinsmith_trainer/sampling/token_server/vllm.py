@@ -40,6 +40,8 @@ GREEDY_BELOW = 1e-5
 vLLM raises a smaller positive temperature to 0.01, and a draw at 0.01 is not always the most likely token.
 """
 TOKEN_ID = "token_id:"
+STREAMED: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+"""The additional fields of a request whose tokens arrive one by one."""
 SPOILS = {"candidates": "top_logprobs", "head": "scored"}
 """The kinds of requests that change the results of other requests in the same batch.
 
@@ -122,7 +124,7 @@ class VllmServer(TokenServer):
     async def draw(self, request: GenerationRequest, drawn: OnToken | None = None) -> Generation:
         async with self._gate.passing(_traits(request)):
             with self._steps.request():
-                if drawn is None or not _can_be_streamed(request):
+                if drawn is None or not request.can_be_streamed:
                     answer = await self._calls.post("/v1/completions", vllm_request(request))
                 else:
                     answer = await self._streamed(request, drawn)
@@ -130,9 +132,8 @@ class VllmServer(TokenServer):
 
     async def _streamed(self, request: GenerationRequest, drawn: OnToken) -> Any:
         """Return the answer, whose tokens arrive one by one."""
-        body = vllm_request(request) | {"stream": True, "stream_options": {"include_usage": True}}
         answer = StreamedAnswer()
-        async for event in self._calls.stream("/v1/completions", body):
+        async for event in self._calls.stream("/v1/completions", vllm_request(request) | STREAMED):
             for token in answer.add(request, event):
                 drawn(token)
         return answer.whole()
@@ -230,11 +231,6 @@ def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
     if reason not in ("stop", "length"):
         raise SamplerClosed(f"vLLM gave a request up ({reason}); send it again.")
     return drawn
-
-
-def _can_be_streamed(request: GenerationRequest) -> bool:
-    """Return whether the tokens may be shown before the end. Scores of the prompt come with the whole answer."""
-    return request.scored_from is None and not request.candidates
 
 
 class StreamedAnswer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinsmith_trainer.errors import SamplerClosed, ServerError
+from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
 from tinsmith_trainer.sampling.token_server.base import (
     MOST_DRAWS,
     MOST_ROWS,
@@ -19,7 +19,13 @@ from tinsmith_trainer.sampling.token_server.base import (
     ServerCommand,
     ServerSettings,
 )
-from tinsmith_trainer.sampling.token_server.sglang import drawn_by_sglang, sglang_command, sglang_request
+from tinsmith_trainer.sampling.token_server.sglang import (
+    BEYOND_VOCABULARY,
+    StreamedAnswer,
+    drawn_by_sglang,
+    sglang_command,
+    sglang_request,
+)
 from tinsmith_trainer.sampling.token_server.vllm import RANKS, allowed_rank, drawn_by_vllm, vllm_command, vllm_request
 
 SETTINGS = ServerSettings(
@@ -278,6 +284,29 @@ def test_an_abort_of_sglang_is_an_error_with_its_message() -> None:
     aborted = {"meta_info": {"finish_reason": {"type": "abort", "message": "no memory"}, "output_token_logprobs": []}}
     with pytest.raises(ServerError, match=r"gave a request up: no memory\."):
         drawn_by_sglang(REQUEST, aborted)
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        ({"type": "abort", "message": "no memory"}, ServerError),
+        ({"type": "stop", "matched": BEYOND_VOCABULARY}, UserError),
+    ],
+)
+def test_the_last_event_of_a_failed_stream_of_sglang_shows_no_token(reason: dict[str, str], error: type) -> None:
+    request = replace(REQUEST, topk=0, stop_strings=())
+    streamed = StreamedAnswer()
+    entry = {"output_token_logprobs": [[-0.5, 7, None]]}
+    [shown] = streamed.add(request, {"meta_info": {"finish_reason": None, **entry}})
+    assert (shown.token, shown.logprob) == (7, -0.5)
+    with pytest.raises(error):
+        streamed.add(request, {"meta_info": {"finish_reason": reason, **entry}})
+
+
+@pytest.mark.parametrize("event", [None, {}, {"meta_info": {}}, {"meta_info": {"finish_reason": None}}], ids=repr)
+def test_an_event_of_another_version_of_sglang_is_an_error_of_the_server(event: Any) -> None:
+    with pytest.raises(ServerError, match="SGLang's event is not in the form that is known"):
+        StreamedAnswer().add(REQUEST, event)
 
 
 @pytest.mark.parametrize(("matched", "unasked"), [(2, False), ("end", False), (99, True)])

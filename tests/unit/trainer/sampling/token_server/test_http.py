@@ -17,6 +17,11 @@ async def answer(request: web.Request) -> web.Response:
     return web.Response(status=int(request.query["status"]), text=await request.text())
 
 
+async def events(request: web.Request) -> web.Response:
+    """Answer with one event, which is the body."""
+    return web.Response(text=f"data: {await request.text()}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+
 async def hang_up(request: web.Request) -> web.Response:
     assert request.transport is not None
     request.transport.abort()
@@ -26,7 +31,8 @@ async def hang_up(request: web.Request) -> web.Response:
 @pytest.fixture
 async def calls() -> AsyncIterator[JsonCalls]:
     app = web.Application()
-    app.add_routes([web.post("/answer", answer), web.post("/hang-up", hang_up), web.get("/well", answer)])
+    app.add_routes([web.post("/answer", answer), web.post("/events", events)])
+    app.add_routes([web.post("/hang-up", hang_up), web.get("/well", answer)])
     async with TestServer(app) as server:
         calls = JsonCalls("The server", str(server.make_url("/")))
         yield calls
@@ -53,6 +59,15 @@ async def test_a_fault_of_the_server_is_its_own(calls: JsonCalls) -> None:
     with pytest.raises(ServerError, match="with status 500") as failure:
         await calls.post("/answer?status=500", {})
     assert not isinstance(failure.value, SamplerClosed)
+
+
+async def test_an_event_with_an_error_has_the_status_of_the_servers_errors(calls: JsonCalls) -> None:
+    error = {"error": {"message": "too long"}}
+    with pytest.raises(ServerError, match="answered /events with status 500: too long"):
+        _ = [event async for event in calls.stream("/events", error)]
+    with pytest.raises(UserError, match="answered /events with status 400: too long"):
+        _ = [event async for event in calls.stream("/events", error, error_status=400)]
+    assert [event async for event in calls.stream("/events", {"token": 5})] == [{"token": 5}]
 
 
 async def test_a_server_that_hangs_up_has_lost_the_request(calls: JsonCalls) -> None:
