@@ -68,6 +68,7 @@ GPU_LOOKALIKE = Packages("gpu-lookalike", "An image of PyTorch for GPUs", python
 THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
 COOKBOOK_EXTRAS = Packages("cookbook-extras", "Further packages of parts of tinker-cookbook", on_running_python=True)
 PLAYGROUND = Packages("playground", "A playground for checkpoints", on_running_python=True)
+ART = Packages("art", "A trainer of agents", on_running_python=True)
 # This list has no PyTorch, because its packages take precedence over those in .venv.
 IMAGE_TRANSFORMERS = tuple(
     Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_running_python=True)
@@ -75,7 +76,17 @@ IMAGE_TRANSFORMERS = tuple(
 )
 KNOWN: Mapping[str, Packages] = {
     packages.name: packages
-    for packages in (VLLM, NEMO_RL, MILES, GPU_LOOKALIKE, THIRD_PARTY, COOKBOOK_EXTRAS, PLAYGROUND, *IMAGE_TRANSFORMERS)
+    for packages in (
+        VLLM,
+        NEMO_RL,
+        MILES,
+        GPU_LOOKALIKE,
+        THIRD_PARTY,
+        COOKBOOK_EXTRAS,
+        PLAYGROUND,
+        ART,
+        *IMAGE_TRANSFORMERS,
+    )
 }
 FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
 """The environments that are made if the command line has no names. `make test` needs the default environments."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.recipes.checks import calls, ends_above, prints, stays_between, stays_near
+from support.recipes.checks import calls, ends_above, prints, stays_between, stays_near, steps
 from support.recipes.names import BRIEF, LLAMA
 from support.recipes.program import SCRIPTS, Program, script
 
@@ -57,6 +57,11 @@ SAVED_SAMPLERS = (
         ),
         [stays_near("sampleable runs", 1, 0), stays_near("failed", 0, 0), calls(asample=4)],
         after="chat_sl.train",
+    ),
+    Program(
+        "art",
+        (*(str(SCRIPTS / "with_packages.py"), "{art}", str(SCRIPTS / "art_loop.py")), BRIEF, "{folder}"),
+        [steps("step", 3), stays_near("resumed at", 3, 0), calls(asample=51, forward_backward=3, load_weights=1)],
     ),
     script("capture_proxy", [stays_between("answered", 0, 17), calls(asample=2)], BRIEF, "{folder}", every_run=True),
 )
