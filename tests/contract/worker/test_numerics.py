@@ -41,6 +41,7 @@ DECIDE_NO_BITS = {
     *("kv_cache_bytes", "snapshot_replay_seconds", "snapshot_cost_factor", "reserved_bytes"),
     *("attempts_per_operation", "hang_timeout_seconds", "gpus", "server_argument", "server_start_timeout_seconds"),
     *("scratch", "server_environment", "ray_address"),
+    "report_co_batching",  # a metric, which also depends on other tenants' calls
     "device",  # by its name, once the engine is loaded
 }
 
