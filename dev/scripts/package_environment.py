@@ -69,6 +69,7 @@ THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_an
 COOKBOOK_EXTRAS = Packages("cookbook-extras", "Further packages of parts of tinker-cookbook", on_running_python=True)
 PLAYGROUND = Packages("playground", "A playground for checkpoints", on_running_python=True)
 ART = Packages("art", "A trainer of agents", on_running_python=True)
+VERIFIERS = Packages("verifiers", "Environments of verifiers 0.4", on_running_python=True)
 # This list has no PyTorch, because its packages take precedence over those in .venv.
 IMAGE_TRANSFORMERS = tuple(
     Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_running_python=True)
@@ -85,6 +86,7 @@ KNOWN: Mapping[str, Packages] = {
         COOKBOOK_EXTRAS,
         PLAYGROUND,
         ART,
+        VERIFIERS,
         *IMAGE_TRANSFORMERS,
     )
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cookbook_sources import sources_directory
-from package_environment import ART, COOKBOOK_EXTRAS, PLAYGROUND, THIRD_PARTY, environment_directory
+from package_environment import ART, COOKBOOK_EXTRAS, PLAYGROUND, THIRD_PARTY, VERIFIERS, environment_directory
 from support.recipes.checks import Check, problems
 from support.recipes.names import BRIEF, MODELS
 from support.recipes.running import Run, Runner
@@ -55,7 +55,7 @@ class Program:
     def _command(self, runner: Runner) -> list[str]:
         places = {"folder": str(runner.folder(self.name)), "third_party": str(environment_directory(THIRD_PARTY))}
         places |= {"url": runner.server.url, "playground": str(environment_directory(PLAYGROUND))}
-        places |= {"art": str(environment_directory(ART))}
+        places |= {"art": str(environment_directory(ART)), "verifiers": str(environment_directory(VERIFIERS))}
         places |= {"sources": str(sources_directory()), "extras": str(environment_directory(COOKBOOK_EXTRAS))}
         if self.after is not None:
             last = _last_checkpoint(runner.folder(self.after))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.recipes.checks import calls, prints, stays_near
 from support.recipes.names import BRIEF
-from support.recipes.program import SCRIPTS, installed
+from support.recipes.program import SCRIPTS, Program, installed
 
 THIRD_PARTIES = (
     installed(
@@ -13,6 +13,14 @@ THIRD_PARTIES = (
         "python",
         str(SCRIPTS / "verifiers_environment.py"),
         BRIEF,
+    ),
+    Program(
+        "verifiers-0.4",
+        (
+            *(str(SCRIPTS / "with_packages.py"), "{verifiers}", str(SCRIPTS / "verifiers_sums.py")),
+            *(BRIEF, "{url}", "{folder}"),
+        ),
+        [stays_near("rollouts", 24, 0), stays_near("in a box", 24, 4), calls(completions=24)],
     ),
     installed(
         "inspect-ai",
