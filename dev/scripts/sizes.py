@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("operator/", "api_server/", "trainer_image/", "client/", "rpc/")
 GENERATED = "_pb2"
 WORD = re.compile(r"\S*\w\S*")
-"""A token that contains a letter or a digit. The lines of a table do not count as words."""
+"""A token that contains a letter or a digit. So the bars and lines of a table are not words; its cells are."""
 
 MOST_WORDS = 45_000
 MOST_LINES = 200
