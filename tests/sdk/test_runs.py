@@ -87,6 +87,8 @@ def test_an_example_learns_and_leaves_the_documented_files(
     assert summary["after"][judged_by] < at_most < summary["before"][judged_by]
     assert (summary["data"]["examples"], summary["data"]["held_out"]) == (43, 5)
     assert "/sampler_weights/step-43" in summary["sampler"]
+    found_by = json.loads((out / "config.json").read_text()) | json.loads((out / "checkpoints.jsonl").read_text())
+    assert (found_by["model_name"], found_by["sampler_path"]) == (MODEL, summary["sampler"])
     assert [line["step"] for line in logged(out)] == list(range(44))
     written = yaml.safe_load((out / "config.yaml").read_text())
     assert (written["model"], written["batch_size"], written["renderer"]) == (MODEL, 8, "chat_template")

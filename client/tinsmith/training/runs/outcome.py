@@ -21,6 +21,8 @@ from tinsmith.training.runs.config import SUMMARY, RunConfig
 from tinsmith.training.runs.objective import Panel
 
 ADAPTER, CURVES = "adapter", "curves.png"
+COOKBOOK_CONFIG, COOKBOOK_CHECKPOINTS = "config.json", "checkpoints.jsonl"
+"""The files of tinker-cookbook's programs. Viewers, such as tinkerscope, find runs by these files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,15 @@ def finish(
         curves=str(config.out / CURVES),
     )
     write_whole(config.out / SUMMARY, outcome.as_json())
+    _write_cookbook_files(config.out, outcome)
     return outcome
+
+
+def _write_cookbook_files(out: Path, outcome: Outcome) -> None:
+    described = {"model_name": outcome.model, "wandb_name": out.name}
+    saved = {"name": "final", "batch": outcome.steps, "state_path": outcome.state, "sampler_path": outcome.sampler}
+    write_whole(out / COOKBOOK_CONFIG, json.dumps(described) + "\n")
+    write_whole(out / COOKBOOK_CHECKPOINTS, json.dumps(saved) + "\n")
 
 
 def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: int) -> str:
