@@ -98,11 +98,7 @@ async def completions(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    head, generation = AnswerHead(body.model, "cmpl"), TextGeneration(services, key, body.text_request())
-    if body.stream:
-        writer = ChunkWriter(CompletionChunks(head), with_usage=body.streams_usage)
-        return await streamed_answer(request, generation, tenant, writer)
-    return await whole_answer(request, generation, tenant, lambda found, usage: completion(head, found, usage))
+    return await answer_of(body, request, tenant, TextGeneration(services, key, body.text_request()))
 
 
 @router.post(
@@ -115,11 +111,20 @@ async def chat_completions(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    head, generation = AnswerHead(body.model, "chatcmpl"), TextGeneration(services, key, body.text_request())
+    return await answer_of(body, request, tenant, TextGeneration(services, key, body.text_request()))
+
+
+async def answer_of(
+    body: ChatCompletionRequest | CompletionRequest, request: Request, tenant: str, generation: TextGeneration
+) -> Response:
+    """Return the answer in the form of the request, as events if the request asks for a stream."""
+    is_chat = isinstance(body, ChatCompletionRequest)
+    head = AnswerHead(body.model, "chatcmpl" if is_chat else "cmpl")
     if body.stream:
-        writer = ChunkWriter(ChatChunks(head), with_usage=body.streams_usage)
-        return await streamed_answer(request, generation, tenant, writer)
-    return await whole_answer(request, generation, tenant, lambda found, usage: chat_completion(head, found, usage))
+        chunks = ChatChunks(head) if is_chat else CompletionChunks(head)
+        return await streamed_answer(request, generation, tenant, ChunkWriter(chunks, with_usage=body.streams_usage))
+    whole = chat_completion if is_chat else completion
+    return await whole_answer(request, generation, tenant, lambda found, usage: whole(head, found, usage))
 
 
 CALLS = "/models, /models/{name}, /completions and /chat/completions"

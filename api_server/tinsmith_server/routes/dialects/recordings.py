@@ -17,14 +17,8 @@ from typing_extensions import override
 
 from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, Limit, Offset, ServicesDep, Tenant
-from tinsmith_server.routes.dialects.answers import (
-    EventStream,
-    IndexedPiece,
-    TextGeneration,
-    streamed_answer,
-    whole_answer,
-)
-from tinsmith_server.routes.dialects.openai import CALLS, ChunkWriter, OpenAiProblem, OpenAiRoute
+from tinsmith_server.routes.dialects.answers import EventStream, IndexedPiece, TextGeneration
+from tinsmith_server.routes.dialects.openai import CALLS, OpenAiProblem, OpenAiRoute, answer_of
 from tinsmith_server.routes.dialects.requests import (
     RECORDED,
     STREAMS,
@@ -37,17 +31,7 @@ from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.recordings.recordings import RecordedRequest
 from tinsmith_server.store.records import Recording
-from tinsmith_server.wire.dialects.openai import (
-    AnswerHead,
-    ChatChunks,
-    ChatCompletionRequest,
-    CompletionChunks,
-    CompletionRequest,
-    chat_completion,
-    completion,
-    model,
-    model_list,
-)
+from tinsmith_server.wire.dialects.openai import ChatCompletionRequest, CompletionRequest, model, model_list
 from tinsmith_server.wire.dialects.texts import Message
 from tinsmith_server.wire.plain_requests import CreateRecordingRequest
 from tinsmith_server.wire.responses import (
@@ -156,11 +140,7 @@ async def completions(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    head, generation = AnswerHead(body.model, "cmpl"), RecordedGeneration(services, key, body, recording_id)
-    if body.stream:
-        writer = ChunkWriter(CompletionChunks(head), with_usage=body.streams_usage)
-        return await streamed_answer(request, generation, tenant, writer)
-    return await whole_answer(request, generation, tenant, lambda found, usage: completion(head, found, usage))
+    return await answer_of(body, request, tenant, RecordedGeneration(services, key, body, recording_id))
 
 
 @agents.post(
@@ -177,11 +157,7 @@ async def chat_completions(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    head, generation = AnswerHead(body.model, "chatcmpl"), RecordedGeneration(services, key, body, recording_id)
-    if body.stream:
-        writer = ChunkWriter(ChatChunks(head), with_usage=body.streams_usage)
-        return await streamed_answer(request, generation, tenant, writer)
-    return await whole_answer(request, generation, tenant, lambda found, usage: chat_completion(head, found, usage))
+    return await answer_of(body, request, tenant, RecordedGeneration(services, key, body, recording_id))
 
 
 add_not_here(agents, ["", "/{path:path}"], CALLS, RECORDED)
