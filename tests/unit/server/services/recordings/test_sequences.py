@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -119,3 +120,24 @@ def test_each_drawn_token_has_mask_1_in_one_sequence_that_has_what_the_model_rea
             assert packed(*one.tokens[: segment.end]) == history.tokens(segment.turn)
             assert one.logprobs[segment.start : segment.end] == [-0.5]
     assert found == [] or not all(one.abandoned for one in found)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 2), st.integers(1, 2)), max_size=6), st.data())
+def test_a_completion_extends_the_longest_sequence_that_its_prompt_begins_with(
+    grown: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    agent = Agent()
+    agent.ask([said("q")])
+    template = agent.turns[0]
+    turns = [replace(template, number=0, parent=None, prompt_tokens=packed(1), sampled_tokens=packed(2))]
+    for above, prompt, drawn in grown:
+        own = {"prompt_tokens": packed(prompt), "sampled_tokens": packed(drawn)}
+        turns.append(replace(template, number=len(turns), parent=above % len(turns), **own))
+    history = History(turns)
+    asked = packed(*data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=8)))
+    begun = [
+        (len(history.tokens(turn.number)), turn.number)
+        for turn in turns
+        if asked.startswith(history.tokens(turn.number))
+    ]
+    assert history.place_of_tokens(asked).parent == (max(begun)[1] if begun else None)
