@@ -65,16 +65,29 @@ class Place:
     covered: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recorded conversation: its length, and the digests of the first message, the question and the answer."""
+
+    messages: int
+    first: bytes
+    question: bytes
+    answer: bytes
+
+
 class History:
     """The turns of one recording, as a tree."""
 
     def __init__(self, turns: Sequence[RecordedTurn]) -> None:
         """Read the turns. A turn follows its parent in the order of `turns`. A completion has no messages."""
         self._turns = {turn.number: turn for turn in turns}
-        self._digests: dict[int, list[bytes]] = {}
+        self._recorded: dict[int, Recorded] = {}
         for turn in turns:
-            before = self._digests[turn.parent] if turn.parent is not None else []
-            self._digests[turn.number] = before + _split(turn.message_digests) if turn.message_digests else []
+            if own := _split(turn.message_digests):
+                before = self._recorded.get(turn.parent) if turn.parent is not None else None
+                first, question = (own[0], b"") if before is None else (before.first, before.answer)
+                messages = len(own) + (0 if before is None else before.messages)
+                self._recorded[turn.number] = Recorded(messages, first, [question, *own][-2], own[-1])
 
     def path(self, number: int | None) -> list[RecordedTurn]:
         """Return the turns from the first one to this turn."""
@@ -93,8 +106,8 @@ class History:
         covering = [number for number in self._covering(asked) if self._has_settings(number, asked)]
         if not covering:
             return Place(None, self._reason_without_parent(asked))
-        parent = max(covering, key=lambda number: (len(self._digests[number]), number))
-        covered = len(self._digests[parent])
+        parent = max(covering, key=lambda number: (self._recorded[number].messages, number))
+        covered = self._recorded[parent].messages
         if self._reasoning_differs(parent, asked.messages):
             return Place(None, "history_changed")
         is_repeated = any(self._has_settings(number, asked) for number in self._answers(asked))
@@ -116,7 +129,7 @@ class History:
         filled = list(messages)
         for turn in self.path(place.parent):
             if turn.reasoning:
-                answer = len(self._digests[turn.number]) - 1
+                answer = self._recorded[turn.number].messages - 1
                 filled[answer] = {**filled[answer], "reasoning_content": turn.reasoning.decode()}
         return filled
 
@@ -128,16 +141,18 @@ class History:
             return "repeated"
         if answers or self._covering(asked):
             return "tools_changed"
-        begins_equally = any(digests[:1] == asked.digests[:1] for digests in self._digests.values())
+        begins_equally = any(recorded.first == asked.digests[0] for recorded in self._recorded.values())
         return "history_changed" if begins_equally else "new_conversation"
 
     def _covering(self, asked: Conversation) -> list[int]:
         """Return the turns whose conversation begins the request, with any settings."""
-        return [number for number, digests in self._digests.items() if _begins(asked.digests, digests)]
+        digests = dict(enumerate(asked.digests, start=1))
+        return [number for number, known in self._recorded.items() if digests.get(known.messages) == known.answer]
 
     def _answers(self, asked: Conversation) -> list[int]:
         """Return the turns that answer the same messages, with any settings."""
-        return [number for number, digests in self._digests.items() if digests[:-1] == list(asked.digests)]
+        end = len(asked.digests) + 1, asked.digests[-1]
+        return [number for number, known in self._recorded.items() if (known.messages, known.question) == end]
 
     def _has_settings(self, number: int, asked: Conversation) -> bool:
         return self._turns[number].settings_digest == asked.settings
@@ -145,7 +160,7 @@ class History:
     def _reasoning_differs(self, parent: int, messages: Sequence[Message]) -> bool:
         """Return whether the client has changed the reasoning of an answer. A missing reasoning is not a change."""
         for turn in self.path(parent):
-            sent = messages[len(self._digests[turn.number]) - 1].get("reasoning_content")
+            sent = messages[self._recorded[turn.number].messages - 1].get("reasoning_content")
             if sent and sent.strip() != turn.reasoning.decode().strip():
                 return True
         return False
@@ -154,10 +169,6 @@ class History:
 def own_digests(digests: Sequence[bytes], place: Place) -> bytes:
     """Return the digests that a turn stores: those of the messages that its parent does not cover."""
     return b"".join(digests[place.covered :])
-
-
-def _begins(digests: Sequence[bytes], known: Sequence[bytes]) -> bool:
-    return 0 < len(known) <= len(digests) and digests[len(known) - 1] == known[-1]
 
 
 def _split(digests: bytes) -> list[bytes]:
