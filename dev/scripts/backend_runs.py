@@ -14,7 +14,7 @@ from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEYS = ("test", "what", "tolerance", "deviation", "commit", "date")
-HEADER = ("What", "Differed by", "At commit", "On")
+HEADER = ("What", "Differed by", "On")
 
 Run = dict[str, str]
 
@@ -45,7 +45,7 @@ class BackendRuns:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         for run in self.runs():
-            yield run["what"], run["deviation"], run["commit"], run["date"]
+            yield run["what"], run["deviation"], run["date"]
 
     def note(self, run: Run, pin: str) -> None:
         """Record this run, and remove the previous run of the same test.

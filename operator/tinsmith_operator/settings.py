@@ -73,19 +73,17 @@ class Settings(BaseSettings):
 
     installation_names: InstallationNames = Field(
         default_factory=InstallationNames,
-        description="Names of the installation's own Secrets, claims and ServiceAccounts that no other setting names, "
-        "as a JSON object of the lists `secrets`, `pullSecrets`, `claims` and `accounts`. Sessions and pools may not "
-        "use them; they may only pull images with `pullSecrets`.",
+        description="Further names of the installation, as a JSON object of the lists `secrets`, `pullSecrets`, "
+        "`claims` and `accounts`. Sessions and pools may not use them; they may only pull images with `pullSecrets`.",
     )
     allowed_images: list[str] = Field(
         [ANY],
         description="Images that sessions and pools may use in addition to the trainer image's repository, as a JSON "
-        "list of patterns in which `*` stands for any text. A pattern without a tag allows all tags and digests.",
+        "list of patterns with `*`.",
     )
     allowed_secrets: list[str] = Field(
         [ANY],
-        description="Secrets that sessions and pools may use, as a JSON list of such patterns. The installation's own "
-        "are never allowed.",
+        description="Secrets that sessions and pools may use, as a JSON list of such patterns.",
     )
 
     ray_version: str | None = Field(
@@ -94,8 +92,7 @@ class Settings(BaseSettings):
     )
     ray_cluster_labels: dict[str, str] = Field(
         default_factory=dict,
-        description="Labels on the RayClusters of such sessions, as a JSON object. By them, for example, a scheduler "
-        "starts all pods of a RayCluster together.",
+        description="Labels on the RayClusters of such sessions, as a JSON object.",
     )
     discovery_seconds: Seconds = Field(
         30, description="Seconds between two looks for KubeRay while a session waits for it."
@@ -105,8 +102,7 @@ class Settings(BaseSettings):
     ca_pause_seconds: float = Field(
         300,
         ge=0,
-        description="Seconds between the last written Secret and the next step of a rotation of the authority. All "
-        "processes must have read their files by then; the kubelet takes up to two minutes.",
+        description="Seconds between two steps of a rotation of the authority, until all processes have read it.",
     )
     api_server_tls_secret: str = Field(
         "", description="Secret with the API server's client certificate; empty: `<release>-api-server-tls`."

@@ -8,7 +8,6 @@ from typing import Any
 import gpu_reference
 import pytest
 import yaml
-from nemo_rl_sizing import GIB, GPU_GIB, MODELS, SLOT_BYTES, Sizes, smallest
 from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
 from tinsmith_trainer.options import UsageError, parse_options
 
@@ -16,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "explanation" / "backends.md").read_text()
 PROSE = " ".join(PAGE.split())
-RANK, SHORT, LONG = 32, 8192, 32768
 CRD = yaml.safe_load((ROOT / "crds" / "tinsmith.dev_trainingsessions.yaml").read_text())
 
 
@@ -28,23 +26,11 @@ def spec_of(field: str) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-def tokens_row(sizes: Sizes) -> str:
-    counts = [layout.gpus for tokens in (SHORT, LONG) if (layout := smallest(sizes, RANK, tokens))]
-    slot = SLOT_BYTES * sizes.adapter_parameters(RANK) / GIB
-    return f"| {sizes.name} | {counts[0]} | {counts[1]} | {slot:.1f} |"
-
-
 def test_it_says_that_only_peft_ran_on_a_gpu_while_that_is_so() -> None:
     others = ("tests/gpu/test_nemo_rl.py", "tests/gpu/test_miles.py")
     have_run = any("run" in entry for entry in gpu_reference.entries() if entry["name"].startswith(others))
     assert ("Only `peft` has run on a GPU" in PROSE) == (not have_run)
     assert ("- NeMo RL and Miles on GPUs, and any engine on several GPUs." in PROSE) == (not have_run)
-
-
-@pytest.mark.parametrize("sizes", MODELS, ids=lambda sizes: sizes.name)
-def test_the_formula_gives_the_number_of_gpus_of_a_model(sizes: Sizes) -> None:
-    assert tokens_row(sizes) in PROSE
-    assert f"GPUs of {GPU_GIB} GiB" in PROSE
 
 
 def test_its_limits_are_those_of_the_crd() -> None:

@@ -10,51 +10,46 @@ from support.zoo.checks import Findings
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- written by `make zoo` -->", "<!-- until here -->"
-HEADER = ("Model type", "Sampled with", "Largest difference")
+HEADER = ("Sampled with", "Model types")
 MEMORIES = {
     "keys and values": "rows",
     "own cache, by blocks": "cache",
     "own cache, prompts at once": "cache, prompts at once",
 }
-SENTENCES = ("Model type", "What is refused, in its sentence")
-NOTHING = "-"
+SENTENCES = ("What is refused, in its sentence", "Model types")
+REFUSED = "refused"
 
 Cells = tuple[str, ...]
 
 
 def written(findings: Sequence[Findings]) -> str:
-    """Return both tables: the findings of each family, and the refused ones."""
-    refusals = [(f"`{each.model_type}`", sentence) for each in findings for sentence in sentences_of(each)]
-    return f"{_table(HEADER, map(row_of, findings))}\n\n{_table(SENTENCES, refusals)}"
+    """Return both tables: the families by their way of sampling, and those with a refusal by its sentence."""
+    memories = _grouped((memory_of(each), each.model_type) for each in findings)
+    refusals = _grouped((sentence, each.model_type) for each in findings for sentence in sentences_of(each))
+    return f"{_table(HEADER, memories)}\n\n{_table(SENTENCES, refusals)}"
 
 
-def row_of(found: Findings) -> Cells:
-    refused = "refused" if found.refused or found.weights_apart is not None else NOTHING
-    memory = MEMORIES[found.memory] if found.memory else refused
-    apart = [distance for distance in _distances(found) if distance is not None]
-    return (f"`{found.model_type}`", memory, f"{max(apart):.0e}" if apart else NOTHING)
+def memory_of(found: Findings) -> str:
+    return MEMORIES[found.memory] if found.memory else REFUSED
 
 
 def sentences_of(found: Findings) -> list[str]:
     return [found.refused] if found.refused else list(found.notes)
 
 
-def shape_of(row: Cells) -> Cells:
-    """Return a row without its numbers, which differ from machine to machine."""
-    return tuple(re.sub(r"^\d.*", "a number", cell) for cell in row)
-
-
-def rows_of(page: str) -> tuple[Mapping[str, Cells], Mapping[str, list[str]]]:
-    """Return the row and the sentences of a page by model type."""
-    rows: dict[str, Cells] = {}
+def rows_of(page: str) -> tuple[Mapping[str, str], Mapping[str, list[str]]]:
+    """Return the way of sampling and the sentences of a page by model type."""
+    memories: dict[str, str] = {}
     sentences: dict[str, list[str]] = {}
+    known = {*MEMORIES.values(), REFUSED}
     for line in _between(page).splitlines():
-        cells = tuple(cell.strip() for cell in line.strip("| ").split(" | "))
-        if len(cells) == len(HEADER) and cells[0].startswith("`"):
-            rows[cells[0].strip("`")] = cells
-        elif len(cells) == len(SENTENCES) and cells[0].startswith("`"):
-            sentences.setdefault(cells[0].strip("`"), []).append(cells[1])
-    return rows, sentences
+        what, _, names = line.strip("| ").partition(" | ")
+        for model_type in re.findall(r"`(\w+)`", names):
+            if what in known:
+                memories[model_type] = what
+            else:
+                sentences.setdefault(model_type, []).append(what)
+    return memories, sentences
 
 
 def with_tables(page: str, tables: str) -> str:
@@ -71,8 +66,12 @@ def _places(page: str) -> tuple[int, int]:
     return page.index(BEGIN) + len(BEGIN), page.index(END)
 
 
-def _distances(found: Findings) -> tuple[float | None, float | None, float | None]:
-    return found.weights_apart, found.gap, found.export_apart
+def _grouped(pairs: Iterable[tuple[str, str]]) -> Iterable[Cells]:
+    """Return one row for each left side, with all of its model types."""
+    groups: dict[str, list[str]] = {}
+    for what, model_type in pairs:
+        groups.setdefault(what, []).append(f"`{model_type}`")
+    return [(what, ", ".join(names)) for what, names in groups.items()]
 
 
 def _table(header: Cells, rows: Iterable[Cells]) -> str:
