@@ -19,6 +19,7 @@ from tinsmith_server.routes import (
     futures,
     pages,
     promotions,
+    runs,
     sampling,
     service,
     sessions,
@@ -28,7 +29,7 @@ from tinsmith_server.routes import (
 from tinsmith_server.routes.dialects import anthropic, openai, recordings
 from tinsmith_server.routes.dialects.requests import ShortPaths
 from tinsmith_server.routes.external_scaler import serving_scaler
-from tinsmith_server.routes.middleware import (
+from tinsmith_server.routes.http.middleware import (
     METRICS_PATH,
     AddressLimit,
     ConcurrencyLimit,
@@ -37,8 +38,8 @@ from tinsmith_server.routes.middleware import (
     Observing,
     PageAuth,
 )
-from tinsmith_server.routes.openapi import install_openapi
-from tinsmith_server.routes.problems import install_problem_handlers
+from tinsmith_server.routes.http.openapi import install_openapi
+from tinsmith_server.routes.http.problems import install_problem_handlers
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Clock
@@ -61,6 +62,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     sessions.router,
     service.router,
     checkpoints.router,
+    runs.router,
     promotions.router,
     usage.router,
     openai.router,

@@ -1,4 +1,4 @@
-"""The errors of the server. `routes/problems.py` maps errors to HTTP statuses."""
+"""The errors of the server. `routes/http/problems.py` maps errors to HTTP statuses."""
 
 from __future__ import annotations
 

@@ -179,6 +179,9 @@ class Settings(BaseSettings):
     queued_operations_per_tenant: int = Field(10_000, ge=1, description="Queued operations of one tenant.")
     checkpoint_bytes_per_tenant: int = Field(4 * TIB, ge=1, description="Bytes of one tenant's named checkpoints.")
     recording_bytes_per_tenant: int = Field(4 * GIB, ge=1, description="Bytes of one tenant's recordings of agents.")
+    reported_metrics_bytes_per_run: int = Field(
+        16 * MIB, ge=1, description="Bytes of the metrics that a client reports for one run."
+    )
     max_upload_bytes: int = Field(
         4 * GIB,
         ge=MIB,

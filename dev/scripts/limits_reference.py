@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinsmith_server.cli import connections
-from tinsmith_server.routes import uploads
+from tinsmith_server.routes.http import uploads
 from tinsmith_server.services.accounts import body_budget
 from tinsmith_server.services.checkpoints import promotions
 from tinsmith_server.services.recordings import recordings

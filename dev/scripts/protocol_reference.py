@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from tinsmith_server.app import ROUTES
-from tinsmith_server.routes.dependencies import API_PREFIX
-from tinsmith_server.routes.openapi import install_openapi
+from tinsmith_server.routes.http.dependencies import API_PREFIX
+from tinsmith_server.routes.http.openapi import install_openapi
 from tinsmith_server.wire.needs import Needs
 from tinsmith_server.wire.responses import ClientConfigResponse, DynamicConfigResponse
 

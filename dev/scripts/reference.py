@@ -33,7 +33,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.metrics.server import Metrics
 from tinsmith_server.metrics.workers import DescribedWorker, SamplingFigures
-from tinsmith_server.routes.problems import HTTP_STATUS
+from tinsmith_server.routes.http.problems import HTTP_STATUS
 from tinsmith_server.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"

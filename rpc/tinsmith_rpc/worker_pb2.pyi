@@ -2418,6 +2418,7 @@ class Event(_message.Message):
     MODEL_CREATED_FIELD_NUMBER: _builtins.int
     MODEL_RELEASED_FIELD_NUMBER: _builtins.int
     MODEL_CORRUPTED_FIELD_NUMBER: _builtins.int
+    STEP_DONE_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     epoch: _builtins.int
     time: _builtins.float
@@ -2430,6 +2431,8 @@ class Event(_message.Message):
     def model_released(self) -> Global___ModelReleased: ...
     @_builtins.property
     def model_corrupted(self) -> Global___ModelCorrupted: ...
+    @_builtins.property
+    def step_done(self) -> Global___StepDone: ...
     def __init__(
         self,
         *,
@@ -2440,16 +2443,71 @@ class Event(_message.Message):
         model_created: Global___ModelCreated | None = ...,
         model_released: Global___ModelReleased | None = ...,
         model_corrupted: Global___ModelCorrupted | None = ...,
+        step_done: Global___StepDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "step_done", b"step_done", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "epoch", b"epoch", "event_id", b"event_id", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "time", b"time", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "epoch", b"epoch", "event_id", b"event_id", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "step_done", b"step_done", "time", b"time", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["checkpoint_saved", "model_created", "model_released", "model_corrupted"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["checkpoint_saved", "model_created", "model_released", "model_corrupted", "step_done"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class StepDone(_message.Message):
+    """An optimizer step, once for each optim_step that succeeded. A replay reports nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    GRAD_NORM_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    SAMPLER_GAP_FIELD_NUMBER: _builtins.int
+    model_id: _builtins.str
+    position: _builtins.int
+    """of the optim_step among the model's operations; higher for a later step"""
+    step: _builtins.int
+    """the optimizer's number of the step, from 1; lower again after a load of earlier weights"""
+    tokens: _builtins.int
+    """in the inputs of the calls whose gradients the step used"""
+    loss: _builtins.float
+    """The mean loss over the trained tokens of these calls; over the datums if the calls do not count trained tokens.
+    NaN: the step used no gradient, or the loss is not finite
+    """
+    grad_norm: _builtins.float
+    """before clipping"""
+    learning_rate: _builtins.float
+    seconds: _builtins.float
+    """of the engine, for the step and these calls"""
+    sampler_gap: _builtins.float
+    """mean |trainer logprob - sampler logprob| over their tokens with an advantage; NaN: unknown"""
+    def __init__(
+        self,
+        *,
+        model_id: _builtins.str = ...,
+        position: _builtins.int = ...,
+        step: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        loss: _builtins.float = ...,
+        grad_norm: _builtins.float = ...,
+        learning_rate: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        sampler_gap: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "model_id", b"model_id", "position", b"position", "sampler_gap", b"sampler_gap", "seconds", b"seconds", "step", b"step", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepDone: _TypeAlias = StepDone  # noqa: Y015
 
 @_typing.final
 class CheckpointSaved(_message.Message):

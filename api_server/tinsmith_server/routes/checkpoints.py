@@ -1,4 +1,4 @@
-"""Training runs and checkpoints. The ID of a checkpoint has two path segments: `<kind>/<name>`."""
+"""Checkpoints. The ID of a checkpoint has two path segments: `<kind>/<name>`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import RedirectResponse, StreamingResponse
 
 from tinsmith_server.errors import BodyTooLarge
-from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, Limit, Offset, ServicesDep, Tenant, path_of
-from tinsmith_server.routes.openapi import takes
-from tinsmith_server.routes.uploads import over, parts
-from tinsmith_server.services.checkpoints.checkpoints import TrainingRun, Types
+from tinsmith_server.routes.http.bodies import body_as
+from tinsmith_server.routes.http.dependencies import (
+    API_PREFIX,
+    IdempotencyKey,
+    Limit,
+    Offset,
+    ServicesDep,
+    Tenant,
+    path_of,
+)
+from tinsmith_server.routes.http.openapi import takes
+from tinsmith_server.routes.http.uploads import over, parts
+from tinsmith_server.services.checkpoints.checkpoints import Types
 from tinsmith_server.store.records import Checkpoint
 from tinsmith_server.wire.ids import (
     KIND_OF_TYPE,
@@ -37,8 +45,6 @@ from tinsmith_server.wire.responses import (
     Cursor,
     Empty,
     ExternalUrlsResponse,
-    TrainingRunResponse,
-    TrainingRunsResponse,
     UploadFinishResponse,
     UploadStartResponse,
     WeightsInfoResponse,
@@ -67,22 +73,6 @@ Path = Annotated[TinkerPath, Depends(checkpoint_path)]
 KnownTypes = Annotated[Types, Depends(known_types)]
 
 
-@router.get("/training_runs", response_model_exclude_none=True)
-async def list_training_runs(
-    tenant: Tenant, services: ServicesDep, limit: Limit = 20, offset: Offset = 0, project_id: str | None = None
-) -> TrainingRunsResponse:
-    page = await services.checkpoints.runs(tenant, limit, offset, project_id)
-    return TrainingRunsResponse(
-        training_runs=[_run(run) for run in page.rows],
-        cursor=Cursor(offset=offset, limit=limit, total_count=page.total),
-    )
-
-
-@router.get("/training_runs/{run_id}", response_model_exclude_none=True)
-async def get_training_run(run_id: str, tenant: Tenant, services: ServicesDep) -> TrainingRunResponse:
-    return _run(await services.checkpoints.run(tenant, run_id))
-
-
 # SDKs below 0.4 use the second path.
 @router.get("/training_runs/{run_id}/checkpoints", response_model_exclude_none=True)
 @router.get("/models/{run_id}/checkpoints", response_model_exclude_none=True)
@@ -90,7 +80,7 @@ async def list_run_checkpoints(
     run_id: str, tenant: Tenant, services: ServicesDep, types: KnownTypes
 ) -> CheckpointsResponse:
     found = await services.checkpoints.of_run(tenant, run_id, types)
-    return CheckpointsResponse(checkpoints=[_checkpoint(checkpoint) for checkpoint in found])
+    return CheckpointsResponse(checkpoints=[checkpoint_response(checkpoint) for checkpoint in found])
 
 
 @router.get("/checkpoints", response_model_exclude_none=True)
@@ -99,7 +89,7 @@ async def list_checkpoints(
 ) -> CheckpointsResponse:
     page = await services.checkpoints.all(tenant, limit, offset, types)
     return CheckpointsResponse(
-        checkpoints=[_checkpoint(checkpoint) for checkpoint in page.rows],
+        checkpoints=[checkpoint_response(checkpoint) for checkpoint in page.rows],
         cursor=Cursor(offset=offset, limit=limit, total_count=page.total),
     )
 
@@ -115,7 +105,7 @@ async def search_checkpoints(
     behind = None
     if page.behind is not None:
         behind = CheckpointSearchPosition(last_created_at=page.behind.created_at, last_checkpoint_uuid=page.behind.key)
-    found = [_checkpoint(checkpoint) for checkpoint in page.found]
+    found = [checkpoint_response(checkpoint) for checkpoint in page.found]
     return CheckpointSearchResponse(checkpoints=found, next_cursor=behind)
 
 
@@ -213,21 +203,7 @@ async def weights_info(
     )
 
 
-def _run(run: TrainingRun) -> TrainingRunResponse:
-    return TrainingRunResponse(
-        training_run_id=run.model.model_id,
-        base_model=run.model.base_model,
-        model_owner=run.model.tenant,
-        lora_rank=run.model.lora_rank,
-        corrupted=run.model.state == "corrupted",
-        last_request_time=run.model.last_request_at,
-        last_checkpoint=_checkpoint(run.last_checkpoint) if run.last_checkpoint else None,
-        last_sampler_checkpoint=_checkpoint(run.last_sampler_checkpoint) if run.last_sampler_checkpoint else None,
-        user_metadata=dict(run.model.user_metadata) if run.model.user_metadata is not None else None,
-    )
-
-
-def _checkpoint(checkpoint: Checkpoint) -> CheckpointResponse:
+def checkpoint_response(checkpoint: Checkpoint) -> CheckpointResponse:
     kind = KIND_OF_TYPE[checkpoint.type]
     return CheckpointResponse(
         checkpoint_id=f"{kind}/{checkpoint.name}",

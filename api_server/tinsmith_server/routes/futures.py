@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant, get_services
-from tinsmith_server.routes.openapi import takes
-from tinsmith_server.routes.planned_route import Handler, PlannedRoute
-from tinsmith_server.routes.problems import http_status, set_user_notice
+from tinsmith_server.routes.http.bodies import body_as
+from tinsmith_server.routes.http.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant, get_services
+from tinsmith_server.routes.http.openapi import takes
+from tinsmith_server.routes.http.planned_route import Handler, PlannedRoute
+from tinsmith_server.routes.http.problems import http_status, set_user_notice
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.futures import Answer, Metadata, Ready
 from tinsmith_server.services.polling.long_polls import Pending

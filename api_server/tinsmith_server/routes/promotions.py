@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
-from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
-from tinsmith_server.routes.openapi import takes
+from tinsmith_server.routes.http.bodies import body_as
+from tinsmith_server.routes.http.dependencies import API_PREFIX, ServicesDep, Tenant
+from tinsmith_server.routes.http.openapi import takes
 from tinsmith_server.services.checkpoints.promotions import Expected
 from tinsmith_server.store.records import Promotion
 from tinsmith_server.wire.plain_requests import PromoteRequest

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import AnySample, PlainSample, body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
-from tinsmith_server.routes.openapi import takes
-from tinsmith_server.routes.planned_route import PlannedRoute
+from tinsmith_server.routes.http.bodies import AnySample, PlainSample, body_as
+from tinsmith_server.routes.http.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
+from tinsmith_server.routes.http.openapi import takes
+from tinsmith_server.routes.http.planned_route import PlannedRoute
 from tinsmith_server.services.sampling.sample_requests import SampleSubmission
 from tinsmith_server.wire.plain_requests import CreateSamplingClientRequest, PlainSampleRequest
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest, JoinSamplingSessionRequest, SampleRequest

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 
 from tinsmith_server.logs import get_logger
-from tinsmith_server.routes.bodies import body_as, read_telemetry_body
-from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant
-from tinsmith_server.routes.openapi import takes
-from tinsmith_server.routes.planned_route import PlannedRoute
-from tinsmith_server.routes.problems import problem
+from tinsmith_server.routes.http.bodies import body_as, read_telemetry_body
+from tinsmith_server.routes.http.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant
+from tinsmith_server.routes.http.openapi import takes
+from tinsmith_server.routes.http.planned_route import PlannedRoute
+from tinsmith_server.routes.http.problems import problem
 from tinsmith_server.wire.json_bodies import BadJson, Shape, read_object
 from tinsmith_server.wire.needs import Needs, NeedsResponse
 from tinsmith_server.wire.requests import ClientConfigRequest

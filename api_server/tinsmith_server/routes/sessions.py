@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, Limit, Offset, ServicesDep, Tenant
-from tinsmith_server.routes.openapi import takes
-from tinsmith_server.routes.planned_route import PlannedRoute
+from tinsmith_server.routes.http.bodies import body_as
+from tinsmith_server.routes.http.dependencies import API_PREFIX, IdempotencyKey, Limit, Offset, ServicesDep, Tenant
+from tinsmith_server.routes.http.openapi import takes
+from tinsmith_server.routes.http.planned_route import PlannedRoute
 from tinsmith_server.services.accounts.keys import tenant_urn
 from tinsmith_server.services.accounts.sessions import FoundSession
 from tinsmith_server.store.records import Session

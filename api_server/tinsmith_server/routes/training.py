@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from tinsmith_server.routes.bodies import CustomLoss, Forward, ForwardBackward, JsonObject, body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
-from tinsmith_server.routes.openapi import TRAINING_BODY, takes
-from tinsmith_server.routes.planned_route import PlannedRoute
-from tinsmith_server.routes.problems import set_user_notice
+from tinsmith_server.routes.http.bodies import CustomLoss, Forward, ForwardBackward, JsonObject, body_as
+from tinsmith_server.routes.http.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
+from tinsmith_server.routes.http.openapi import TRAINING_BODY, takes
+from tinsmith_server.routes.http.planned_route import PlannedRoute
+from tinsmith_server.routes.http.problems import set_user_notice
 from tinsmith_server.services.training.custom_losses import CreateCustomLossRequest
 from tinsmith_server.services.training.submission import Accepted
 from tinsmith_server.wire.ids import OperationId

@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
+from tinsmith_server.routes.http.dependencies import API_PREFIX, ServicesDep, Tenant
 from tinsmith_server.services.accounts.audit import EventType
 from tinsmith_server.services.usage.reports import UsageReport
 from tinsmith_server.store.records import AuditEntry, Usage

@@ -32,6 +32,8 @@ from tinsmith_server.services.polling.sample_polls import SamplePolls
 from tinsmith_server.services.polling.texts import Texts
 from tinsmith_server.services.pool_demand import PoolDemand
 from tinsmith_server.services.recordings.recordings import Recordings
+from tinsmith_server.services.runs.runs import Runs
+from tinsmith_server.services.runs.series import RunSeries
 from tinsmith_server.services.sampling.adapter_delivery import AdapterHints, SaveSources
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
@@ -210,6 +212,15 @@ class Services:
     @cached_property
     def tokenizers(self) -> Tokenizers:
         return Tokenizers(self._fleet)
+
+    @cached_property
+    def runs(self) -> Runs:
+        return Runs(self._store, self.binding, self.inspection, self._clock)
+
+    @cached_property
+    def run_series(self) -> RunSeries:
+        limit = self.settings.reported_metrics_bytes_per_run
+        return RunSeries(self._store, self.long_polls, limit, self._clock)
 
     # ---- sampling, and the results of polls
 

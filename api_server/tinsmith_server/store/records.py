@@ -351,6 +351,62 @@ class RecordedTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class RunStep:
+    """A point of a run's series: one optimizer step, or the mean of `steps` consecutive steps.
+
+    `position` is the place of the (last) optim_step among the operations of the run, and `step` is the optimizer's
+    number. A figure is None if it is unknown or not finite. `seconds` is the time on the engine.
+    """
+
+    run_id: str
+    position: int
+    step: int
+    at: datetime
+    tokens: int
+    steps: int = 1
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    seconds: float | None = None
+    sampler_gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """The values that a client has reported for a step, by name. Each change gets the next `revision` of the run."""
+
+    run_id: str
+    step: int
+    revision: int
+    at: datetime
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """The progress of a run, and the size of its series.
+
+    `position` and `step` are those of the newest step; they are 0 before the first one. Rates are moving averages of
+    the time between steps. `recent_losses` are float32 in little-endian form, newest last; NaN for a missing loss.
+    `unfolded` is the number of points with one step. `revision` is the newest one of the client's reports, which have
+    `reports` rows of about `report_bytes` together.
+    """
+
+    run_id: str
+    position: int = 0
+    step: int = 0
+    at: datetime | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    seconds_per_step: float | None = None
+    recent_losses: bytes = b""
+    unfolded: int = 0
+    revision: int = 0
+    reports: int = 0
+    report_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEntry:
     """An action of a tenant on a checkpoint. The store assigns `entry_id`."""
 

@@ -22,6 +22,7 @@ from tinsmith_server.store.queries.models import ModelQueries, WorkerQueries
 from tinsmith_server.store.queries.placements import PlacementQueries
 from tinsmith_server.store.queries.promotions import PromotionQueries
 from tinsmith_server.store.queries.recordings import RecordingQueries
+from tinsmith_server.store.queries.runs import RunQueries
 from tinsmith_server.store.queries.sessions import SamplingSessionQueries, SessionQueries
 from tinsmith_server.store.records import Clock
 
@@ -42,6 +43,7 @@ class Store(
     AuditQueries,
     PromotionQueries,
     RecordingQueries,
+    RunQueries,
 ):
     """The store on SQLite or PostgreSQL. Each base class of `Store` is one area of `store/queries`.
 

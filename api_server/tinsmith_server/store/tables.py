@@ -286,6 +286,53 @@ recorded_turns = Table(
     PrimaryKeyConstraint("recording_id", "number"),
 )
 
+run_steps = Table(
+    "run_steps",
+    metadata,
+    Column("run_id", PlainText, ForeignKey("models.model_id"), nullable=False),
+    Column("position", Int64, nullable=False),
+    Column("step", Int64, nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("tokens", Int64, nullable=False),
+    Column("steps", Int64, nullable=False),
+    Column("loss", Double),
+    Column("grad_norm", Double),
+    Column("learning_rate", Double),
+    Column("seconds", Double),
+    Column("sampler_gap", Double),
+    PrimaryKeyConstraint("run_id", "position"),
+)
+
+run_reports = Table(
+    "run_reports",
+    metadata,
+    Column("run_id", PlainText, ForeignKey("models.model_id"), nullable=False),
+    Column("step", Int64, nullable=False),
+    Column("revision", Int64, nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("values", JsonObject, nullable=False),
+    PrimaryKeyConstraint("run_id", "step"),
+    UniqueConstraint("run_id", "revision"),
+)
+
+run_progress = Table(
+    "run_progress",
+    metadata,
+    # Each change of a series locks this row first, so that two replicas do not add a step twice.
+    Column("run_id", PlainText, ForeignKey("models.model_id"), primary_key=True),
+    Column("position", Int64, nullable=False),
+    Column("step", Int64, nullable=False),
+    Column("at", UtcTime),
+    Column("loss", Double),
+    Column("tokens_per_second", Double),
+    Column("seconds_per_step", Double),
+    Column("recent_losses", LargeBinary, nullable=False),
+    Column("unfolded", Int64, nullable=False),
+    Column("revision", Int64, nullable=False),
+    Column("reports", Int64, nullable=False),
+    Column("report_bytes", Int64, nullable=False),
+)
+
 garbage = Table(
     "garbage",
     metadata,

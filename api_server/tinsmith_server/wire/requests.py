@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import orjson
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -394,6 +395,25 @@ class RetrieveFuturesRequest(Request):
 
 class CancelFutureRequest(Request):
     request_id: str
+
+
+# ---- runs
+
+
+class RunMetricsPoint(Request):
+    """Values that a program reports for a step. A value of null is ignored: JSON has no NaN."""
+
+    step: Annotated[int, Field(ge=0, lt=2**53)]
+    values: Annotated[dict[Annotated[str, Field(min_length=1, max_length=128)], Finite | None], Field(max_length=64)]
+    time: Annotated[AwareDatetime | None, Field(strict=False)] = None
+
+    @property
+    def known(self) -> dict[str, float]:
+        return {name: value for name, value in self.values.items() if value is not None}
+
+
+class RunMetricsRequest(Request):
+    metrics: Annotated[list[RunMetricsPoint], Field(max_length=100)]
 
 
 # ---- checkpoints

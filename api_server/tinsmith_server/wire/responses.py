@@ -222,6 +222,7 @@ class WaitingModel(Response):
     base_model: str
     waiting_seconds: float
     reason: str | None
+    queue_position: int | None = None
 
 
 class WaitingModelsResponse(Response):
@@ -251,7 +252,20 @@ class CheckpointsResponse(Response):
     cursor: Cursor | None = None
 
 
+class RunProgressResponse(Response):
+    """The progress of a run. `loss` is that of the newest step, and `tokens_per_second` a moving average."""
+
+    step: int
+    last_step_at: datetime
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    total_steps: int | None = None
+    eta_seconds: float | None = None
+
+
 class TrainingRunResponse(Response):
+    """A training run. The SDK ignores all fields from `created_at` on."""
+
     training_run_id: str
     base_model: str
     model_owner: str
@@ -262,6 +276,54 @@ class TrainingRunResponse(Response):
     last_checkpoint: CheckpointResponse | None = None
     last_sampler_checkpoint: CheckpointResponse | None = None
     user_metadata: dict[str, str] | None = None
+    created_at: datetime
+    session_id: str
+    display_name: str | None = None
+    state: Literal["waiting", "ready", "parked", "released", "failed", "corrupted"]
+    failure: str | None = None
+    waiting_reason: str | None = None
+    queue_position: int | None = None
+    queued_operations: int | None = None
+    progress: RunProgressResponse | None = None
+    losses: list[float | None] | None = None
+
+
+class RunStepResponse(Response):
+    """An optimizer step, or the mean of `steps` consecutive steps. A figure that is unknown or not finite is left out.
+
+    `loss` is the mean over the trained tokens of the gradients that the step used, `seconds` the time on the engine,
+    and `sampler_gap` the mean difference between the trainer's and the sampler's logprobs.
+    """
+
+    position: int
+    step: int
+    time: datetime
+    steps: int
+    tokens: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    seconds: float | None = None
+    sampler_gap: float | None = None
+
+
+class RunReportResponse(Response):
+    """Values that a client has reported for a step. A later revision of the same step replaces this one."""
+
+    revision: int
+    step: int
+    time: datetime
+    values: dict[str, float]
+
+
+class RunMetricsResponse(Response):
+    """A part of a run's series, oldest first. `after` and `after_reported` are the cursors of the next request."""
+
+    steps: list[RunStepResponse]
+    reported: list[RunReportResponse]
+    after: int
+    after_reported: int
+    more: bool
 
 
 class TrainingRunsResponse(Response):

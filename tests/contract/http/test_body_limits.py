@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import PROTOBUF, TestedServer, one_server, running_server, settings_for, training_body
-from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
+from tinsmith_server.routes.http.uploads import BODY_BYTES, limit_of
 from tinsmith_server.services.training import operation_bodies
 from tinsmith_server.wire.head import trained_tokens
 

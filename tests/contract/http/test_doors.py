@@ -11,7 +11,7 @@ import httpx
 import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import API_KEY, TestedServer, running_server, settings_for
-from tinsmith_server.routes.middleware import pages_are_open
+from tinsmith_server.routes.http.middleware import pages_are_open
 from tinsmith_server.settings import Settings
 
 pytestmark = pytest.mark.core

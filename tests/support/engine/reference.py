@@ -146,7 +146,10 @@ class ReferenceEngine:
             adapter.gradients = {name: gradients[name] + mine.scratch[name] for name in mine.scratch}
         return Outcome(
             outputs=[{"logprobs": logprobs} for logprobs, _ in results],
-            metrics={"loss:sum": float(sum(loss for _, loss in results))},
+            metrics={
+                "loss:sum": float(sum(loss for _, loss in results)),
+                "tokens:sum": float(sum(_active_tokens(datum) for datum in work.datums)),
+            },
             trained_tokens=0 if work.forward_only else sum(datum.length for datum in work.datums),
             input_tokens=sum(datum.length for datum in work.datums),
         )
@@ -180,7 +183,7 @@ class ReferenceEngine:
         adapter.step += 1
         for name in adapter.weights:
             _adam(adapter, name, gradients[name] * np.float32(clip), params)
-        return {"grad_norm": norm}
+        return {"grad_norm": norm, "step": float(adapter.step)}
 
     def clear_gradients(self, adapter_id: str) -> None:
         if adapter_id in self._adapters:
@@ -253,6 +256,12 @@ def _check(index: int, datum: Datum, loss: str) -> None:
     for name, values in datum.loss_inputs.items():
         if len(values) != datum.length:
             raise UserError(f"datum {index}: {name} has length {len(values)}, not {datum.length}.")
+
+
+def _active_tokens(datum: Datum) -> int:
+    """Return the number of targets with a weight or an advantage."""
+    weights = datum.loss_inputs.get("weights", datum.loss_inputs.get("advantages"))
+    return datum.loss_inputs["target_tokens"].size if weights is None else int(np.count_nonzero(weights))
 
 
 def _loss(name: str, logprobs: Floats, datum: Datum) -> tuple[float, Floats]:

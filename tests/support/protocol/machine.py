@@ -28,6 +28,7 @@ from support.protocol.reference import (
     Position,
     Ready,
     SampleReference,
+    Step,
 )
 from support.server.fake_fleet import BASE_MODEL
 from tinsmith_trainer.engines.base import AdapterState
@@ -494,6 +495,16 @@ class ProtocolMachine(RuleBasedStateMachine):
         for session in self._open_sessions():
             await self._finish(session)
         await self._released()
+        for model in self.models:
+            await self._check_series(model)
+
+    async def _check_series(self, model: Model) -> None:
+        """Check that each step stands in the series of its run, once and with the figures of its gradients."""
+        await self.here.services._events.drain(self.here.worker.worker_id)
+        model_id = model.reference.model_id
+        series = await self.here.services._store.run_steps(model_id, 0, 10_000)
+        kept = [Step(one.step, one.tokens, one.loss, one.grad_norm or 0.0) for one in series]
+        assert kept == model.reference.steps, f"{model_id}: {kept}, not {model.reference.steps}"
 
     async def _send_last_words(self, model: Model) -> None:
         """Return the window's weights, moments and steps, in which it differs from others."""

@@ -6,13 +6,14 @@ engine, which each model here has for itself, and which sees its operations one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import orjson
 from support.engine.reference import ReferenceEngine
 from tinsmith_rpc import wire_pb2
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, Outcome, Work
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.wire.codec import decode_forward_backward, encode_forward_backward, open_body
 
@@ -66,6 +67,23 @@ Answer = Ready | Failed | Waiting | Over
 WAITING, OVER = Waiting(), Over()
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A point of the run's series."""
+
+    step: int
+    tokens: int
+    loss: float | None
+    grad_norm: float
+
+    @classmethod
+    def of(cls, window: Sequence[Outcome], metrics: Mapping[str, float]) -> Step:
+        terms = sum(outcome.metrics["tokens:sum"] for outcome in window)
+        loss = sum(outcome.metrics["loss:sum"] for outcome in window) / terms if terms else None
+        tokens = sum(outcome.input_tokens for outcome in window)
+        return cls(int(metrics["step"]), tokens, loss, metrics["grad_norm"])
+
+
 @dataclass
 class ModelReference:
     """One model: an adapter, an optimizer and a queue of calls."""
@@ -79,6 +97,8 @@ class ModelReference:
     applied: Position = (0, 0)
     closed_below: Position = (0, 0)
     window_is_broken: bool = False
+    steps: list[Step] = field(default_factory=list)
+    _window: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.engine = ReferenceEngine()
@@ -186,15 +206,20 @@ class ModelReference:
             raise
         while running.next_tokens:
             self.engine.advance([running])
-        return Ready(encode_forward_backward(self.engine.finish(running)))
+        outcome = self.engine.finish(running)
+        if not request.forward_only:
+            self._window.append(outcome)
+        return Ready(encode_forward_backward(outcome))
 
     def _optim_step(self) -> Answer:
         """Run a step. A window that is not whole fails its step, and no later one."""
+        window, self._window = self._window, []
         if self.window_is_broken:
             self.window_is_broken = False
             self.engine.clear_gradients(self.model_id)
             return Failed("optim_step was not applied")
         metrics = self.engine.optim_step(self.model_id, ADAM)
+        self.steps.append(Step.of(window, metrics))
         return Ready(orjson.dumps({"metrics": metrics, "grad_norm": metrics["grad_norm"]}))
 
     def _save(self, name: str) -> Answer:
@@ -209,7 +234,7 @@ class ModelReference:
         loaded = self.shelf[path]
         self.engine.load_state(self.model_id, loaded, with_optimizer=True)
         self.engine.clear_gradients(self.model_id)
-        self.window_is_broken = False
+        self.window_is_broken, self._window = False, []
         return Ready(orjson.dumps({"path": path, "model_id": self.model_id, "type": "load_weights"}))
 
 

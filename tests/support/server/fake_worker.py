@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import time
 import uuid
 from array import array
@@ -386,12 +387,29 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             case worker_pb2.FORWARD_BACKWARD:
                 output = wire_pb2.ForwardBackwardOutput(metrics={"loss:sum": float(request.seq_id)})
                 return proto_result(output.SerializeToString())
+            case worker_pb2.OPTIM_STEP:
+                self._report(step_done=self._step(request))
         save = _save_in(request)
         outcome = json_result({"metrics": {}}) if save is None else self._save(request, save)
         if request.kind == worker_pb2.RELEASE_MODEL:
             reason = worker_pb2.ReleaseModel.FromString(request.payload).reason
             self._report(model_released=worker_pb2.ModelReleased(model_id=request.model_id, reason=reason))
         return outcome
+
+    def _step(self, request: worker_pb2.SubmitRequest) -> worker_pb2.StepDone:
+        """Return a step as a worker reports it; the numbers only tell steps apart."""
+        steps = [event.step_done.model_id for event in self.events if event.HasField("step_done")]
+        return worker_pb2.StepDone(
+            model_id=request.model_id,
+            position=request.seq_id,
+            step=steps.count(request.model_id) + 1,
+            tokens=2,
+            loss=1 / request.seq_id,
+            grad_norm=float(request.seq_id),
+            learning_rate=worker_pb2.OptimStep.FromString(request.payload).learning_rate,
+            seconds=0.5,
+            sampler_gap=math.nan,
+        )
 
     def _report(self, **what: Any) -> None:
         self.events.append(worker_pb2.Event(event_id=len(self.events) + 1, epoch=self.epoch, time=time.time(), **what))

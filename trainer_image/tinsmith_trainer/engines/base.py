@@ -217,7 +217,9 @@ class Engine(CallRunner, Protocol):
         """Create an adapter. A is drawn from the seed in PEFT's way, B is zero, and the optimizer has no state."""
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
-        """Clip the gradient, step AdamW and clear the accumulator. Metrics include `grad_norm`, before clipping.
+        """Clip the gradient, step AdamW and clear the accumulator.
+
+        Metrics include `grad_norm`, before clipping, and `step`, which counts this step, too.
 
         An empty accumulator counts as a zero gradient, and the step number still advances. A non-finite gradient norm
         raises UserError; then only the accumulator is cleared.

@@ -88,6 +88,10 @@ CREATE TABLE IF NOT EXISTS plain_calls ( -- positions of operations that came wi
     model_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     PRIMARY KEY (model_id, first)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gradients (   -- what the calls since a model's last optimizer step have added up
+    model_id TEXT PRIMARY KEY, tokens INTEGER NOT NULL, seconds REAL NOT NULL,
+    loss REAL NOT NULL, loss_terms INTEGER NOT NULL, gap REAL NOT NULL, gap_tokens INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS interruptions (
     model_id TEXT NOT NULL, seq_id INTEGER NOT NULL, purpose TEXT NOT NULL, count INTEGER NOT NULL,
     life TEXT NOT NULL,               -- of the process that was counted last

@@ -196,7 +196,7 @@ def forget_released_models(db: Database) -> list[str]:
         " AND NOT EXISTS (SELECT 1 FROM operations WHERE operations.model_id = models.model_id)"
     )
     forgotten = [str(model_id) for (model_id,) in rows.fetchall()]
-    for table in ("forgotten", "plain_calls", "saved_names", "interruptions", "models"):
+    for table in ("forgotten", "plain_calls", "saved_names", "gradients", "interruptions", "models"):
         db.executemany(f"DELETE FROM {table} WHERE model_id = ?", [(model_id,) for model_id in forgotten])
     return forgotten
 

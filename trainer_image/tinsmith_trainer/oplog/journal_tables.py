@@ -58,6 +58,30 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientSums:
+    """The sums of a call that adds to the gradients.
+
+    `loss` is the sum over `loss_terms` tokens or datums, `gap` the sum of |trainer logprob - sampler logprob| over
+    `gap_tokens` tokens, and `tokens` are the tokens of all inputs.
+    """
+
+    tokens: int
+    loss: float
+    loss_terms: int
+    gap: float = 0.0
+    gap_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """The figures of an optimizer step. `grad_norm` is the norm before clipping."""
+
+    step: int
+    learning_rate: float
+    grad_norm: float
+
+
+@dataclass(frozen=True, slots=True)
 class OperationResult:
     """The result of an operation, as clients get it from the journal."""
 
@@ -79,6 +103,9 @@ class OperationResult:
     # the reason of the model's release, which may be empty; None: the model is not released
     releases: str | None = None
     given_up: bool = False
+    seconds: float = 0.0  # of the engine
+    gradient: GradientSums | None = None  # only for a forward_backward
+    step: StepFigures | None = None  # only for an optim_step
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.oplog.journal_tables import CREATES, Database, Operation, OperationResult, set_model_phase
+from tinsmith_trainer.oplog.step_events import note_gradient, take_step
 from tinsmith_trainer.process.in_flight_marker import InFlightWork, Interruption
 
 NEVER_READ = b""
@@ -46,6 +47,9 @@ def write_operation_result(db: Database, operation: Operation, result: Operation
     saved = _add_events(db, model_id, result, stamp)
     record_result(db, model_id, operation.seq_id, replace(result, event_id=saved), stamp.time)
     forget_interruptions(db, InFlightWork("operation", model_id, operation.seq_id))
+    note_gradient(db, operation, result)
+    if (step := take_step(db, operation, result)) is not None:
+        stamp.add_event(db, step)
     if result.given_up:
         drop_body(db, model_id, operation.seq_id)
     if result.snapshot is not None:
@@ -126,6 +130,7 @@ def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest
 def forget_model(db: Database, model_id: str) -> None:
     """Mark the model as released. The results of the model are kept; inputs and snapshot are deleted."""
     set_model_phase(db, model_id, "released")
+    db.execute("DELETE FROM gradients WHERE model_id = ?", (model_id,))
     db.execute("UPDATE models SET snapshot_file = NULL, snapshot_digest = NULL WHERE model_id = ?", (model_id,))
     db.execute("UPDATE operations SET payload = NULL WHERE model_id = ? AND payload IS NOT NULL", (model_id,))
 

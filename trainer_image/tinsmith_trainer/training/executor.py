@@ -31,7 +31,7 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.imports.size_limits import SizeLimits
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
+from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult, StepFigures
 from tinsmith_trainer.process.failpoints import reach
 from tinsmith_trainer.training.loading import check_rank, check_same_shape
 
@@ -199,9 +199,11 @@ class Executor:
             weight_decay=request.weight_decay,
             grad_clip_norm=request.grad_clip_norm,
         )
-        metrics = _json_floats(self._engine.optim_step(model_id, params))
+        measured = self._engine.optim_step(model_id, params)
+        metrics = _json_floats(measured)
         # Programs for tinker-cloud read the norm here.
-        return OperationResult(orjson.dumps({"metrics": metrics, "grad_norm": metrics["grad_norm"]}))
+        step = StepFigures(int(measured["step"]), request.learning_rate, measured["grad_norm"])
+        return OperationResult(orjson.dumps({"metrics": metrics, "grad_norm": metrics["grad_norm"]}), step=step)
 
 
 def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights | None:

@@ -215,8 +215,9 @@ class OperationRunner:
                 result = self._execute_at_once(queue, entry)
         if result is None:
             return Yielded()
-        self._note_success(queue, operation, result, self._tools.engine.clock_seconds() - started)
-        return result
+        seconds = self._tools.engine.clock_seconds() - started
+        self._note_success(queue, operation, result, seconds)
+        return replace(result, seconds=seconds)
 
     def _advance(self, queue: ModelQueue, entry: Entry) -> OperationResult | Yielded:
         """Compute the next microbatch of a training call. After the last microbatch, finish the call."""
@@ -233,7 +234,7 @@ class OperationRunner:
         seconds = tools.engine.clock_seconds() - started
         tools.pace.note(0, seconds)  # calls that are not divided are computed here
         self._note_success(queue, entry.operation, result, call.seconds + seconds)
-        return result
+        return replace(result, seconds=call.seconds + seconds)
 
     def _execute_at_once(self, queue: ModelQueue, entry: Entry) -> OperationResult | None:
         """Run an operation that is not a training call. Return None for a save that is in progress or that waits."""

@@ -10,11 +10,12 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from tinsmith_rpc import CUSTOM_LOSS
 
 from tinsmith_trainer.engines.base import Call, Engine, Outcome, Work
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.oplog.journal_tables import OperationResult
+from tinsmith_trainer.oplog.journal_tables import GradientSums, OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import Ready
 from tinsmith_trainer.training.fair_shares import Contender
@@ -58,19 +59,22 @@ class LogprobGap:
     weight: float = 0.98
     value: float = field(default=float("nan"))
 
-    def observe(self, call: ForwardBackward, outcome: Outcome) -> None:
-        if call.loss.name == CUSTOM_LOSS:  # the inputs of a custom loss may have any meaning
-            return
-        gaps = [
-            np.abs(output["logprobs"] - datum.loss_inputs["logprobs"])[datum.loss_inputs["advantages"] != 0]
-            for datum, output in zip(call.datums, outcome.outputs, strict=True)
-            if "logprobs" in datum.loss_inputs and "advantages" in datum.loss_inputs
-        ]
-        values = np.concatenate(gaps) if gaps else np.empty(0)
-        if not values.size:
-            return
-        mean = float(values.mean())
-        self.value = mean if np.isnan(self.value) else self.weight * self.value + (1 - self.weight) * mean
+    def observe(self, gaps: NDArray[np.float32]) -> None:
+        if gaps.size:
+            mean = float(gaps.mean())
+            self.value = mean if np.isnan(self.value) else self.weight * self.value + (1 - self.weight) * mean
+
+
+def sampler_gaps(call: ForwardBackward, outcome: Outcome) -> NDArray[np.float32]:
+    """Return |trainer logprob - sampler logprob| of the call's tokens with an advantage, float32 `[tokens]`."""
+    if call.loss.name == CUSTOM_LOSS:  # the inputs of a custom loss may have any meaning
+        return np.empty(0, np.float32)
+    gaps = [
+        np.abs(output["logprobs"] - datum.loss_inputs["logprobs"])[datum.loss_inputs["advantages"] != 0]
+        for datum, output in zip(call.datums, outcome.outputs, strict=True)
+        if "logprobs" in datum.loss_inputs and "advantages" in datum.loss_inputs
+    ]
+    return np.concatenate(gaps) if gaps else np.empty(0, np.float32)
 
 
 class TrainingCalls:
@@ -98,7 +102,8 @@ class TrainingCalls:
     def finish(self, call: TrainingCall) -> OperationResult:
         """Add the gradients of a call after all microbatches of the call are computed. Raises TrainerError."""
         outcome = self._engine.finish(call.on_engine)
-        self.logprob_gap.observe(call.request, outcome)
+        gaps = sampler_gaps(call.request, outcome)
+        self.logprob_gap.observe(gaps)
         if self._reports_co_batching and call.most_models > 1:
             outcome = replace(outcome, metrics={**outcome.metrics, CO_BATCHED: float(call.most_models)})
         return OperationResult(
@@ -107,6 +112,7 @@ class TrainingCalls:
             trained_tokens=outcome.trained_tokens,
             input_tokens=outcome.input_tokens,
             forward_only=call.request.forward_only,
+            gradient=None if call.request.forward_only else _gradient_sums(call.request, outcome, gaps),
         )
 
     def _check_images(self, request: ForwardBackward) -> None:
@@ -163,6 +169,14 @@ class TrainingCalls:
         if contender.model_id in self._calls or len(self._calls) < MOST_CALLS:
             return True
         return all(call.contender.share != contender.share for call in self._calls.values())
+
+
+def _gradient_sums(call: ForwardBackward, outcome: Outcome, gaps: NDArray[np.float32]) -> GradientSums:
+    """Return what the call adds to the figures of the next step."""
+    is_custom = call.loss.name == CUSTOM_LOSS  # its metrics may have any meaning
+    loss_terms = len(call.datums) if is_custom else int(outcome.metrics["tokens:sum"])
+    gap = float(gaps.sum(dtype=np.float64))
+    return GradientSums(outcome.input_tokens, outcome.metrics["loss:sum"], loss_terms, gap, gaps.size)
 
 
 def _check_result_size(call: ForwardBackward) -> None:

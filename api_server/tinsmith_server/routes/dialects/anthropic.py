@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
-from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import EventWriter, TextGeneration, streamed_answer, whole_answer
 from tinsmith_server.routes.dialects.requests import (
     ANTHROPIC,
@@ -29,7 +28,8 @@ from tinsmith_server.routes.dialects.requests import (
     problems_as,
     status_of,
 )
-from tinsmith_server.routes.openapi import takes
+from tinsmith_server.routes.http.dependencies import ApiKey, ServicesDep, Tenant
+from tinsmith_server.routes.http.openapi import takes
 from tinsmith_server.wire.dialects.anthropic import (
     CountTokensRequest,
     MessageEvents,

@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
-from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import EventWriter, TextGeneration, streamed_answer, whole_answer
 from tinsmith_server.routes.dialects.requests import (
     OPENAI,
@@ -27,7 +26,8 @@ from tinsmith_server.routes.dialects.requests import (
     problems_as,
     status_of,
 )
-from tinsmith_server.routes.openapi import takes
+from tinsmith_server.routes.http.dependencies import ApiKey, ServicesDep, Tenant
+from tinsmith_server.routes.http.openapi import takes
 from tinsmith_server.wire.dialects.openai import (
     AnswerHead,
     ChatChunks,

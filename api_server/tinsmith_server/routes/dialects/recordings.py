@@ -15,9 +15,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from typing_extensions import override
 
-from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, Limit, Offset, ServicesDep, Tenant
-from tinsmith_server.routes.dialects.answers import EventStream, IndexedPiece, TextGeneration
+from tinsmith_server.routes.dialects.answers import IndexedPiece, TextGeneration
 from tinsmith_server.routes.dialects.openai import CALLS, OpenAiProblem, OpenAiRoute, answer_of
 from tinsmith_server.routes.dialects.requests import (
     RECORDED,
@@ -27,7 +25,10 @@ from tinsmith_server.routes.dialects.requests import (
     conversation_as,
     problems_as,
 )
-from tinsmith_server.routes.openapi import takes
+from tinsmith_server.routes.http.bodies import body_as
+from tinsmith_server.routes.http.dependencies import API_PREFIX, ApiKey, Limit, Offset, ServicesDep, Tenant
+from tinsmith_server.routes.http.event_stream import EventStream
+from tinsmith_server.routes.http.openapi import takes
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.recordings.recordings import RecordedRequest
 from tinsmith_server.store.records import Recording

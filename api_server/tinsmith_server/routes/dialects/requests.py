@@ -16,12 +16,12 @@ from typing_extensions import override
 
 from tinsmith_server.errors import NotFound, TinsmithError, TooBusy, Unprocessable
 from tinsmith_server.logs import get_logger, redact
-from tinsmith_server.routes.bodies import whole_body
-from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant
-from tinsmith_server.routes.openapi import PROBLEMS
-from tinsmith_server.routes.planned_route import Handler, PlannedRoute
-from tinsmith_server.routes.problems import faults_of, http_status
-from tinsmith_server.routes.uploads import AccountDep
+from tinsmith_server.routes.http.bodies import whole_body
+from tinsmith_server.routes.http.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant
+from tinsmith_server.routes.http.openapi import PROBLEMS
+from tinsmith_server.routes.http.planned_route import Handler, PlannedRoute
+from tinsmith_server.routes.http.problems import faults_of, http_status
+from tinsmith_server.routes.http.uploads import AccountDep
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.wire.dialects.texts import CONVERSATION
 from tinsmith_server.wire.json_bodies import BadJson, read_object, sentence

@@ -38,6 +38,7 @@ class Inspection:
         self._loads = loads
         self._queued = queued
         self.workers: Mapping[str, worker_pb2.DescribeReply] = {}
+        self.models: Mapping[str, worker_pb2.ModelStatus] = {}
         self.rows: Mapping[str, int] = {}
 
     @property
@@ -52,6 +53,7 @@ class Inspection:
         descriptions = await asyncio.gather(*(_describe(handle) for handle in handles))
         seen = zip(handles, descriptions, strict=True)
         self.workers = {handle.sampler_id: reply for handle, reply in seen if reply is not None}
+        self.models = {model.model_id: model for reply in self.workers.values() for model in reply.models}
         self._loads.refresh(self.workers, sampler_ids - self.workers.keys())
         await self._queued.refresh(self.workers.values())
         self.rows = await self._store.counts()

@@ -126,6 +126,7 @@ class Background:
         await self._imports.sweep()
         await self._reaper.delete_expired_recordings()
         await self._usage.sweep()
+        await self._store.fold_series()
         await self._sessions.sweep()
         await self._store.delete_expired_replicas()
 

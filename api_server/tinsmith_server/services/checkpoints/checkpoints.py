@@ -1,9 +1,8 @@
-"""Training runs and their checkpoints: list, get, delete, publish, set an expiry, and describe."""
+"""The checkpoints of tenants: list, get, delete, publish, set an expiry, and describe."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -14,21 +13,12 @@ from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, Checkp
 from tinsmith_server.services.checkpoints.promotions import refuse_to_end
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.rows import in_steps, owned_model
-from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, PromotedPath, utc_now
+from tinsmith_server.store.records import Checkpoint, Clock, Page, PromotedPath, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import CheckpointType, TinkerPath
 
 Types: TypeAlias = frozenset[CheckpointType]
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRun:
-    """A model with its newest checkpoints."""
-
-    model: Model
-    last_checkpoint: Checkpoint | None
-    last_sampler_checkpoint: Checkpoint | None
 
 
 class Checkpoints:
@@ -45,16 +35,6 @@ class Checkpoints:
         self._lookup = lookup
         self._retention = retention
         self._clock = clock
-
-    async def runs(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[TrainingRun]:
-        async def read(limit: int, offset: int) -> Page[Model]:
-            return await self._store.list_models(tenant, limit, offset, project_id)
-
-        page = await in_steps(read, limit, offset)
-        return Page(tuple([await self._run(model) for model in page.rows]), page.total)
-
-    async def run(self, tenant: str, run_id: str) -> TrainingRun:
-        return await self._run(await owned_model(self._store, tenant, run_id))
 
     async def of_run(self, tenant: str, run_id: str, types: Types) -> list[Checkpoint]:
         """Return the run's checkpoints of these types."""
@@ -130,14 +110,6 @@ class Checkpoints:
         if checkpoint.tenant != tenant:
             raise NotFound(f"you have no checkpoint {path}")
         return checkpoint
-
-    async def _run(self, model: Model) -> TrainingRun:
-        checkpoints = self._unexpired(await self._store.checkpoints_of_run(model.model_id))
-        return TrainingRun(
-            model,
-            next((checkpoint for checkpoint in checkpoints if checkpoint.type == "training"), None),
-            next((checkpoint for checkpoint in checkpoints if checkpoint.type == "sampler"), None),
-        )
 
     def _unexpired(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
         now = self._clock()

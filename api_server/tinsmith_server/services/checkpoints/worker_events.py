@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from tinsmith_rpc import worker_pb2
@@ -18,7 +19,16 @@ from tinsmith_server.services.accounts.audit import of_new
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
-from tinsmith_server.store.records import Checkpoint, CheckpointType, Clock, FinalState, Model, SamplingSession, utc_now
+from tinsmith_server.store.records import (
+    Checkpoint,
+    CheckpointType,
+    Clock,
+    FinalState,
+    Model,
+    RunStep,
+    SamplingSession,
+    utc_now,
+)
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.ids import parse_sampling_session_id
 
@@ -28,6 +38,7 @@ log = get_logger(__name__)
 CONNECT_SECONDS = 20.0
 # This time is short, because the worker was connected a moment before.
 RECONNECT_SECONDS = 2.0
+STEPS_TOGETHER_SECONDS = 0.5
 
 CHECKPOINT_TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
     worker_pb2.TRAINING: "training",
@@ -102,13 +113,20 @@ class Events:
             await self.drain(worker_id, connect_seconds)
 
     async def follow(self, worker_id: str, hold_seconds: float) -> None:
-        """Wait for the worker's next events, and apply them. Raises WorkerUnavailable."""
-        await self._apply_next(worker_id, hold_seconds, CONNECT_SECONDS)
+        """Wait for the worker's next events, and apply them. Raises WorkerUnavailable.
+
+        The pause makes one transaction of many steps. A client that waits for an event does not wait for this task.
+        """
+        if await self._apply_next(worker_id, hold_seconds, CONNECT_SECONDS):
+            await asyncio.sleep(STEPS_TOGETHER_SECONDS)
 
     async def _apply_next(self, worker_id: str, hold_seconds: float, connect_seconds: float) -> int:
         worker = await self._fleet.worker(worker_id).connection(connect_seconds)
         cursor = (await self._store.get_worker(worker_id)).event_cursor
         events = await worker.events(cursor, hold_seconds)
+        steps = [event for event in events if event.HasField("step_done")]
+        if steps:
+            await self._add_steps(worker_id, steps)
         for event in events:
             await self._apply(worker_id, event)
         if events:
@@ -132,6 +150,11 @@ class Events:
                 await self._end(worker_id, released.model_id, "released", why)
             case "model_created":
                 await self._model_created(worker_id, event.model_created.model_id)
+
+    async def _add_steps(self, worker_id: str, events: Sequence[worker_pb2.Event]) -> None:
+        unknown = await self._store.add_steps([_step(event) for event in events])
+        if unknown:
+            log.error("steps of unknown models", worker_id=worker_id, model_ids=sorted(unknown))
 
     async def _model_created(self, worker_id: str, model_id: str) -> None:
         """Bind a model that a worker has created, if the worker's acknowledgement was lost.
@@ -200,6 +223,26 @@ def _checkpoint(event: worker_pb2.Event, model: Model, now: datetime) -> Checkpo
         expires_at=now + timedelta(seconds=saved.ttl_seconds) if saved.HasField("ttl_seconds") else None,
         user_metadata=dict(saved.user_metadata) if saved.has_user_metadata else None,
     )
+
+
+def _step(event: worker_pb2.Event) -> RunStep:
+    done = event.step_done
+    return RunStep(
+        run_id=done.model_id,
+        position=done.position,
+        step=done.step,
+        at=datetime.fromtimestamp(event.time, UTC),
+        tokens=done.tokens,
+        loss=_finite(done.loss),
+        grad_norm=_finite(done.grad_norm),
+        learning_rate=_finite(done.learning_rate),
+        seconds=_finite(done.seconds),
+        sampler_gap=_finite(done.sampler_gap),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _sampling_session(event: worker_pb2.Event, model: Model) -> SamplingSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.training.placement import Placement
+from tinsmith_server.services.training.slot_assignment import Wait
 from tinsmith_server.store.records import Model
 from tinsmith_server.store.store import Store
 
@@ -101,11 +102,14 @@ class Binding:
             return self._why_not_brought(current)
         return self._placement.reason(model) or self._why_not_brought(current)
 
-    async def unbound(self, tenant: str, limit: int) -> Sequence[tuple[Model, str | None]]:
-        """Return the tenant's waiting models at all replicas, oldest first, with the reason for each wait."""
-        models = await self._store.unbound_models(tenant, limit)
-        waiting = await self._placement.reasons([model for model in models if not model.worker_id])
-        return [(model, waiting.get(model.model_id) or self._why_not_brought(model)) for model in models]
+    async def waits_of(self, models: Sequence[Model]) -> Mapping[str, Wait]:
+        """Return what each of these models waits for. The models are not bound yet, at any replica."""
+        placed = await self._placement.waits([model for model in models if not model.worker_id])
+        found = {}
+        for model in models:
+            wait = placed.get(model.model_id, Wait(None))
+            found[model.model_id] = replace(wait, reason=wait.reason or self._why_not_brought(model))
+        return found
 
     def _why_not_brought(self, model: Model) -> str | None:
         """Return the reason why the model is not at its worker yet.

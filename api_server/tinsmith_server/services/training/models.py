@@ -100,14 +100,17 @@ class Models:
     async def waiting(self, tenant: str) -> list[WaitingModel]:
         """Return the tenant's models without a worker, oldest first, with the reason for each wait."""
         now = self._clock()
+        models = await self._store.unbound_models(tenant, WAITING_SHOWN)
+        waits = await self._binding.waits_of(models)
         return [
             WaitingModel(
                 model_id=model.model_id,
                 base_model=model.base_model,
                 waiting_seconds=max(0.0, (now - model.created_at).total_seconds()),
-                reason=reason,
+                reason=waits[model.model_id].reason,
+                queue_position=waits[model.model_id].number,
             )
-            for model, reason in await self._binding.unbound(tenant, WAITING_SHOWN)
+            for model in models
         ]
 
     def served_as(self, model: Model) -> ServedModel | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.training.slot_assignment import Capacity, QueuePosition, assign_slots, fair_order
+from tinsmith_server.services.training.slot_assignment import Capacity, QueuePosition, Wait, assign_slots, fair_order
 from tinsmith_server.store.records import Clock, Model, PlacementQueue, utc_now
 from tinsmith_server.store.store import Store
 
@@ -73,15 +73,19 @@ class PlacementRounds:
 
     def reason(self, model: Model) -> str | None:
         """Return what the model waits for. The model must have been in the queue at the last read of the queue."""
-        if self._positions is None:
-            self._positions = {one.model_id: number for number, one in enumerate(fair_order(self._queue), 1)}
-        number = self._positions.get(model.model_id)
+        number = self.number(model)
         if self._failure is not None or number is None:
             return self._failure
         slots = sum(self._capacity().slots.values())
-        wait = QueuePosition(number, len(self._positions), slots, model.base_model, model.tenant)
+        wait = QueuePosition(number, len(self._queue.waiting), slots, model.base_model, model.tenant)
         next_step = self._next_steps.get((model.base_model, model.lora_rank), "")
         return wait.sentence(self._queue.holders, next_step, self._clock())
+
+    def number(self, model: Model) -> int | None:
+        """Return the model's number in the queue, from 1. Return None if the last read did not find the model."""
+        if self._positions is None:
+            self._positions = {one.model_id: number for number, one in enumerate(fair_order(self._queue), 1)}
+        return self._positions.get(model.model_id)
 
     async def look(self) -> None:
         """Read the queue, and keep the result."""
@@ -221,13 +225,14 @@ class Placement:
         keeper = self._keepers.get(self._weights(model.base_model))
         return keeper.reason(model) if keeper is not None else None
 
-    async def reasons(self, models: Sequence[Model]) -> Mapping[str, str]:
+    async def waits(self, models: Sequence[Model]) -> Mapping[str, Wait]:
         """Return what each model without a slot waits for, even if another replica places the model."""
-        found: dict[str, str] = {}
+        found: dict[str, Wait] = {}
         for weights in {self._weights(model.base_model) for model in models}:
             keeper = self._keepers.get(weights) or self._keeper(weights)
             await keeper.look()
-            found |= {model.model_id: reason for model in models if (reason := keeper.reason(model)) is not None}
+            own = [model for model in models if self._weights(model.base_model) == weights]
+            found |= {model.model_id: Wait(keeper.reason(model), keeper.number(model)) for model in own}
         return found
 
     def note_free(self) -> None:

@@ -105,6 +105,14 @@ def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Coll
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """The reason why a model waits, and its number in the queue, from 1. A field is None if it is not known."""
+
+    reason: str | None
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class QueuePosition:
     """The position of one model in its queue. `total` and `slots` describe the whole queue."""
 

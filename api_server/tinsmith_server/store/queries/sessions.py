@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -67,6 +67,17 @@ class SessionQueries(Queries):
 
         async def read(connection: AsyncConnection) -> Collection[str]:
             return [str(row[0]) for row in await connection.execute(query)]
+
+        return await self._database.read(read)
+
+    async def session_names(self, session_ids: Collection[str]) -> Mapping[str, str]:
+        """Return the display names of those sessions that have one."""
+        query = select(sessions.c.session_id, sessions.c.display_name).where(
+            sessions.c.session_id.in_(session_ids), sessions.c.display_name.is_not(None)
+        )
+
+        async def read(connection: AsyncConnection) -> Mapping[str, str]:
+            return {str(session_id): str(name) for session_id, name in await connection.execute(query)}
 
         return await self._database.read(read)
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 from tinsmith_server.metrics.server import Metrics
-from tinsmith_server.routes.middleware import HeadRequests, Observing, without_links
+from tinsmith_server.routes.http.middleware import HeadRequests, Observing, without_links
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from httpx import ASGITransport, AsyncClient
 from httpx import Response as Answered
 from pydantic import BaseModel
 from tinsmith_server.app import ROUTES
-from tinsmith_server.routes.dependencies import API_PREFIX
-from tinsmith_server.routes.planned_route import PlannedRoute, plan
+from tinsmith_server.routes.http.dependencies import API_PREFIX
+from tinsmith_server.routes.http.planned_route import PlannedRoute, plan
 
 CALLS_OF_A_LOOP = {"/asample", "/retrieve_future", "/forward_backward", "/optim_step", "/save_weights_for_sampler"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tinsmith_server import errors
 from tinsmith_server.errors import TinsmithError
-from tinsmith_server.routes.problems import HTTP_STATUS, http_status
+from tinsmith_server.routes.http.problems import HTTP_STATUS, http_status
 from tinsmith_server.store.connection import BadStoreUrl, StoreUnavailable
 
 

@@ -39,6 +39,9 @@ TABLES = {
     "saved_names": "model_id TEXT, kind INTEGER, name TEXT, event_id INTEGER",
     "forgotten": "model_id TEXT, first INTEGER, last INTEGER",
     "plain_calls": "model_id TEXT, first INTEGER, last INTEGER",
+    "gradients": (
+        "model_id TEXT, tokens INTEGER, seconds REAL, loss REAL, loss_terms INTEGER, gap REAL, gap_tokens INTEGER"
+    ),
     "interruptions": "model_id TEXT, seq_id INTEGER, purpose TEXT, count INTEGER, life TEXT, last_sign TEXT",
 }
 """The columns of format 1, in the order in which a row holds them."""

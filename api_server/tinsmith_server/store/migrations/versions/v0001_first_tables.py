@@ -13,6 +13,7 @@ _ROW_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     _keys_and_sessions()
     _models_and_workers()
+    _run_series()
     _sampling_sessions()
     _checkpoints_and_promotions()
     _recordings()
@@ -113,6 +114,53 @@ def _models_and_workers() -> None:
         sa.Column("event_cursor", sa.BigInteger(), nullable=False),
         sa.Column("home", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("worker_id", name="pk_workers"),
+    )
+
+
+def _run_series() -> None:
+    op.create_table(
+        "run_steps",
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("at", _TIME, nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False),
+        sa.Column("steps", sa.BigInteger(), nullable=False),
+        sa.Column("loss", sa.Double()),
+        sa.Column("grad_norm", sa.Double()),
+        sa.Column("learning_rate", sa.Double()),
+        sa.Column("seconds", sa.Double()),
+        sa.Column("sampler_gap", sa.Double()),
+        sa.PrimaryKeyConstraint("run_id", "position", name="pk_run_steps"),
+        sa.ForeignKeyConstraint(["run_id"], ["models.model_id"], name="fk_run_steps_run_id"),
+    )
+    op.create_table(
+        "run_reports",
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("at", _TIME, nullable=False),
+        sa.Column("values", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("run_id", "step", name="pk_run_reports"),
+        sa.ForeignKeyConstraint(["run_id"], ["models.model_id"], name="fk_run_reports_run_id"),
+        sa.UniqueConstraint("run_id", "revision", name="uq_run_reports_run_id_revision"),
+    )
+    op.create_table(
+        "run_progress",
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("at", _TIME),
+        sa.Column("loss", sa.Double()),
+        sa.Column("tokens_per_second", sa.Double()),
+        sa.Column("seconds_per_step", sa.Double()),
+        sa.Column("recent_losses", sa.LargeBinary(), nullable=False),
+        sa.Column("unfolded", sa.BigInteger(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("reports", sa.BigInteger(), nullable=False),
+        sa.Column("report_bytes", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("run_id", name="pk_run_progress"),
+        sa.ForeignKeyConstraint(["run_id"], ["models.model_id"], name="fk_run_progress_run_id"),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 from tinsmith_server.errors import TooBusy
-from tinsmith_server.routes.uploads import parts
+from tinsmith_server.routes.http.uploads import parts
 from tinsmith_server.services.accounts.body_budget import BodyBudget
 
 

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from tinsmith_server.routes.problems import HTTP_STATUS
+from tinsmith_server.routes.http.problems import HTTP_STATUS
 from tinsmith_server.wire import requests
 from tinsmith_server.wire.json_training import ForwardBackwardBody
 

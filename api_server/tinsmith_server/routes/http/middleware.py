@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.logs import get_logger
 from tinsmith_server.metrics.server import Metrics
-from tinsmith_server.routes.problems import problem
+from tinsmith_server.routes.http.problems import problem
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings, is_loopback
 

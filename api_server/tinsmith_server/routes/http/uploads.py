@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from tinsmith_server.errors import BodyTooLarge
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant, path_of
+from tinsmith_server.routes.http.dependencies import ServicesDep, Tenant, path_of
 from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.settings import Settings
 
@@ -55,6 +55,8 @@ BODY_BYTES: Mapping[str, int | str] = {
     # The body may name all samples that were fetched since the last poll.
     "/retrieve_futures": 4 * MIB,
     "/cancel_future": SMALL_BYTES,
+    # 100 points with 64 names each.
+    "/training_runs/{run_id}/metrics": MIB,
     "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
     "/copy_weights": SMALL_BYTES,
     "/weights_info": SMALL_BYTES,

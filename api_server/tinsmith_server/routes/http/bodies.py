@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import BodyTooLarge, TooBusy, Unprocessable
-from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, path_of
-from tinsmith_server.routes.uploads import AccountDep, limit_of, over, receive
+from tinsmith_server.routes.http.dependencies import ApiKey, ServicesDep, Tenant, path_of
+from tinsmith_server.routes.http.uploads import AccountDep, limit_of, over, receive
 from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.sampling import sample_requests
