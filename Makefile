@@ -22,10 +22,14 @@ WHEELS :=
 # Targets that run at the same time as the tests.
 ALSO :=
 CLUSTER := PYTHONPATH=dev/testcluster $(BIN)/python -m testcluster
-RESOLVE = "$$(dev/scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
+# `make upgrade` sets it; otherwise the locks keep their versions.
+UPGRADE :=
+RESOLVE = "$$(dev/scripts/find-uv)" pip compile $(UPGRADE) --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
 # For separate environments, which ignore the overrides of pyproject.toml.
 RESOLVE_ALONE = $(RESOLVE) --no-config
 IMAGE_TRANSFORMERS := $(addprefix transformers-,vllm sglang nemo-rl miles)
+RELEASE_TOOLS = PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/python dev/scripts
+WITH_RELEASE_TOOLS = $(RELEASE_TOOLS)/package_environment.py release-tools >&2 && $(RELEASE_TOOLS)/
 # Images have the versions of the tests.
 IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 
@@ -59,7 +63,7 @@ export HF_HUB_OFFLINE = 1
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check sizes docs golden format proto lock bench \
     test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-tinker-cloud test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
-    test-trainer-image debian-packages clean
+    test-trainer-image debian-packages clean upgrade packages set-version audit sbom chart image-list
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -221,6 +225,7 @@ proto: venv ## regenerate the Python code of rpc/tinsmith_rpc/*.proto
 
 lock: ## resolve dev/requirements/*.txt again
 	$(RESOLVE) --python-version 3.11 --extra dev pyproject.toml --output-file $(LOCK)
+	$(RESOLVE) --python-version 3.11 --extra all --constraints $(LOCK) pyproject.toml --output-file dev/requirements/single-machine.txt
 	$(RESOLVE) $(IN_IMAGES) --extra trainer --override dev/requirements/trainer-image-overrides.txt pyproject.toml \
 	    --output-file dev/requirements/trainer-image.txt
 	$(RESOLVE) $(IN_IMAGES) --extra trainer --extra megatron --override dev/requirements/trainer-image-overrides.txt \
@@ -240,13 +245,37 @@ lock: ## resolve dev/requirements/*.txt again
 	    --config-file dev/requirements/miles-cpu.toml dev/requirements/miles-cpu.in --output-file dev/requirements/miles-cpu.txt
 	$(RESOLVE_ALONE) --python-version 3.12 --override dev/requirements/nemo-rl-cpu-overrides.txt dev/requirements/gpu-lookalike.in \
 	    --output-file dev/requirements/gpu-lookalike.txt
-	$(RESOLVE_ALONE) --python-version 3.11 --no-annotate dev/requirements/uv.in --output-file dev/requirements/uv.txt
+	for lock in uv build release-tools; do \
+	    $(RESOLVE_ALONE) --python-version 3.11 --no-annotate dev/requirements/$$lock.in --output-file dev/requirements/$$lock.txt || exit 1; \
+	done
 	@# Packages that are added to third-party images, and packages that tests install over the locked ones.
 	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 playground:3.11 art:3.11 verifiers:3.11 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
-	    "$$(dev/scripts/find-uv)" pip compile --quiet --no-config --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	    "$$(dev/scripts/find-uv)" pip compile $(UPGRADE) --quiet --no-config --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	        --python-version $${lock#*:} dev/requirements/$${lock%:*}.in \
 	        --output-file dev/requirements/$${lock%:*}.txt || exit 1; \
 	done
+
+upgrade: ## resolve the locks again with the newest versions, and print a table of the changes
+	$(MAKE) --no-print-directory lock UPGRADE=--upgrade
+	"$$(dev/scripts/find-python $(PYTHON_VERSIONS))" dev/scripts/locks.py
+
+packages: ## build the wheel and the source distribution into dist/; REPOSITORY=URL and REF=TAG name the public repository of a release
+	"$$(dev/scripts/find-python $(PYTHON_VERSIONS))" dev/scripts/packages.py $(REPOSITORY:%=--repository %) $(REF:%=--ref %)
+
+set-version: ## write VERSION=0.2.0 to pyproject.toml and to each file that repeats it
+	"$$(dev/scripts/find-python $(PYTHON_VERSIONS))" dev/scripts/project_version.py $(or $(VERSION),$(error VERSION is not set: make set-version VERSION=0.2.0))
+
+audit: venv ## look up the packages of all locks in a database of known vulnerabilities
+	@$(WITH_RELEASE_TOOLS)audit.py
+
+sbom: venv ## write a software bill of materials (CycloneDX) for the wheel and for each image into dist/
+	@$(WITH_RELEASE_TOOLS)sboms.py
+
+chart: venv ## package the chart into dist/, for published images: REGISTRY=registry.example.com/team
+	@PYTHONPATH=dev/scripts $(BIN)/python dev/scripts/artifact_hub.py --registry $(or $(REGISTRY),$(error REGISTRY is not set: make chart REGISTRY=registry.example.com/team))
+
+image-list: venv ## list the images that a cluster without internet access needs, and the base images of their builds; REGISTRY=…
+	@PYTHONPATH=dev/scripts $(BIN)/python dev/scripts/image_list.py $(REGISTRY:%=--registry %)
 
 zoo: venv ## compare a tiny model of each family with plain PEFT and its own sampler; writes docs/reference/models.md
 	PYTHONPATH=tests $(BIN)/python -m support.zoo

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import artifact_hub
 import yaml
 from template_crd import template_crd
 
@@ -59,6 +60,7 @@ def generated_files() -> dict[Path, str]:
     definitions[TEMPLATE_CRD] = template_crd(SESSION_CRD)
     return {
         TEMPLATE_CRD: definitions[TEMPLATE_CRD],
+        CHART / "Chart.yaml": artifact_hub.chart_file(),
         CHART / "values.yaml": values_file(),
         CHART / "values.schema.json": json.dumps(chart_schema(), indent=2) + "\n",
         **{CHART / "files" / "crds" / crd.name: text for crd, text in definitions.items()},

@@ -70,6 +70,7 @@ COOKBOOK_EXTRAS = Packages("cookbook-extras", "Further packages of parts of tink
 PLAYGROUND = Packages("playground", "A playground for checkpoints", on_running_python=True)
 ART = Packages("art", "A trainer of agents", on_running_python=True)
 VERIFIERS = Packages("verifiers", "Environments of verifiers 0.4", on_running_python=True)
+RELEASE_TOOLS = Packages("release-tools", "Tools of a release", on_running_python=True)
 # This list has no PyTorch, because its packages take precedence over those in .venv.
 IMAGE_TRANSFORMERS = tuple(
     Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_running_python=True)
@@ -87,10 +88,11 @@ KNOWN: Mapping[str, Packages] = {
         PLAYGROUND,
         ART,
         VERIFIERS,
+        RELEASE_TOOLS,
         *IMAGE_TRANSFORMERS,
     )
 }
-FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
+FOR_TESTS = (VLLM, THIRD_PARTY, RELEASE_TOOLS, *IMAGE_TRANSFORMERS)
 """The environments that are made if the command line has no names. `make test` needs the default environments."""
 
 

@@ -187,13 +187,6 @@ def test_defaults_are_those_of_the_programs() -> None:
     assert default_of("apiServer.logLevel") == ServerSettings.model_fields["log_level"].default
 
 
-def test_the_chart_has_the_version_of_the_package() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version is not None
-    assert (chart["version"], chart["appVersion"]) == (version[1], version[1])
-
-
 def priority_classes(values: Object, **release: str) -> list[Object]:
     return [each for each in render(values, **release) if each["kind"] == "PriorityClass"]
 

@@ -1,0 +1,97 @@
+"""Write a software bill of materials (CycloneDX, JSON) for the wheel and for each image, from their locks.
+
+Sboms.py [--out DIR] An image also contains its base image. The bill names this base, whose publisher has its bill of
+materials. The same locks give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from image_list import bases_of
+from images.sources import GPU_IMAGES, IMAGES, OPTIONAL_IMAGES
+from locks import FOLDER, ROOT
+from locks import IMAGES as LOCKS
+from package_environment import RELEASE_TOOLS, environment_directory
+from project_version import project_version
+
+SPECIFICATION = "1.6"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A wheel or an image. `base` names the base images."""
+
+    name: str
+    kind: str
+    lock: Path
+    base: tuple[str, ...] = ()
+
+
+def products() -> Iterator[Product]:
+    yield Product("wheel", "application", FOLDER / "single-machine.txt")
+    for name, image in (IMAGES | OPTIONAL_IMAGES | GPU_IMAGES).items():
+        if name in LOCKS:
+            yield Product(name, "container", FOLDER / f"{LOCKS[name]}.txt", tuple(bases_of(image.dockerfile)))
+
+
+def bill_of(product: Product) -> dict[str, object]:
+    """Return the bill of cyclonedx-py for the lock, with the product as its subject."""
+    program = environment_directory(RELEASE_TOOLS) / "bin" / "cyclonedx-py"
+    options = [
+        "--output-reproducible",
+        "--spec-version",
+        SPECIFICATION,
+        "--output-format",
+        "JSON",
+        "--output-file",
+        "-",
+    ]
+    done = subprocess.run(
+        [program, "requirements", *options, product.lock], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
+    )
+    bill: dict[str, object] = json.loads(done.stdout)
+    metadata = bill.setdefault("metadata", {})
+    assert isinstance(metadata, dict)
+    metadata["component"] = _subject(product)
+    return bill
+
+
+def _subject(product: Product) -> dict[str, object]:
+    name = "tinsmith" if product.name == "wheel" else f"tinsmith/{product.name}"
+    subject: dict[str, object] = {
+        "bom-ref": name,
+        "type": product.kind,
+        "name": name,
+        "version": project_version(),
+        "licenses": [{"license": {"id": "Apache-2.0"}}],
+    }
+    if product.base:
+        subject["properties"] = [{"name": "tinsmith:base-image", "value": base} for base in product.base]
+    return subject
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=re.sub(r"\s+", " ", __doc__.partition("\n\n")[0]))
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the bills; default: dist")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for product in products():
+        bill = bill_of(product)
+        path = options.out / f"tinsmith-{project_version()}-{product.name}.cdx.json"
+        path.write_text(json.dumps(bill, indent=2, sort_keys=True) + "\n")
+        components = bill["components"]
+        assert isinstance(components, list)
+        print(f"{path}  {len(components)} packages of {product.lock.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
