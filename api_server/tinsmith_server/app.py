@@ -26,6 +26,8 @@ from tinsmith_server.routes import (
     training,
     usage,
 )
+from tinsmith_server.routes.console import bundle, session
+from tinsmith_server.routes.console.cookies import ConsoleCookies
 from tinsmith_server.routes.dialects import anthropic, openai, recordings
 from tinsmith_server.routes.dialects.requests import ShortPaths
 from tinsmith_server.routes.external_scaler import serving_scaler
@@ -52,7 +54,7 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 
 _OUTSIDE_THE_API = APIRouter(tags=["service"])
 _OUTSIDE_THE_API.add_api_route("/health", service.health, summary="Whether the server answers")
-_OUTSIDE_THE_API.routes.extend(pages.router.routes)
+_OUTSIDE_THE_API.routes.extend([*pages.router.routes, *session.router.routes])
 
 # Starlette compares a path with these routers in order, so the most frequent calls come first.
 ROUTERS: tuple[APIRouter, ...] = (
@@ -103,7 +105,7 @@ def create_app(
         description="Paths below /oai/api/v1 and /anthropic/api/v1 are also served below /v1.",
         lifespan=_lifespan(settings, fleet or fleet_of(settings), metrics, clock),
         telemetry=NO_TELEMETRY,
-        routes=[*ROUTES, *_OUTSIDE_THE_API.routes],
+        routes=[*ROUTES, *_OUTSIDE_THE_API.routes, *bundle.console_files(bundle.BUNDLE).routes],
     )
     app.add_api_route(
         METRICS_PATH,
@@ -116,6 +118,8 @@ def create_app(
     app.add_middleware(ShortPaths)
     app.add_middleware(ConcurrencyLimit)
     app.add_middleware(PageAuth, settings=settings, pages={*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH})
+    if settings.require_keys:
+        app.add_middleware(ConsoleCookies)
     app.add_middleware(AddressLimit, settings=settings)
     if not settings.require_keys:
         app.add_middleware(LoopbackOnly)

@@ -21,6 +21,10 @@ class TokenRefused(AuthenticationFailed):
     """
 
 
+class Forbidden(TinsmithError):
+    """The key is known, but its role does not allow the call."""
+
+
 class NotFound(TinsmithError):
     """The object does not exist, or belongs to another tenant. Another tenant's object looks like a missing object."""
 
@@ -31,6 +35,10 @@ class Gone(TinsmithError):
 
 class Unprocessable(TinsmithError):
     """The request cannot be understood well enough to create a future."""
+
+
+class Conflict(TinsmithError):
+    """The change would break a rule of the installation. A repetition cannot succeed."""
 
 
 class BodyTooLarge(TinsmithError):

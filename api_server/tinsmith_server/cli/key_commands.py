@@ -15,7 +15,7 @@ from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.services.accounts.keys import DEFAULT_TENANT, Keys, check_tenant_name
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.connection import parse_store_url
-from tinsmith_server.store.records import ApiKey
+from tinsmith_server.store.records import ApiKey, Role
 from tinsmith_server.store.store import open_store
 
 T = TypeVar("T")
@@ -32,6 +32,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value, for 
 def create(
     name: Annotated[str | None, typer.Argument(help="Purpose of the key.")] = None,
     tenant: Annotated[str, typer.Option(help="Tenant that the key belongs to.")] = DEFAULT_TENANT,
+    role: Annotated[
+        Role, typer.Option(help="reader: looks only; member: also trains and samples; admin: also manages tenants.")
+    ] = "member",
     data: Data = None,
     database_url: DatabaseUrl = None,
     config: Config = None,
@@ -43,7 +46,7 @@ def create(
         raise typer.Exit(2)
     _check_tenant(tenant)
     made = _with_keys(
-        data, database_url, config, lambda service: service.create(tenant, name or ""), may_make_store=True
+        data, database_url, config, lambda service: service.create(tenant, name or "", role), may_make_store=True
     )
     if as_json:
         _print_json({**_fields(made.record), "key": made.secret})
@@ -66,10 +69,11 @@ def list_(
     if as_json:
         _print_json([_fields(key) for key in found])
         return
-    typer.echo("ID\tKEY\tTENANT\tMADE\tSTATE\tNAME")
+    typer.echo("ID\tKEY\tTENANT\tROLE\tMADE\tSTATE\tNAME")
     for key in found:
         state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "active"
-        typer.echo(f"{key.key_id}\t{key.prefix}...\t{key.tenant}\t{key.created_at:%Y-%m-%d}\t{state}\t{key.name}")
+        made = f"{key.created_at:%Y-%m-%d}"
+        typer.echo(f"{key.key_id}\t{key.prefix}...\t{key.tenant}\t{key.role}\t{made}\t{state}\t{key.name}")
 
 
 @keys.command("revoke")
@@ -157,7 +161,8 @@ def _nothing_there(settings: Settings, missing: Path) -> str:
 async def _on_store(settings: Settings, use: Callable[[Keys], Awaitable[T]]) -> T:
     store = await open_store(settings.store_url)
     try:
-        return await use(Keys(store, static_key=None))
+        static_key = settings.api_key.get_secret_value() if settings.api_key else None
+        return await use(Keys(store, static_key))
     finally:
         await store.close()
 
@@ -168,6 +173,7 @@ def _fields(key: ApiKey) -> dict[str, Any]:
         "prefix": key.prefix,
         "tenant": key.tenant,
         "name": key.name,
+        "role": key.role,
         "created_at": key.created_at,
         "revoked_at": key.revoked_at,
     }

@@ -1,21 +1,17 @@
-"""Pages for a browser: a front page, and a page of all calls in Swagger UI.
+"""Pages for a browser: the way to the console, and a page of all calls in Swagger UI.
 
 The pages load nothing from other servers.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
-
-from tinsmith_server.routes.dialects.requests import SHORT, base_url
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 
 DOCS_PATH = "/docs"
 OPENAPI_PATH = "/openapi.json"
@@ -66,15 +62,6 @@ _DOCS_PAGE = f"""<!DOCTYPE html>
 </html>
 """
 
-_STYLE = """
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; }
-th, td { text-align: left; padding: .3rem 1.5rem .3rem 0; vertical-align: top; }
-code { overflow-wrap: anywhere; }
-@media (prefers-color-scheme: dark) { body { background: #181a1b; color: #e8e6e3; } a { color: #8ab4f8; } }
-"""
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-_FRONT_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; {_NOTHING_ELSE}"
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 router = APIRouter()
@@ -82,11 +69,13 @@ router = APIRouter()
 
 @router.get("/", tags=["service"], summary="What this is", response_class=JSONResponse)
 async def front_page(request: Request) -> Response:
-    """Describe the server. A browser gets a page, and other clients get JSON."""
+    """Describe the server to a program. A browser is redirected to the console.
+
+    The address is relative, so that it works behind a proxy that serves this below a path.
+    """
     headers = {"Vary": "Accept"}
     if prefers_html(request.headers.get("accept", "")):
-        policy = {"Content-Security-Policy": _FRONT_POLICY}
-        return HTMLResponse(_front_page(request), headers=headers | _HEADERS | policy)
+        return RedirectResponse("console/", headers=headers | _HEADERS)
     detail = (
         "Tinsmith serves the Tinker training API here, under /api/v1. /docs describes every call; `tinsmith doctor` "
         "checks that your programs can use it."
@@ -108,41 +97,6 @@ def _weight(text: str) -> float:
         return float(text)
     except ValueError:
         return 0.0
-
-
-def _front_page(request: Request) -> str:
-    clients = (
-        ("tinker SDK", "TINKER_BASE_URL", base_url(request, "")),
-        ("OpenAI's clients", "base_url", base_url(request, SHORT)),
-        ("Anthropic's clients", "base_url", base_url(request, "")),
-    )
-    rows = "\n".join(
-        f"<tr><td>{client}</td><td><code>{name}</code></td><td><code>{escape(url)}</code></td></tr>"
-        for client, name, url in clients
-    )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Tinsmith {escape(VERSION)}</title>
-<link rel="icon" href="data:,">
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>Tinsmith {escape(VERSION)}</h1>
-<p>A self-hosted server for the Tinker fine-tuning API. Programs train LoRA adapters here with the tinker SDK, and
-sample from base models and adapters with the SDK or with OpenAI's and Anthropic's clients. Each needs an API key.</p>
-<table>
-<tr><th>Client</th><th>Setting</th><th>Value</th></tr>
-{rows}
-</table>
-<p><a href="docs">All calls</a>, and the same as <a href="openapi.json">OpenAPI document</a>.
-<code>tinsmith doctor</code> checks that your programs can use this server. The documentation is the folder
-<code>docs</code> of Tinsmith's source.</p>
-</body>
-</html>
-"""
 
 
 @router.get(DOCS_PATH, include_in_schema=False)

@@ -141,11 +141,12 @@ async def exchange(_tenant: Tenant, key: ApiKey, services: ServicesDep) -> Token
 
 @router.get("/auth/apikey/me", summary="The caller's key")
 async def own_key(tenant: Tenant, key: ApiKey, services: ServicesDep) -> KeyResponse:
-    record = await services.keys.record_of(key)
+    caller = await services.keys.caller(key)
     return KeyResponse(
-        key_id=record.key_id if record else 0,
-        name=record.name if record else "the server's static key",
-        note=record.prefix if record else "",
+        key_id=caller.key_id,
+        name=caller.name,
+        note=caller.prefix,
+        role=caller.role,
         details=KeyDetails(org_details=OrganizationName(name=tenant), user_details=UserAddress(email=tenant)),
     )
 

@@ -10,8 +10,8 @@ from tinsmith_server.routes.http.bodies import body_as
 from tinsmith_server.routes.http.dependencies import API_PREFIX, IdempotencyKey, Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.http.openapi import takes
 from tinsmith_server.routes.http.planned_route import PlannedRoute
-from tinsmith_server.services.accounts.keys import tenant_urn
 from tinsmith_server.services.accounts.sessions import FoundSession
+from tinsmith_server.services.accounts.tokens import tenant_urn
 from tinsmith_server.store.records import Session
 from tinsmith_server.wire.requests import (
     CreateSessionRequest,

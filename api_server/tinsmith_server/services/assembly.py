@@ -7,6 +7,7 @@ from functools import cached_property
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.services.accounts.admission import Admission
 from tinsmith_server.services.accounts.audit import AuditLog
+from tinsmith_server.services.accounts.console_sessions import ConsoleSessions
 from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.accounts.quotas import TenantQuotas
 from tinsmith_server.services.accounts.sessions import Sessions, SessionSearch
@@ -80,6 +81,10 @@ class Services:
     def keys(self) -> Keys:
         static_key = self.settings.api_key.get_secret_value() if self.settings.api_key else None
         return Keys(self._store, static_key, self._clock, required=self.settings.require_keys)
+
+    @cached_property
+    def console_sessions(self) -> ConsoleSessions:
+        return ConsoleSessions(self._store, self.keys, self._clock)
 
     @cached_property
     def admission(self) -> Admission:

@@ -17,6 +17,7 @@ FINAL_STATES: frozenset[str] = frozenset(get_args(FinalState))
 LIVE: tuple[ModelState, ...] = ("accepted", "bound")
 FinishType = Literal["success", "errored", "interrupted", "reaped"]
 CheckpointType = Literal["training", "sampler", "external", "ephemeral"]
+Role = Literal["admin", "member", "reader"]
 UsageKind = Literal["training", "prefill", "cached_prefill", "sample", "checkpoint", "storage"]
 
 
@@ -30,6 +31,7 @@ class ApiKey:
     prefix: str
     created_at: datetime
     revoked_at: datetime | None = None
+    role: Role = "member"
 
 
 @dataclass(frozen=True, slots=True)

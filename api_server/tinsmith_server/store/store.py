@@ -16,7 +16,8 @@ from tinsmith_server.store.migrate import migrate
 from tinsmith_server.store.queries.accounting import AuditQueries, UsageQueries
 from tinsmith_server.store.queries.checkpoints import CheckpointQueries
 from tinsmith_server.store.queries.deferred import DeferredQueries
-from tinsmith_server.store.queries.installation import GarbageQueries, InstallationQueries, KeyQueries
+from tinsmith_server.store.queries.installation import GarbageQueries, InstallationQueries
+from tinsmith_server.store.queries.keys import KeyQueries
 from tinsmith_server.store.queries.leases import LeaseQueries
 from tinsmith_server.store.queries.models import ModelQueries, WorkerQueries
 from tinsmith_server.store.queries.placements import PlacementQueries

@@ -45,6 +45,7 @@ api_keys = Table(
     Column("key_hash", PlainText, nullable=False),
     Column("created_at", UtcTime, nullable=False),
     Column("revoked_at", UtcTime),
+    Column("role", PlainText, nullable=False),
     # This constraint is for two replicas that start with the same static key.
     UniqueConstraint("key_hash"),
 )

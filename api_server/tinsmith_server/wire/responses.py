@@ -58,6 +58,7 @@ class KeyResponse(Response):
     key_id: int
     name: str
     note: str
+    role: Literal["admin", "member", "reader"]
     details: KeyDetails
 
 

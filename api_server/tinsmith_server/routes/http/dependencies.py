@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from typing_extensions import override
 
 from tinsmith_server.errors import Unprocessable
+from tinsmith_server.services.accounts.roles import check_role
 from tinsmith_server.services.assembly import Services
 
 API_PREFIX = "/api/v1"
@@ -55,11 +56,16 @@ async def get_services(request: Request) -> Services:
 
 
 async def authenticate(request: Request, services: Annotated[Services, Depends(get_services)], key: ApiKey) -> str:
-    """Return the key's tenant. Raises AuthenticationFailed, and TooBusy for a key that is over its request rate."""
-    tenant = await services.keys.authenticate(key)
-    if path_of(request) not in UNCOUNTED:
+    """Return the key's tenant.
+
+    Raises AuthenticationFailed, Forbidden for a call that the key's role does not allow, and TooBusy for a key that is
+    over its request rate.
+    """
+    caller, path = await services.keys.caller(key), path_of(request)
+    check_role(caller.role, request.method, path)
+    if path not in UNCOUNTED:
         services.admission.admit_request(key)
-    return tenant
+    return caller.tenant
 
 
 def path_of(request: Request) -> str:

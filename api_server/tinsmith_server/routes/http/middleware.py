@@ -207,13 +207,13 @@ class PageAuth:
         if get_route_path(scope).rstrip("/") not in self._pages or pages_are_open(self._settings, scope):
             return None
         try:
-            await scope["app"].state.services.keys.authenticate(_key(Headers(scope=scope)))
+            await scope["app"].state.services.keys.authenticate(key_in(Headers(scope=scope)))
         except AuthenticationFailed as error:
             return 401, f"{scope['path']} needs a key in X-API-Key (setting pages_need_key): {error}"
         return None
 
 
-def _key(headers: Headers) -> str | None:
+def key_in(headers: Headers) -> str | None:
     """Return the key. Without additional configuration, Prometheus can send only `Authorization`."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return headers.get("x-api-key") or (token if scheme.lower() == "bearer" else None)
@@ -263,7 +263,7 @@ class ConcurrencyLimit:
             await self._app(scope, receive, send)
             return
         services: Services = scope["app"].state.services
-        key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
+        key, client = key_in(Headers(scope=scope)), scope.get("client") or ("",)
         tenant = services.keys.owner(key) if key else None
         path = get_route_path(scope)
         owner, is_poll = tenant or str(client[0]), path in POLL_PATHS or path.startswith(POLL_BY_PATH)

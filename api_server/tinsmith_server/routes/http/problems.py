@@ -18,7 +18,9 @@ log = get_logger(__name__)
 
 HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.AuthenticationFailed: 401,
+    errors.Forbidden: 403,
     errors.NotFound: 404,
+    errors.Conflict: 409,
     errors.Gone: 410,
     errors.BodyTooLarge: 413,
     errors.Unprocessable: 422,
@@ -31,7 +33,10 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.StorageFull: 507,
     TinsmithError: 500,
 }
-"""The HTTP status of each error. Status 409 is not used, because the SDK would retry for minutes after a 409."""
+"""The HTTP status of each error.
+
+The SDK would retry for minutes after a 409, so only calls that no SDK makes answer 409.
+"""
 NOT_FOUND = "Not Found"
 """The answer that Starlette gives for a path without a route."""
 UNKNOWN_CALL = (

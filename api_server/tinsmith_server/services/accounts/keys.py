@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jwt
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
-from tinsmith_server.errors import AuthenticationFailed, TokenRefused, Unprocessable
+from tinsmith_server.errors import AuthenticationFailed, Conflict, TokenRefused, Unprocessable
+from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Tokens
 from tinsmith_server.services.rows import RowCache
-from tinsmith_server.store.records import ApiKey, Clock, utc_now
+from tinsmith_server.store.records import ApiKey, Clock, Role, utc_now
 from tinsmith_server.store.store import Store
 
 DEFAULT_TENANT = "default"
@@ -24,6 +23,25 @@ SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
 CACHE_SECONDS = 5.0
 # The tenant of a key never changes.
 OWNER_SECONDS = 3600.0
+
+
+LONGEST_NAME_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The key that makes a request, or the key whose token makes it. `key_id` is 0 for a key without a row."""
+
+    tenant: str
+    role: Role
+    name: str = ""
+    prefix: str = ""
+    key_id: int = 0
+
+
+STATIC_KEY = Caller(DEFAULT_TENANT, "admin", "the server's static key")
+ANYONE_HERE = Caller(DEFAULT_TENANT, "admin")
+"""The caller if keys are not required, and the request has no known key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +67,40 @@ class Keys:
         """
         self._store = store
         self._required = required
-        self._tokens = Tokens(store, clock)
+        self.tokens = Tokens(store, clock)
         self._static_hash = hash_key(static_key) if static_key else None
         self._clock = clock
-        self._seen: RowCache[str, str] = RowCache(CACHE_SECONDS)
+        self._seen: RowCache[str, Caller] = RowCache(CACHE_SECONDS)
         self._owners: RowCache[str, str] = RowCache(OWNER_SECONDS)
         # The credentials by the digests of their tokens.
         self._read: RowCache[str, Credential] = RowCache(OWNER_SECONDS)
 
+    @property
+    def required(self) -> bool:
+        return self._required
+
     async def authenticate(self, secret: str | None) -> str:
-        """Return the tenant of a key or of a token. Raises AuthenticationFailed.
+        """Return the tenant of a key or of a token. Raises AuthenticationFailed."""
+        return (await self.caller(secret)).tenant
+
+    async def caller(self, secret: str | None) -> Caller:
+        """Return the key that makes a request. Raises AuthenticationFailed.
 
         If keys are not required, an unknown key belongs to the default tenant.
         """
         try:
-            return await self._tenant_of(secret)
+            return await self._known_caller(secret)
         except TokenRefused:
             raise
         except AuthenticationFailed:
             if self._required:
                 raise
-            return DEFAULT_TENANT
+            return ANYONE_HERE
 
-    async def _tenant_of(self, secret: str | None) -> str:
-        digest = (await self._credential(secret)).key_hash
+    async def _known_caller(self, secret: str | None) -> Caller:
+        digest = (await self.credential(secret)).key_hash
         if self._is_static(digest):
-            return DEFAULT_TENANT
+            return STATIC_KEY
         return self._seen.get(digest) or await self._look_up(digest)
 
     def owner(self, secret: str) -> str | None:
@@ -97,14 +123,14 @@ class Keys:
         Raises AuthenticationFailed.
         """
         tenant = await self.authenticate(secret)
-        return await self._tokens.issue(await self._credential(secret), tenant)
+        return await self.tokens.issue(await self.credential(secret), tenant)
 
     async def record_of(self, secret: str | None) -> ApiKey | None:
         """Return the stored key of the caller, or None for the static key. Raises AuthenticationFailed."""
         await self.authenticate(secret)
-        return await self._store.find_key((await self._credential(secret)).key_hash)
+        return await self._store.find_key((await self.credential(secret)).key_hash)
 
-    async def _credential(self, secret: str | None) -> Credential:
+    async def credential(self, secret: str | None) -> Credential:
         """Return the credential of a key or a token. The key may be unknown. Raises AuthenticationFailed."""
         if not secret:
             raise AuthenticationFailed("no API key: set TINKER_API_KEY, which the SDK sends as X-API-Key")
@@ -113,28 +139,30 @@ class Keys:
             return Credential(digest)
         token = self._read.get(digest)
         if token is None or token.expires <= self._clock().timestamp():
-            token = await self._tokens.read(secret)
+            token = await self.tokens.read(secret)
             self._read.put(digest, token)
         return token
 
     def _is_static(self, digest: str) -> bool:
         return self._static_hash is not None and hmac.compare_digest(digest, self._static_hash)
 
-    async def _look_up(self, digest: str) -> str:
+    async def _look_up(self, digest: str) -> Caller:
         key = await self._store.find_key(digest)
         if key is None:
             raise AuthenticationFailed(
                 "unknown or revoked API key; create one with `tinsmith keys create --data DIR`, with the server's DIR"
             )
-        self._seen.put(digest, key.tenant)
+        caller = Caller(key.tenant, key.role, key.name, key.prefix, key.key_id)
+        self._seen.put(digest, caller)
         self._owners.put(digest, key.tenant)
-        return key.tenant
+        return caller
 
-    async def create(self, tenant: str, name: str) -> NewKey:
-        """Create a key. Raises Unprocessable for an invalid tenant name."""
+    async def create(self, tenant: str, name: str, role: Role = "member") -> NewKey:
+        """Create a key. Raises Unprocessable for an invalid name of the key or of the tenant."""
         check_tenant_name(tenant)
+        check_key_name(name)
         secret = _new_secret()
-        record = await self._store.add_key(tenant, name, _shown(secret), hash_key(secret), self._clock())
+        record = await self._store.add_key(tenant, name, _shown(secret), hash_key(secret), self._clock(), role)
         return NewKey(secret, record)
 
     async def create_first(self) -> NewKey | None:
@@ -153,19 +181,27 @@ class Keys:
     async def revoke(self, key_id: int) -> bool:
         """Revoke a key.
 
-        Returns False if the key does not exist. Other replicas notice the revocation within CACHE_SECONDS.
+        Returns False if the key does not exist. Raises Conflict for the last key of an admin, unless the server has a
+        static key. Other replicas notice the revocation within CACHE_SECONDS.
         """
-        return await self._store.revoke_key(key_id, self._clock())
+        spares = self._static_hash is None
+        outcome = await self._store.revoke_key(key_id, self._clock(), spares_last_admin=spares)
+        if outcome == "last admin":
+            raise Conflict(
+                f"key {key_id} is the last key with the role admin, and only such a key can manage tenants and keys: "
+                "create another key with this role first"
+            )
+        return outcome == "revoked"
 
     async def revoke_own(self, secret: str | None) -> None:
         """Revoke the key of the caller. Raises Unprocessable for the static key and for a token."""
-        if (await self._credential(secret)).is_token:
+        if (await self.credential(secret)).is_token:
             raise Unprocessable("a token cannot revoke its key: use the key itself")
         record = await self.record_of(secret)
         if record is None:
             raise Unprocessable("this key is the server's static key: remove the setting api_key")
         await self.revoke(record.key_id)
-        self._seen.forget((await self._credential(secret)).key_hash)
+        self._seen.forget((await self.credential(secret)).key_hash)
 
 
 def check_tenant_name(tenant: str) -> None:
@@ -174,83 +210,15 @@ def check_tenant_name(tenant: str) -> None:
         raise Unprocessable(f"{tenant[:80]!r} is not a valid tenant name: {RULE}")
 
 
+def check_key_name(name: str) -> None:
+    """Raise Unprocessable for a name that is too long, or that a terminal or a log would not show as one line."""
+    if len(name) > LONGEST_NAME_CHARACTERS or not (name.isprintable() or not name):
+        raise Unprocessable(f"the name of a key has at most {LONGEST_NAME_CHARACTERS} printable characters")
+
+
 def _new_secret() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def _shown(secret: str) -> str:
     return secret[:SHOWN_CHARACTERS]
-
-
-SECRET_NAME = "tokens"
-ISSUER = "tinsmith"
-ALGORITHM = "HS256"
-LIFE_SECONDS = 3600.0
-TOKEN_PREFIX = "eyJ"
-"""The beginning of every JSON object in base64. The SDK uses this prefix to tell tokens from keys."""
-CLAIMS = ("iss", "sub", "key", "iat", "exp")
-
-
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """The digest of a key, and an expiry in seconds since 1970. A key itself never expires."""
-
-    key_hash: str
-    expires: float = math.inf
-
-    @property
-    def is_token(self) -> bool:
-        return self.expires < math.inf
-
-
-def tenant_urn(tenant: str) -> str:
-    """Return the tenant as a URN, for the field in which the vendor's server names the user."""
-    return f"{ISSUER}:tenant:{tenant}"
-
-
-class Tokens:
-    """Tokens that are signed with a secret from the store, so that every replica can check them."""
-
-    def __init__(self, store: Store, clock: Clock = utc_now) -> None:
-        self._store = store
-        self._clock = clock
-        self._drawn: bytes | None = None
-
-    async def issue(self, credential: Credential, tenant: str) -> str:
-        """Return a token that is valid for an hour, or until its credential expires.
-
-        A stolen token must not outlive its key. The SDK's `whoami` shows `sub`, `org_id` and `email`. Here, `sub`,
-        `org_id` and `email` are all the tenant.
-        """
-        now = self._clock().timestamp()
-        claims = {
-            "iss": ISSUER,
-            "sub": tenant_urn(tenant),
-            "org_id": tenant,
-            "email": "",
-            "key": credential.key_hash,
-            "iat": int(now),
-            "exp": int(min(now + LIFE_SECONDS, credential.expires)),
-        }
-        return jwt.encode(claims, await self._secret(), ALGORITHM)
-
-    async def read(self, token: str) -> Credential:
-        """Return the credential of a token.
-
-        Raises TokenRefused for a token that this server did not issue, and for an expired token.
-        """
-        # Expiry is checked against this server's clock, which tests control.
-        options: jwt.types.Options = {"require": list(CLAIMS), "verify_exp": False, "verify_iat": False}
-        try:
-            claims = jwt.decode(token, await self._secret(), [ALGORITHM], options, issuer=ISSUER)
-            read = Credential(str(claims["key"]), float(claims["exp"]))
-        except (jwt.InvalidTokenError, TypeError, ValueError) as error:
-            raise TokenRefused(f"the token is not one of this server's ({error}); exchange your key again") from error
-        if read.expires <= self._clock().timestamp():
-            raise TokenRefused("the token has expired; exchange your key again")
-        return read
-
-    async def _secret(self) -> bytes:
-        if self._drawn is None:
-            self._drawn = await self._store.secret(SECRET_NAME)
-        return self._drawn

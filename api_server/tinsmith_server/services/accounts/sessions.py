@@ -16,7 +16,7 @@ from functools import partial
 
 from tinsmith_server.errors import Gone, NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.accounts.keys import tenant_urn
+from tinsmith_server.services.accounts.tokens import tenant_urn
 from tinsmith_server.services.rows import RowCache, in_steps, owned_session
 from tinsmith_server.store.records import CheckpointTotals, Clock, FinishType, Session, utc_now
 from tinsmith_server.store.store import Store

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinsmith_server.errors import NotFound
-from tinsmith_server.services.accounts.keys import tenant_urn
+from tinsmith_server.services.accounts.tokens import tenant_urn
 from tinsmith_server.services.checkpoints.checkpoints import Types
 from tinsmith_server.store.records import Checkpoint, CheckpointFilter, CheckpointPosition, Clock
 from tinsmith_server.store.store import Store

@@ -1,4 +1,4 @@
-"""Queries about the whole installation: API keys, garbage, secrets, counts."""
+"""Queries about the whole installation: garbage, secrets, counts."""
 
 from __future__ import annotations
 
@@ -7,61 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import get_args
 
-from sqlalchemy import Column, ColumnElement, delete, exists, func, select, update
+from sqlalchemy import Column, ColumnElement, delete, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tinsmith_server.store.queries.base import Queries, fetch_made, insert_into, insert_unless_there, select_records
-from tinsmith_server.store.records import ApiKey, CheckpointType, ModelState
-from tinsmith_server.store.tables import api_keys, checkpoints, garbage, models, secrets, sessions
+from tinsmith_server.store.queries.base import Queries, insert_into, insert_unless_there
+from tinsmith_server.store.records import CheckpointType, ModelState
+from tinsmith_server.store.tables import checkpoints, garbage, models, secrets, sessions
 
-_FIRST_KEY = "first key"
 _SECRET_BYTES = 32
-
-
-class KeyQueries(Queries):
-    """The queries about keys."""
-
-    async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey:
-        """Insert a key. If a key with this hash exists, return the existing key, even if it is revoked."""
-        row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
-        by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
-        return await self._insert_or_find(ApiKey, api_keys, row, by_hash)
-
-    async def add_first_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey | None:
-        """Insert the first key, or return None if there is a key already.
-
-        If several replicas start at the same time, only one replica succeeds.
-        """
-        row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
-        by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
-
-        async def add_first(connection: AsyncConnection) -> ApiKey | None:
-            # The second insert waits for the first one's commit, and then sees its key.
-            await insert_unless_there(connection, secrets, {"name": _FIRST_KEY, "value": b""})
-            if await connection.scalar(select(exists().select_from(api_keys))):
-                return None
-            await insert_unless_there(connection, api_keys, row)
-            return await fetch_made(connection, ApiKey, by_hash)
-
-        return await self._database.write(add_first)
-
-    async def find_key(self, key_hash: str) -> ApiKey | None:
-        """Return the key with this hash, unless it is revoked."""
-        valid = (api_keys.c.key_hash == key_hash) & api_keys.c.revoked_at.is_(None)
-        return await self._look_up(ApiKey, select_records(api_keys, ApiKey).where(valid))
-
-    async def list_keys(self, tenant: str | None = None) -> Sequence[ApiKey]:
-        query = select_records(api_keys, ApiKey).order_by(api_keys.c.key_id)
-        if tenant is not None:
-            query = query.where(api_keys.c.tenant == tenant)
-        return await self._read_all(ApiKey, query)
-
-    async def revoke_key(self, key_id: int, now: datetime) -> bool:
-        """Revoke a key, even if it is already revoked. Returns False if the key does not exist."""
-        first_revoked_at = func.coalesce(api_keys.c.revoked_at, now)
-        return await self._write(
-            update(api_keys).where(api_keys.c.key_id == key_id).values(revoked_at=first_revoked_at)
-        )
 
 
 class GarbageQueries(Queries):

@@ -31,6 +31,7 @@ def _keys_and_sessions() -> None:
         sa.Column("key_hash", sa.Text(), nullable=False),
         sa.Column("created_at", _TIME, nullable=False),
         sa.Column("revoked_at", _TIME),
+        sa.Column("role", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("key_id", name="pk_api_keys"),
         sa.UniqueConstraint("key_hash", name="uq_api_keys_key_hash"),
     )

@@ -1,0 +1,1 @@
+"""The console's own calls: its session, its cookie, and its files."""
