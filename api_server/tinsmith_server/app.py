@@ -26,6 +26,7 @@ from tinsmith_server.routes import (
     training,
     usage,
 )
+from tinsmith_server.routes.administration import keys, tenants, workers
 from tinsmith_server.routes.console import bundle, session
 from tinsmith_server.routes.console.cookies import ConsoleCookies
 from tinsmith_server.routes.dialects import anthropic, openai, recordings
@@ -67,6 +68,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     runs.router,
     promotions.router,
     usage.router,
+    keys.router,
+    tenants.router,
+    workers.router,
     openai.router,
     recordings.agents,
     recordings.router,

@@ -21,6 +21,12 @@ TENANT_METADATA = "tinsmith-tenant-bin"
 The tenant is not a field of the request, because it changes only the order of the work.
 """
 
+SHARE_WEIGHT_METADATA = "tinsmith-share-weight"
+"""The gRPC metadata of Submit with the weight of the tenant's share of the engine, as a decimal number.
+
+Without this metadata, the weight is 1. A worker that does not know this metadata gives all tenants equal shares.
+"""
+
 SAMPLES_OF_A_CLIENT = 10**9
 """The number of different sample numbers that one client can use.
 

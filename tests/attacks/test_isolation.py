@@ -51,6 +51,8 @@ FOUND_NOTHING = '{"sessions":[]}'
 WITHOUT_IDS |= {"/promotions/{name}/rollback"}
 # The server draws its id; tests/contract/http/test_recordings.py tries out that of another tenant's.
 WITHOUT_IDS |= {"/recordings/{recording_id}"}
+# They are for admins alone: tests/contract/http/test_roles.py.
+WITHOUT_IDS |= {"/keys", "/keys/{key_id}", "/tenants", "/tenants/{tenant}/limits", "/workers"}
 WITH_A_LINK = {"/downloads/{token}/{path}", "/archives/{token}", "/uploads/{token}/{name}", "/traces/{token}"}
 REPORTS = {"/audit", "/billing/usage/events", "/billing/usage/checkpoints/current"}
 

@@ -12,11 +12,12 @@ import typer
 
 from tinsmith_server.configuration import load_settings, make_data_directory
 from tinsmith_server.errors import StartupError, TinsmithError
-from tinsmith_server.services.accounts.keys import DEFAULT_TENANT, Keys, check_tenant_name
+from tinsmith_server.services.accounts.callers import COMMAND_LINE, DEFAULT_TENANT, act_as
+from tinsmith_server.services.accounts.keys import Keys, check_tenant_name
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.connection import parse_store_url
 from tinsmith_server.store.records import ApiKey, Role
-from tinsmith_server.store.store import open_store
+from tinsmith_server.store.store import Store, open_store
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ def create(
         data, database_url, config, lambda service: service.create(tenant, name or "", role), may_make_store=True
     )
     if as_json:
-        _print_json({**_fields(made.record), "key": made.secret})
+        print_json({**_fields(made.record), "key": made.secret})
     else:
         typer.echo(made.secret)
         number = made.record.key_id
@@ -67,7 +68,7 @@ def list_(
     """Show all keys, without their secrets."""
     found = _with_keys(data, database_url, config, lambda service: service.list(tenant))
     if as_json:
-        _print_json([_fields(key) for key in found])
+        print_json([_fields(key) for key in found])
         return
     typer.echo("ID\tKEY\tTENANT\tROLE\tMADE\tSTATE\tNAME")
     for key in found:
@@ -85,12 +86,12 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key. Running servers refuse the key within seconds."""
-    key = _with_keys(data, database_url, config, lambda service: _revoke(service, key_id))
+    key = _with_keys(data, database_url, config, lambda service: service.revoke(key_id))
     if key is None:
         typer.echo(f"tinsmith keys: there is no key {key_id}", err=True)
         raise typer.Exit(1)
     if as_json:
-        _print_json({"key_id": key_id, "revoked": True})
+        print_json({"key_id": key_id, "revoked": True})
     elif key.revoked_at is not None:
         typer.echo(f"key {key_id} was already revoked on {key.revoked_at:%Y-%m-%d}")
     else:
@@ -106,13 +107,6 @@ def _check_tenant(tenant: str) -> None:
         raise typer.Exit(2) from error
 
 
-async def _revoke(service: Keys, key_id: int) -> ApiKey | None:
-    """Revoke the key, and return its previous row."""
-    found = {key.key_id: key for key in await service.list()}
-    await service.revoke(key_id)
-    return found.get(key_id)
-
-
 def _with_keys(
     data: Path | None,
     database_url: str | None,
@@ -121,6 +115,23 @@ def _with_keys(
     *,
     may_make_store: bool = False,
 ) -> T:
+    async def use_keys(store: Store, settings: Settings) -> T:
+        static_key = settings.api_key.get_secret_value() if settings.api_key else None
+        return await use(Keys(store, static_key))
+
+    return with_store("tinsmith keys", data, database_url, config, use_keys, may_make_store=may_make_store)
+
+
+def with_store(
+    command: str,
+    data: Path | None,
+    database_url: str | None,
+    config: Path | None,
+    use: Callable[[Store, Settings], Awaitable[T]],
+    *,
+    may_make_store: bool = False,
+) -> T:
+    """Return the result of `use` with the server's store. On an error, print one sentence and exit."""
     try:
         settings = load_settings({"data": data, "database_url": database_url}, config)
         if missing := _missing_file(settings):
@@ -130,7 +141,7 @@ def _with_keys(
             typer.echo(f"no server has used {missing.parent} yet: creating the store {missing}", err=True)
         return asyncio.run(_on_store(settings, use))
     except TinsmithError as error:
-        typer.echo(f"tinsmith keys: {error}", err=True)
+        typer.echo(f"{command}: {error}", err=True)
         raise typer.Exit(2) from error
 
 
@@ -158,11 +169,11 @@ def _nothing_there(settings: Settings, missing: Path) -> str:
     return f"there is no store {missing}; set the server's --database-url, --data or --config"
 
 
-async def _on_store(settings: Settings, use: Callable[[Keys], Awaitable[T]]) -> T:
+async def _on_store(settings: Settings, use: Callable[[Store, Settings], Awaitable[T]]) -> T:
     store = await open_store(settings.store_url)
+    act_as(COMMAND_LINE)
     try:
-        static_key = settings.api_key.get_secret_value() if settings.api_key else None
-        return await use(Keys(store, static_key))
+        return await use(store, settings)
     finally:
         await store.close()
 
@@ -179,5 +190,6 @@ def _fields(key: ApiKey) -> dict[str, Any]:
     }
 
 
-def _print_json(value: object) -> None:
+def print_json(value: object) -> None:
+    """Print the value for scripts."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())

@@ -116,11 +116,15 @@ class SamplerClient(Protocol):
 class WorkerClient(SamplerClient, Protocol):
     """A client of one activated instance of a worker."""
 
-    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:
+    async def submit(
+        self, request: worker_pb2.SubmitRequest, tenant: str, share_weight: float | None
+    ) -> worker_pb2.SubmitReply:
         """Return the operation's number and epoch when the operation is on the worker's disk.
 
-        Tenants share the worker fairly. Raises ModelNotAtWorker, StorageFull if nothing was accepted, StaleEpoch, and
-        Unprocessable if only some of the model's operations have a number from the client.
+        Tenants share the worker fairly. A tenant with a share of weight 2 gets twice as much as others; None is 1.
+
+        Raises ModelNotAtWorker, StorageFull if nothing was accepted, StaleEpoch, and Unprocessable if only some of the
+        model's operations have a number from the client.
         """
 
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply: ...

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from tinsmith_rpc import TENANT_METADATA, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import SHARE_WEIGHT_METADATA, TENANT_METADATA, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_server.errors import (
@@ -96,10 +96,12 @@ class GrpcWorkerClient(WorkerClient):
         await self._channel.close(grace_seconds)
 
     @override
-    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:
+    async def submit(
+        self, request: worker_pb2.SubmitRequest, tenant: str, share_weight: float | None
+    ) -> worker_pb2.SubmitReply:
         request.epoch = self._epoch
         try:
-            reply = await _call(self._stub.Submit, request, SUBMIT_TIMEOUT_SECONDS, tenant)
+            reply = await _call(self._stub.Submit, request, SUBMIT_TIMEOUT_SECONDS, tenant, share_weight)
         except WorkerFull as error:
             raise StorageFull(str(error)) from error
         if request.idempotency_key and not reply.seq_id:
@@ -209,9 +211,12 @@ async def _call(
     request: Request,
     timeout_seconds: float,
     tenant: str | None = None,
+    share_weight: float | None = None,
 ) -> Reply:
     """Make one RPC, and translate a failure into an error of this server."""
     metadata = grpc.aio.Metadata((TENANT_METADATA, tenant.encode())) if tenant is not None else None
+    if metadata is not None and share_weight is not None:
+        metadata.add(SHARE_WEIGHT_METADATA, repr(share_weight))
     try:
         return await method(request, timeout=timeout_seconds, metadata=metadata)
     except grpc.aio.AioRpcError as error:

@@ -9,6 +9,7 @@ from tinsmith_server.services.accounts.admission import Admission
 from tinsmith_server.services.accounts.audit import AuditLog
 from tinsmith_server.services.accounts.console_sessions import ConsoleSessions
 from tinsmith_server.services.accounts.keys import Keys
+from tinsmith_server.services.accounts.limits import Limits
 from tinsmith_server.services.accounts.quotas import TenantQuotas
 from tinsmith_server.services.accounts.sessions import Sessions, SessionSearch
 from tinsmith_server.services.background.inspection import Capabilities, Inspection, Readiness
@@ -21,7 +22,7 @@ from tinsmith_server.services.checkpoints.download_links import DownloadLinks
 from tinsmith_server.services.checkpoints.files import CheckpointFiles, UploadFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
 from tinsmith_server.services.checkpoints.promotions import Promotions
-from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.checkpoints.retention import KeptCheckpoints, Retention
 from tinsmith_server.services.checkpoints.search import CheckpointSearch
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
@@ -72,7 +73,8 @@ class Services:
         self._uploads = UploadFiles(settings.checkpoints_url)
         self._freed = Changes()
         self._loads = SamplerLoads()
-        self._quotas = TenantQuotas(store, settings)
+        self.limits = Limits(store, settings, clock)
+        self._quotas = TenantQuotas(store, settings, self.limits)
         self.long_polls = LongPolls(settings.poll_hold_seconds)
 
     # ---- accounts
@@ -88,7 +90,11 @@ class Services:
 
     @cached_property
     def admission(self) -> Admission:
-        return Admission(self.settings, self.keys)
+        return Admission(self.settings, self.keys, self.limits)
+
+    def queued_operations(self, tenant: str) -> int:
+        """Return the number of the tenant's queued operations, as far as this server knows them."""
+        return self._quotas.queued.waiting(tenant)
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -164,7 +170,7 @@ class Services:
 
     @cached_property
     def _delivery(self) -> Delivery:
-        return Delivery(self._store, self._fleet)
+        return Delivery(self._store, self._fleet, self.limits.share_weight)
 
     @cached_property
     def binding(self) -> Binding:
@@ -347,6 +353,7 @@ class Services:
             reaper=self._reaper,
             lost_workers=LostWorkers(self._store, self._fleet),
             retention=self._retention,
+            kept_checkpoints=KeptCheckpoints(self._store, self._retention, self.limits, self._clock),
             imports=self.imports,
             inspection=self.inspection,
             usage=UsageCollection(self._store, self._fleet, self._clock),

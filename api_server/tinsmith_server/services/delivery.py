@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Awaitable, Callable
 
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
@@ -54,8 +55,13 @@ class Delivery:
     `submit` returns when the operation is on the worker's disk under the current epoch.
     """
 
-    def __init__(self, store: Store, fleet: Fleet) -> None:
+    def __init__(self, store: Store, fleet: Fleet, share_weight: Callable[[str], Awaitable[float | None]]) -> None:
+        """Start.
+
+        `share_weight` returns the weight of a tenant's share of a worker, or None for an equal share.
+        """
         self._fleet = fleet
+        self._share_weight = share_weight
         self._epochs = _EpochReads(store)
 
     async def submit(
@@ -119,7 +125,7 @@ class Delivery:
     ) -> int | None:
         """Return the operation's number, or None if the worker's epoch is not the current epoch in the store."""
         try:
-            reply = await worker.submit(request, tenant)
+            reply = await worker.submit(request, tenant, await self._share_weight(tenant))
         except StaleEpoch:
             await handle.renew()
             return None

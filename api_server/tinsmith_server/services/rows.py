@@ -39,6 +39,9 @@ class RowCache(Generic[K, V]):
     def forget(self, key: K) -> None:
         self._kept.pop(key, None)
 
+    def clear(self) -> None:
+        self._kept.clear()
+
 
 async def owned_session(store: Store, tenant: str, session_id: str) -> Session:
     """Return the session. Raises NotFound for an unknown session, and for another tenant's session."""

@@ -17,6 +17,7 @@ FINAL_STATES: frozenset[str] = frozenset(get_args(FinalState))
 LIVE: tuple[ModelState, ...] = ("accepted", "bound")
 FinishType = Literal["success", "errored", "interrupted", "reaped"]
 CheckpointType = Literal["training", "sampler", "external", "ephemeral"]
+AuditKind = Literal["all", "checkpoints", "accounts"]
 Role = Literal["admin", "member", "reader"]
 UsageKind = Literal["training", "prefill", "cached_prefill", "sample", "checkpoint", "storage"]
 
@@ -32,6 +33,29 @@ class ApiKey:
     created_at: datetime
     revoked_at: datetime | None = None
     role: Role = "member"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """The limits that replace settings of the server for one tenant. A limit that is None replaces nothing."""
+
+    tenant: str
+    adapters: int | None = None
+    queued_operations: int | None = None
+    requests_per_second: float | None = None
+    checkpoint_bytes: int | None = None
+    checkpoints_kept: int | None = None
+    share_weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTotals:
+    """The valid keys, the live models, and the bytes of named checkpoints of a tenant."""
+
+    tenant: str
+    keys: int = 0
+    adapters: int = 0
+    checkpoint_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +76,8 @@ class Session:
     finish_detail: str | None = None
     request_digest: str | None = None
     """The digest of the request that created the session, or None if the request had no idempotency key."""
+    key_id: int | None = None
+    """The key that created the session: 0 for the server's static key, and None if no key did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +436,7 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An action of a tenant on a checkpoint. The store assigns `entry_id`."""
+    """An action of a tenant on a checkpoint, or a change of its keys or limits. The store assigns `entry_id`."""
 
     tenant: str
     at: datetime

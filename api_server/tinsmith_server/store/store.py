@@ -25,11 +25,13 @@ from tinsmith_server.store.queries.promotions import PromotionQueries
 from tinsmith_server.store.queries.recordings import RecordingQueries
 from tinsmith_server.store.queries.runs import RunQueries
 from tinsmith_server.store.queries.sessions import SamplingSessionQueries, SessionQueries
+from tinsmith_server.store.queries.tenant_limits import TenantLimitQueries
 from tinsmith_server.store.records import Clock
 
 
 class Store(
     KeyQueries,
+    TenantLimitQueries,
     SessionQueries,
     ModelQueries,
     PlacementQueries,

@@ -50,6 +50,18 @@ api_keys = Table(
     UniqueConstraint("key_hash"),
 )
 
+tenant_limits = Table(
+    "tenant_limits",
+    metadata,
+    Column("tenant", PlainText, primary_key=True),
+    Column("adapters", Int64),
+    Column("queued_operations", Int64),
+    Column("requests_per_second", Double),
+    Column("checkpoint_bytes", Int64),
+    Column("checkpoints_kept", Int64),
+    Column("share_weight", Double),
+)
+
 sessions = Table(
     "sessions",
     metadata,
@@ -68,6 +80,7 @@ sessions = Table(
     Column("finish_detail", PlainText),
     # This digest distinguishes a repeated request from another request with the same idempotency key.
     Column("request_digest", PlainText),
+    Column("key_id", Int64),
     # This constraint is for a create_session that the SDK repeats while the first is still running, perhaps at another
     # replica.
     UniqueConstraint("tenant", "idempotency_key"),

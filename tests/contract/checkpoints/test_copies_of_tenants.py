@@ -16,6 +16,7 @@ from support.server.fake_worker import write_checkpoint
 from support.server.store_records import NOW, a_checkpoint
 from tinsmith_server.errors import Unprocessable
 from tinsmith_server.services.accounts.keys import Keys
+from tinsmith_server.services.accounts.limits import Limits
 from tinsmith_server.services.accounts.quotas import CheckpointQuota
 from tinsmith_server.services.checkpoints.copies import Copies
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
@@ -54,9 +55,11 @@ async def check(copy_requests: Sequence[CopyRequest], place: Path) -> None:
     try:
         sources = await sources_in(store, root)
         files = CheckpointFiles(root.as_uri())
-        keys, retention = Keys(store, None), Retention(store, files, Settings(data=place))
+        settings = Settings(data=place)
+        keys, retention = Keys(store, None), Retention(store, files, settings)
         lookup = CheckpointLookup(store, cast("Any", None), keys, lambda: NOW)
-        copies = Copies(store, files, lookup, retention, CheckpointQuota(store, 2**40), lambda: NOW)
+        quota = CheckpointQuota(store, Limits(store, settings).checkpoint_bytes)
+        copies = Copies(store, files, lookup, retention, quota, lambda: NOW)
         first: dict[tuple[str, str], tuple[str, str]] = {}
         made: dict[str, str] = {}
         for tenant, key, name in copy_requests:

@@ -174,12 +174,13 @@ async def test_actions_on_checkpoints_are_in_the_audit_log_of_their_tenant_and_d
         "ttl_seconds": 7200,
         "model_id": model_id,
         "tinker_path": path,
+        "key": {"key_id": 0, "tenant": "default", "name": "the server's static key", "prefix": ""},
     }
     assert [entry["timestamp"] for entry in entries[1:]] == sorted(entry["timestamp"] for entry in entries[1:])
     assert await audit(server, event_type="checkpoints") == entries
     assert await audit(server, event_type="projects") == []
     assert await audit(server, day="2026-03-01") == []
-    assert await audit(server, await stranger(server)) == []
+    assert [entry["event"] for entry in await audit(server, await stranger(server))] == ["key_created"] * 2
 
 
 def span(owner: str, seq_id: int, name: str, *times: float, **fields: Any) -> worker_pb2.Span:

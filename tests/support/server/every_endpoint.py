@@ -39,6 +39,8 @@ OTHERS: dict[str, Any] = {
     "project_id": "project",
     "custom_loss_seq_id": 0,
     "recording_id": "rec-0",
+    "key_id": "1",
+    "tenant": "victim",
     **written(node("loss", "sum", ref("logprobs"), op="call_method")),
 }
 

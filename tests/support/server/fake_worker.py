@@ -26,6 +26,7 @@ from tinsmith_rpc import (
     CUSTOM_LOSS,
     PLAIN_SEQ_IDS,
     RELEASE_SEQ_ID,
+    SHARE_WEIGHT_METADATA,
     TENANT_METADATA,
     wire_pb2,
     worker_pb2,
@@ -57,6 +58,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     tool_call: worker_pb2.ToolCall | None = None
     """The call of each answer, as `reasoning` is its reasoning."""
     running_seconds = 0.0
+    share_weight: float = 1.0  # of the last submit
 
     def __init__(self, adapter_slots: int = 0) -> None:
         self.adapter_slots = adapter_slots
@@ -174,6 +176,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
         self.submits.append(request)
         self.tenants.append(_tenant_of(context))
+        weight = dict(context.invocation_metadata() or ()).get(SHARE_WEIGHT_METADATA, "1")
+        self.share_weight = float(weight)
         if request.epoch != self.epoch:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another epoch holds")
         if self.disk_full:

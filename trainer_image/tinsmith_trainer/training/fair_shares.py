@@ -1,11 +1,12 @@
-"""Fair shares: tenants share the engine equally, and a tenant's models share the tenant's part equally.
+"""Fair shares: tenants share the engine by their weights, and a tenant's models share the tenant's part equally.
 
 The functions are pure.
 
 Shares are counted in tokens. The method is deficit round robin with turns of one microbatch: the next turn goes to the
 waiting tenant with the fewest tokens. So a waiting tenant falls behind another tenant by at most one turn, and a new
 tenant waits only for the current turn. If a tenant uses tokens while no other tenant waits, these tokens are not
-charged later. An idle tenant saves up only a small head start.
+charged later. An idle tenant saves up only a small head start. A tenant with the weight 2 is charged for half of its
+tokens, and so gets twice as many as a tenant with the weight 1, which is the default.
 """
 
 from __future__ import annotations
@@ -98,6 +99,15 @@ class FairShares:
     def __init__(self) -> None:
         self._tenants = Shares[tuple[str, str]]()
         self._models: dict[tuple[str, str], Shares[str]] = {}
+        # Only weights other than 1.
+        self._weights: dict[str, float] = {}
+
+    def weigh(self, tenant: str, weight: float) -> None:
+        """Set the weight of a tenant's share. Another thread may call this method."""
+        if weight == 1.0:
+            self._weights.pop(tenant, None)
+        else:
+            self._weights[tenant] = weight
 
     def next(self, contenders: Sequence[Contender]) -> Contender:
         """Return the contender that has the next turn. At least one contender must be given."""
@@ -132,7 +142,7 @@ class FairShares:
     def charge(self, contender: Contender, tokens: int) -> None:
         """Charge the model for the model's tokens in this turn."""
         cost = max(tokens, LEAST_TOKENS)
-        self._tenants.charge(contender.share, cost)
+        self._tenants.charge(contender.share, max(1, round(cost / self._weights.get(contender.tenant, 1.0))))
         self._models[contender.share].charge(contender.model_id, cost)
 
 

@@ -138,6 +138,10 @@ class Scheduler:
         """Return how long the longest engine call, save or import has run, or 0 if none is running."""
         return max(at.running_seconds() for at in (self.engine_call, self._saves, self.imports))
 
+    def weigh(self, tenant: str, weight: float) -> None:
+        """Set the weight of a tenant's share for its next turns."""
+        self._shares.weigh(tenant, weight)
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of later checkpoints and events. A lower epoch has no effect."""
         self._epoch = max(self._epoch, epoch)

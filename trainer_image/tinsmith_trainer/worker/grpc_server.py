@@ -6,6 +6,7 @@ The server parses requests, calls the service, and translates errors. The server
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from abc import ABC
 from functools import partial
@@ -15,7 +16,7 @@ from typing import NoReturn
 import grpc
 import numpy as np
 import structlog
-from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import SHARE_WEIGHT_METADATA, TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_trainer.checkpoints.offered_saves import SaveNotOffered, SaveUnavailable, TooManyStreams
@@ -283,7 +284,7 @@ class WorkerServicer(SamplingServicer):
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
         self._service.note_contact()
         try:
-            number = await self._service.submit(request, tenant_of(context))
+            number = await self._service.submit(request, tenant_of(context), share_weight_of(context))
         except (NotActive, Draining, UnknownModel, JournalFull) as error:
             await _abort(context, error)
         return worker_pb2.SubmitReply(epoch=self._service.epoch, seq_id=number)
@@ -348,6 +349,18 @@ def tenant_of(context: Context) -> str:
             assert isinstance(value, bytes)  # gRPC's rule for metadata names with the ending "-bin"
             return value.decode(errors="replace")
     return ""
+
+
+def share_weight_of(context: Context) -> float:
+    """Return the weight of the tenant's share. The weight is 1 if the call names none, or none that is possible."""
+    for name, value in context.invocation_metadata() or ():
+        if name == SHARE_WEIGHT_METADATA:
+            try:
+                weight = float(value)
+            except ValueError:
+                return 1.0
+            return weight if 0 < weight < math.inf else 1.0
+    return 1.0
 
 
 async def serve(servicer: SamplingServicer, address: str, tls: TlsDirectory | None = None) -> grpc.aio.Server:

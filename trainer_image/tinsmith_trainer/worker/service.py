@@ -242,14 +242,16 @@ class WorkerService:
 
     # ---- operations
 
-    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "") -> int:
+    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "", share_weight: float = 1.0) -> int:
         """Accept an operation.
 
-        Return the operation's number when the operation is on disk. `tenant` affects only fair shares.
+        Return the operation's number when the operation is on disk. `tenant` and the weight of its share affect only
+        fair shares.
 
         Raises NotActive, Draining, UnknownModel, JournalFull.
         """
         self._check_epoch(request.epoch)
+        self.scheduler.weigh(tenant, share_weight)
         claimed_bytes = 0
         if not self.queues.is_known(request):
             claimed_bytes = await self._admission.claim(request, tenant or request.model_id)

@@ -10,8 +10,8 @@ from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinsmith_server.errors import AuthenticationFailed, TinsmithError
-from tinsmith_server.routes.middleware import key_in
-from tinsmith_server.routes.problems import http_status, problem
+from tinsmith_server.routes.http.middleware import key_in
+from tinsmith_server.routes.http.problems import http_status, problem
 from tinsmith_server.services.assembly import Services
 
 COOKIE = "tinsmith_console"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request, Response
 
 from tinsmith_server.routes.console.cookies import remove_cookie, set_cookie
-from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, authenticate
+from tinsmith_server.routes.http.dependencies import ApiKey, ServicesDep, authenticate
 from tinsmith_server.services.accounts.console_sessions import ConsoleSession
 from tinsmith_server.wire.administration import ConsoleSessionResponse
 
@@ -23,14 +23,14 @@ async def log_in(request: Request, services: ServicesDep, key: ApiKey) -> Respon
 @router.get("")
 async def current(services: ServicesDep, key: ApiKey) -> Response:
     session = await services.console_sessions.current(key)
-    services.admission.admit_request(key)
+    await services.admission.admit_request(key, session.caller.tenant)
     return _content(session)
 
 
 @router.post("/renew")
 async def renew(request: Request, services: ServicesDep, key: ApiKey) -> Response:
     session = await services.console_sessions.renew(key)
-    services.admission.admit_request(key)
+    await services.admission.admit_request(key, session.caller.tenant)
     return _with_cookie(request, session)
 
 

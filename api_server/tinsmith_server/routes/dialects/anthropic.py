@@ -42,6 +42,7 @@ from tinsmith_server.wire.dialects.texts import TokenUsage
 
 TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -41,7 +41,7 @@ from tinsmith_server.wire.dialects.openai import (
 )
 from tinsmith_server.wire.dialects.texts import TokenUsage
 
-TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 

@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from typing_extensions import override
 
 from tinsmith_server.errors import Unprocessable
+from tinsmith_server.services.accounts.callers import act_as
 from tinsmith_server.services.accounts.roles import check_role
 from tinsmith_server.services.assembly import Services
 
@@ -63,8 +64,9 @@ async def authenticate(request: Request, services: Annotated[Services, Depends(g
     """
     caller, path = await services.keys.caller(key), path_of(request)
     check_role(caller.role, request.method, path)
+    act_as(caller)
     if path not in UNCOUNTED:
-        services.admission.admit_request(key)
+        await services.admission.admit_request(key, caller.tenant)
     return caller.tenant
 
 

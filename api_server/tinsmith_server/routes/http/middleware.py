@@ -19,6 +19,7 @@ from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.logs import get_logger
 from tinsmith_server.metrics.server import Metrics
 from tinsmith_server.routes.http.problems import problem
+from tinsmith_server.services.accounts.callers import act_as
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings, is_loopback
 
@@ -81,6 +82,7 @@ class Observing:
             await self._app(scope, receive, send)
             return
         structlog.contextvars.clear_contextvars()
+        act_as(None)
         structlog.contextvars.bind_contextvars(http_request_id=uuid.uuid4().hex[:12])
         started, status = time.monotonic(), 0
 

@@ -62,6 +62,8 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/weights_info": SMALL_BYTES,
     "/promotions/{name}": SMALL_BYTES,
     "/recordings": SMALL_BYTES,
+    "/keys": SMALL_BYTES,
+    "/tenants/{tenant}/limits": SMALL_BYTES,
     "/external_weights_upload_start": SMALL_BYTES,
     "/external_weights_upload_finish": SMALL_BYTES,
     "/uploads/{token}/{name}": "max_upload_bytes",

@@ -10,6 +10,7 @@ from typing import TypeVar
 from tinsmith_server.services.accounts.body_budget import BodyBudget
 from tinsmith_server.services.accounts.concurrency import FairLock, RequestSlots
 from tinsmith_server.services.accounts.keys import Keys
+from tinsmith_server.services.accounts.limits import Limits
 from tinsmith_server.services.accounts.rates import Rates
 from tinsmith_server.settings import Settings
 
@@ -25,7 +26,7 @@ INLINE_BYTES = 16 * 1024
 class Admission:
     """The limits of one server: `bodies` for requests, `results` for large results, and `slots` for the event loop."""
 
-    def __init__(self, settings: Settings, keys: Keys) -> None:
+    def __init__(self, settings: Settings, keys: Keys, limits: Limits) -> None:
         self.bodies = BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all)
         self.results = BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all)
         self.telemetry = BodyBudget(TELEMETRY_BYTES, TELEMETRY_BYTES, TELEMETRY_WAIT_SECONDS)
@@ -37,10 +38,15 @@ class Admission:
         )
         self._body_lock = FairLock()
         self._keys = keys
+        self._limits = limits
 
-    def admit_request(self, key: str | None) -> None:
-        """Charge one request to the key. Raises TooBusy."""
-        self.rates.admit_request(self._keys.counted_as(key))
+    async def admit_request(self, key: str | None, tenant: str) -> None:
+        """Charge one request to the key, or to the tenant if it has a limit of its own. Raises TooBusy."""
+        per_second = (await self._limits.of(tenant)).requests_per_second
+        if per_second is None:
+            self.rates.admit_request(self._keys.counted_as(key))
+        else:
+            self.rates.admit_request_of_tenant(tenant, per_second)
 
     def admit_sample(self, key: str | None) -> None:
         """Raise TooBusy if the key has used up its rate of sampled tokens."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tinsmith_server.errors import AuthenticationFailed, Unprocessable
-from tinsmith_server.services.accounts.keys import ANYONE_HERE, Caller, Keys
+from tinsmith_server.services.accounts.callers import LOCAL_CALLER, Caller
+from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.accounts.tokens import Login
 from tinsmith_server.store.records import Clock, utc_now
 from tinsmith_server.store.store import Store
@@ -25,7 +27,7 @@ _SECRET_NAME = "console"
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """What the console may know of its session. `token` is for the cookie; the page never sees it."""
+    """A session of the console. `token` is for the cookie, and no page sees it."""
 
     caller: Caller
     csrf_token: str = ""
@@ -53,7 +55,7 @@ class ConsoleSessions:
         A token may be stolen from a log or a program, and must not be prolonged by a session.
         """
         if not self.needs_login:
-            return ConsoleSession(ANYONE_HERE)
+            return ConsoleSession(LOCAL_CALLER)
         if (await self._keys.credential(key)).is_token:
             raise Unprocessable("a token cannot log in: use the key itself")
         login = Login(secrets.token_urlsafe(16), self._clock().timestamp() + LONGEST_LOGIN_SECONDS)
@@ -62,13 +64,13 @@ class ConsoleSessions:
     async def current(self, token: str | None) -> ConsoleSession:
         """Return the session of a cookie's token. Raises AuthenticationFailed."""
         if not self.needs_login:
-            return ConsoleSession(ANYONE_HERE)
+            return ConsoleSession(LOCAL_CALLER)
         return await self._session(token, await self._login_of(token))
 
     async def renew(self, token: str | None) -> ConsoleSession:
         """Return the session with another hour, but not beyond the end of its login. Raises AuthenticationFailed."""
         if not self.needs_login:
-            return ConsoleSession(ANYONE_HERE)
+            return ConsoleSession(LOCAL_CALLER)
         return await self._issue(token, await self._login_of(token))
 
     async def csrf_token_of(self, token: str) -> str:
@@ -82,7 +84,7 @@ class ConsoleSessions:
 
     async def _session(self, token: str | None, login: Login) -> ConsoleSession:
         caller, credential = await self._keys.caller(token), await self._keys.credential(token)
-        seconds_left = int(credential.expires - self._clock().timestamp())
+        seconds_left = math.ceil(credential.expires - self._clock().timestamp())
         expires_at = datetime.fromtimestamp(credential.expires, UTC)
         return ConsoleSession(caller, await self._csrf_token(login), expires_at, token, seconds_left)
 

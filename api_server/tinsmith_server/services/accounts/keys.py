@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
 from tinsmith_server.errors import AuthenticationFailed, Conflict, TokenRefused, Unprocessable
+from tinsmith_server.services.accounts.callers import DEFAULT_TENANT, LOCAL_CALLER, STATIC_KEY, Caller, account_entry
 from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Tokens
 from tinsmith_server.services.rows import RowCache
 from tinsmith_server.store.records import ApiKey, Clock, Role, utc_now
 from tinsmith_server.store.store import Store
 
-DEFAULT_TENANT = "default"
 KEY_PREFIX = "tml-"
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
 # A replica that has just checked a key accepts it for this long after its revocation.
@@ -26,22 +26,6 @@ OWNER_SECONDS = 3600.0
 
 
 LONGEST_NAME_CHARACTERS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The key that makes a request, or the key whose token makes it. `key_id` is 0 for a key without a row."""
-
-    tenant: str
-    role: Role
-    name: str = ""
-    prefix: str = ""
-    key_id: int = 0
-
-
-STATIC_KEY = Caller(DEFAULT_TENANT, "admin", "the server's static key")
-ANYONE_HERE = Caller(DEFAULT_TENANT, "admin")
-"""The caller if keys are not required, and the request has no known key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +79,7 @@ class Keys:
         except AuthenticationFailed:
             if self._required:
                 raise
-            return ANYONE_HERE
+            return LOCAL_CALLER
 
     async def _known_caller(self, secret: str | None) -> Caller:
         digest = (await self.credential(secret)).key_hash
@@ -152,7 +136,7 @@ class Keys:
             raise AuthenticationFailed(
                 "unknown or revoked API key; create one with `tinsmith keys create --data DIR`, with the server's DIR"
             )
-        caller = Caller(key.tenant, key.role, key.name, key.prefix, key.key_id)
+        caller = Caller.of(key)
         self._seen.put(digest, caller)
         self._owners.put(digest, key.tenant)
         return caller
@@ -162,7 +146,9 @@ class Keys:
         check_tenant_name(tenant)
         check_key_name(name)
         secret = _new_secret()
-        record = await self._store.add_key(tenant, name, _shown(secret), hash_key(secret), self._clock(), role)
+        now, shown = self._clock(), _shown(secret)
+        created = account_entry(tenant, now, "key_created", name=name, prefix=shown, role=role)
+        record = await self._store.add_key(tenant, name, shown, hash_key(secret), now, role, (created,))
         return NewKey(secret, record)
 
     async def create_first(self) -> NewKey | None:
@@ -178,20 +164,25 @@ class Keys:
     async def list(self, tenant: str | None = None) -> Sequence[ApiKey]:
         return await self._store.list_keys(tenant)
 
-    async def revoke(self, key_id: int) -> bool:
-        """Revoke a key.
+    async def revoke(self, key_id: int) -> ApiKey | None:
+        """Revoke a key, and return its row from before, or None if the key does not exist.
 
-        Returns False if the key does not exist. Raises Conflict for the last key of an admin, unless the server has a
-        static key. Other replicas notice the revocation within CACHE_SECONDS.
+        Raises Conflict for the last key of an admin, unless the server has a static key. Other replicas notice the
+        revocation within CACHE_SECONDS.
         """
+        key = await self._store.get_key(key_id)
+        if key is None:
+            return None
+        now = self._clock()
+        revoked = account_entry(key.tenant, now, "key_revoked", name=key.name, prefix=key.prefix, role=key.role)
         spares = self._static_hash is None
-        outcome = await self._store.revoke_key(key_id, self._clock(), spares_last_admin=spares)
-        if outcome == "last admin":
+        if not await self._store.revoke_key(key_id, now, (revoked,), spares_last_admin=spares):
             raise Conflict(
                 f"key {key_id} is the last key with the role admin, and only such a key can manage tenants and keys: "
                 "create another key with this role first"
             )
-        return outcome == "revoked"
+        self._seen.clear()
+        return key
 
     async def revoke_own(self, secret: str | None) -> None:
         """Revoke the key of the caller. Raises Unprocessable for the static key and for a token."""
@@ -201,7 +192,6 @@ class Keys:
         if record is None:
             raise Unprocessable("this key is the server's static key: remove the setting api_key")
         await self.revoke(record.key_id)
-        self._seen.forget((await self.credential(secret)).key_hash)
 
 
 def check_tenant_name(tenant: str) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import TooBusy, TooManySamples
+from tinsmith_server.services.accounts.limits import Limits
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.store import Store
 
 GIB = 2**30
+Most: TypeAlias = Callable[[str], Awaitable[int]]
+"""A function that returns the limit of a tenant."""
 # A client that still wants a sample polls for it within a poll's hold.
 POLLED_SECONDS = 60.0
 PATIENCE_SECONDS = 20.0
@@ -24,7 +28,7 @@ MOST_MODELS = 65536
 class AdapterQuota:
     """The quota of live models, which are models that were accepted or bound to a worker."""
 
-    def __init__(self, store: Store, most: int) -> None:
+    def __init__(self, store: Store, most: Most) -> None:
         self._store = store
         self._most = most
         self._creating: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -36,13 +40,13 @@ class AdapterQuota:
         Other creations of models by the tenant wait until the context ends.
         """
         async with self._creating[tenant]:
-            held = await self._store.count_live_models(tenant)
-            yield None if held < self._most else self._refusal(held)
+            held, most = await self._store.count_live_models(tenant), await self._most(tenant)
+            yield None if held < most else self._refusal(held, most)
 
-    def _refusal(self, held: int) -> str:
+    def _refusal(self, held: int, most: int) -> str:
         return (
-            f"you have {held} models, and the limit is {self._most} (setting adapters_per_tenant): close finished "
-            "sessions, or wait until silent ones are ended"
+            f"you have {held} models, and the limit is {most} (setting adapters_per_tenant, or your tenant's limit "
+            "adapters): close finished sessions, or wait until silent ones are ended"
         )
 
 
@@ -52,7 +56,7 @@ class QueueQuota:
     Queued operations are counted from the workers' last descriptions and from later submissions.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: Most) -> None:
         self._most = most
         # The tenant and the highest submitted number of each model.
         self._known: OrderedDict[str, tuple[str, int]] = OrderedDict()
@@ -66,15 +70,17 @@ class QueueQuota:
         `seq_id` is 0 if the worker will assign the number. An operation that fills a gap in the numbers is admitted
         immediately, because all later operations wait for it.
         """
-        if self._waiting(tenant) < self._most or 0 < seq_id < self._known.get(model_id, ("", 0))[1]:
+        most = await self._most(tenant)
+        if self.waiting(tenant) < most or 0 < seq_id < self._known.get(model_id, ("", 0))[1]:
             return
         try:
             async with asyncio.timeout(PATIENCE_SECONDS), self._refreshed:
-                await self._refreshed.wait_for(lambda: self._waiting(tenant) < self._most)
+                await self._refreshed.wait_for(lambda: self.waiting(tenant) < most)
         except TimeoutError:
             raise TooBusy(
-                f"{self._waiting(tenant)} of your operations are queued, and the limit is {self._most} (setting "
-                "queued_operations_per_tenant); wait for results before you send more"
+                f"{self.waiting(tenant)} of your operations are queued, and the limit is {most} (setting "
+                "queued_operations_per_tenant, or your tenant's limit queued_operations); wait for results before you "
+                "send more"
             ) from None
 
     def note(self, tenant: str, model_id: str, seq_id: int) -> None:
@@ -100,7 +106,8 @@ class QueueQuota:
         async with self._refreshed:
             self._refreshed.notify_all()
 
-    def _waiting(self, tenant: str) -> int:
+    def waiting(self, tenant: str) -> int:
+        """Return the number of the tenant's queued operations, as far as this server knows them."""
         return self._described[tenant] + self._submitted[tenant]
 
 
@@ -110,18 +117,19 @@ class CheckpointQuota:
     The number of unnamed checkpoints has another limit (`ephemeral_per_tenant`).
     """
 
-    def __init__(self, store: Store, most_bytes: int) -> None:
+    def __init__(self, store: Store, most_bytes: Most) -> None:
         self._store = store
         self._most_bytes = most_bytes
 
     async def refusal(self, tenant: str) -> str | None:
         """Return the reason why nothing more may be saved, or None."""
-        held = await self._store.checkpoint_bytes(tenant)
-        if held < self._most_bytes:
+        held, most = await self._store.checkpoint_bytes(tenant), await self._most_bytes(tenant)
+        if held < most:
             return None
         return (
-            f"your checkpoints have {held / GIB:.1f} GiB, and the limit is {self._most_bytes / GIB:.1f} "
-            "(setting checkpoint_bytes_per_tenant); delete some (`tinker checkpoint delete`), or let them expire"
+            f"your checkpoints have {held / GIB:.1f} GiB, and the limit is {most / GIB:.1f} (setting "
+            "checkpoint_bytes_per_tenant, or your tenant's limit checkpoint_bytes); delete some (`tinker checkpoint "
+            "delete`), or let them expire"
         )
 
 
@@ -165,8 +173,8 @@ class SamplesInFlight:
 class TenantQuotas:
     """The quotas that apply to each tenant."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
-        self.adapters = AdapterQuota(store, settings.adapters_per_tenant)
-        self.queued = QueueQuota(settings.queued_operations_per_tenant)
-        self.checkpoints = CheckpointQuota(store, settings.checkpoint_bytes_per_tenant)
+    def __init__(self, store: Store, settings: Settings, limits: Limits) -> None:
+        self.adapters = AdapterQuota(store, limits.adapters)
+        self.queued = QueueQuota(limits.queued_operations)
+        self.checkpoints = CheckpointQuota(store, limits.checkpoint_bytes)
         self.samples = SamplesInFlight(settings.samples_per_tenant)

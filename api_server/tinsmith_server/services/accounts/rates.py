@@ -1,4 +1,4 @@
-"""Rates per minute for each key. Each API server counts only its own requests."""
+"""Rates per minute for each key, or for each tenant. Each API server counts only its own requests."""
 
 from __future__ import annotations
 
@@ -48,37 +48,42 @@ class Rate:
     def limits(self) -> bool:
         return self._per_minute is not None
 
-    def admit(self, key: str) -> None:
-        """Raise TooBusy with the time of the next attempt if the bucket is empty."""
-        if (seconds := self._owed_seconds(key)) > 0:
+    def admit(self, key: str, per_minute: float | None = None) -> None:
+        """Raise TooBusy with the time of the next attempt if the bucket is empty.
+
+        `per_minute` is the limit of this key, if it has its own.
+        """
+        per_minute = per_minute or self._per_minute
+        if (seconds := self._owed_seconds(key, per_minute)) > 0:
             error = TooBusy(
-                f"this key has used up its {self._per_minute} {self._what} a minute (setting {self._setting}); retry "
-                f"in {seconds:.0f} s"
+                f"this key has used up its {per_minute:g} {self._what} a minute ({self._setting}); retry in "
+                f"{seconds:.0f} s"
             )
             error.retry_after_seconds = min(seconds, MINUTE_SECONDS)
             raise error
 
     async def admit_late(self, key: str) -> None:
         """Wait until the bucket is refilled, but not for long. Raises TooBusy."""
-        if 0 < (seconds := self._owed_seconds(key)) <= PATIENCE_SECONDS:
+        if 0 < (seconds := self._owed_seconds(key, self._per_minute)) <= PATIENCE_SECONDS:
             await asyncio.sleep(seconds)
         self.admit(key)
 
-    def charge(self, key: str, amount: float) -> None:
-        if self._per_minute is None:
+    def charge(self, key: str, amount: float, per_minute: float | None = None) -> None:
+        per_minute = per_minute or self._per_minute
+        if per_minute is None:
             return
-        account = self._account(key, self._per_minute)
-        owed_most = -self._per_minute * LONGEST_DEBT_SECONDS / MINUTE_SECONDS
+        account = self._account(key, per_minute)
+        owed_most = -per_minute * LONGEST_DEBT_SECONDS / MINUTE_SECONDS
         account.left = max(account.left - amount, owed_most)
 
-    def _owed_seconds(self, key: str) -> float:
+    def _owed_seconds(self, key: str, per_minute: float | None) -> float:
         """Return the seconds until the bucket is not empty."""
-        if self._per_minute is None:
+        if per_minute is None:
             return 0.0
-        left = self._account(key, self._per_minute).left
-        return max(0.0, (1.0 - left) * MINUTE_SECONDS / self._per_minute)
+        left = self._account(key, per_minute).left
+        return max(0.0, (1.0 - left) * MINUTE_SECONDS / per_minute)
 
-    def _account(self, key: str, per_minute: int) -> _Account:
+    def _account(self, key: str, per_minute: float) -> _Account:
         now = self._clock()
         account = self._accounts.setdefault(key, _Account(per_minute, now))
         earned = (now - account.at) * per_minute / MINUTE_SECONDS
@@ -93,9 +98,10 @@ class Rates:
     """The rates of requests, trained tokens and sampled tokens."""
 
     def __init__(self, requests: int | None, trained_tokens: int | None, sampled_tokens: int | None) -> None:
-        self.requests = Rate("requests", "requests_per_minute", requests)
-        self.trained = Rate("trained tokens", "trained_tokens_per_minute", trained_tokens)
-        self.sampled = Rate("sampled tokens", "sampled_tokens_per_minute", sampled_tokens)
+        self.requests = Rate("requests", "setting requests_per_minute", requests)
+        self.trained = Rate("trained tokens", "setting trained_tokens_per_minute", trained_tokens)
+        self.sampled = Rate("sampled tokens", "setting sampled_tokens_per_minute", sampled_tokens)
+        self._of_tenants = Rate("requests", "limit requests_per_second of its tenant, for all keys together", None)
         # The samples that were charged already, because a result can be fetched several times.
         self._counted: OrderedDict[str, None] = OrderedDict()
 
@@ -103,6 +109,12 @@ class Rates:
         """Charge one request. Raises TooBusy."""
         self.requests.admit(key)
         self.requests.charge(key, 1)
+
+    def admit_request_of_tenant(self, tenant: str, per_second: float) -> None:
+        """Charge one request to a tenant with a limit of its own. Raises TooBusy."""
+        per_minute = max(1.0, per_second * MINUTE_SECONDS)
+        self._of_tenants.admit(tenant, per_minute)
+        self._of_tenants.charge(tenant, 1, per_minute)
 
     def note_sampled(self, key: str, request_id: str, tokens: int) -> None:
         if request_id in self._counted:

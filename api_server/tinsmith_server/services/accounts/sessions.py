@@ -16,6 +16,7 @@ from functools import partial
 
 from tinsmith_server.errors import Gone, NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.callers import acting_key_id
 from tinsmith_server.services.accounts.tokens import tenant_urn
 from tinsmith_server.services.rows import RowCache, in_steps, owned_session
 from tinsmith_server.store.records import CheckpointTotals, Clock, FinishType, Session, utc_now
@@ -80,6 +81,7 @@ class Sessions:
             project_id=request.project_id,
             display_name=request.display_name,
             request_digest=keyed.digest if keyed else None,
+            key_id=acting_key_id(),
         )
         made = await self._store.create_session(session, keyed.key if keyed else None)
         if keyed is not None:

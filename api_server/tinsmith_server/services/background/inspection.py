@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tinsmith_rpc import CUSTOM_LOSS, worker_pb2
 
@@ -45,6 +45,11 @@ class Inspection:
     def handles(self) -> Sequence[SamplerHandle]:
         """The handles of all workers and samplers."""
         return describable_handles(self._fleet)
+
+    @property
+    def trainer_ids(self) -> Collection[str]:
+        """The IDs of the handles that train."""
+        return {handle.sampler_id for handle in self._fleet.workers}
 
     async def refresh(self) -> None:
         """Ask all workers for descriptions, and store the descriptions in `workers` by worker ID."""

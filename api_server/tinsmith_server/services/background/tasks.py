@@ -13,7 +13,7 @@ from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.background.inspection import Inspection
 from tinsmith_server.services.background.leases import Leases
 from tinsmith_server.services.background.reaper import LostWorkers, Reaper
-from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.checkpoints.retention import KeptCheckpoints, Retention
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
@@ -56,6 +56,7 @@ class Background:
         reaper: Reaper,
         lost_workers: LostWorkers,
         retention: Retention,
+        kept_checkpoints: KeptCheckpoints,
         imports: AdapterImports,
         inspection: Inspection,
         usage: UsageCollection,
@@ -70,6 +71,7 @@ class Background:
         self._reaper = reaper
         self._lost_workers = lost_workers
         self._retention = retention
+        self._kept_checkpoints = kept_checkpoints
         self._imports = imports
         self._inspection = inspection
         self._usage = usage
@@ -122,6 +124,7 @@ class Background:
         await self._lost_workers.write_off()
 
     async def _sweep(self) -> None:
+        await self._kept_checkpoints.sweep()
         await self._retention.sweep()
         await self._imports.sweep()
         await self._reaper.delete_expired_recordings()

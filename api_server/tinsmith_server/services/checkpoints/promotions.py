@@ -14,6 +14,7 @@ from typing import Literal
 
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.services.accounts.callers import signed
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.store.records import (
     AuditEntry,
@@ -211,4 +212,4 @@ def _entry(promotion: Promotion, event: Event, at: datetime, **details: str) -> 
         **details,
     }
     run_id = parse_tinker_path(promotion.tinker_path).run_id
-    return AuditEntry(promotion.tenant, at, event, run_id, promotion.tinker_path, entry_details)
+    return AuditEntry(promotion.tenant, at, event, run_id, promotion.tinker_path, signed(entry_details))

@@ -10,11 +10,13 @@ from datetime import datetime, timedelta
 
 from tinsmith_server.errors import CheckpointRootUnavailable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.accounts.audit import CheckpointEvent, of_new
+from tinsmith_server.services.accounts.audit import CheckpointEvent, entry, of_new
+from tinsmith_server.services.accounts.limits import Limits
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Checkpoint, Clock, ExtraRows, Model, PromotedPath, Session, utc_now
 from tinsmith_server.store.store import Store
+from tinsmith_server.wire.ids import KIND_OF_TYPE, TinkerPath
 
 log = get_logger(__name__)
 
@@ -23,6 +25,8 @@ log = get_logger(__name__)
 TOMBSTONE_RETENTION = timedelta(days=7)
 # A reservation lasts longer than any copy or import, and longer than the difference between the servers' clocks.
 RESERVED_FOR = timedelta(days=1)
+# Promoted names protect at most a hundred checkpoints of a tenant, so each round also reaches other checkpoints.
+SURPLUS_AT_ONCE = 1000
 
 
 class Retention:
@@ -58,14 +62,26 @@ class Retention:
             await self.forget(checkpoint)
 
     async def forget(
-        self, checkpoint: Checkpoint, extra_rows: ExtraRows = (), unless_promoted: PromotedPath | None = None
+        self,
+        checkpoint: Checkpoint,
+        extra_rows: ExtraRows = (),
+        unless_promoted: PromotedPath | None = None,
+        *,
+        unless_public: bool = False,
     ) -> Checkpoint | None:
         """Delete the record of a checkpoint. The next collection removes the checkpoint's files.
 
-        Returns None if the record no longer exists, or if a promoted name points to the checkpoint.
+        Returns None if the record no longer exists, if a promoted name points to the checkpoint, or if it is public
+        and `unless_public` is set.
         """
         deleted = await self._store.delete_checkpoint(
-            checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock(), extra_rows, unless_promoted
+            checkpoint.run_id,
+            checkpoint.type,
+            checkpoint.name,
+            self._clock(),
+            extra_rows,
+            unless_promoted,
+            unless_public=unless_public,
         )
         self._note(deleted)
         return deleted
@@ -97,6 +113,37 @@ class Retention:
             log.warning("files cannot be removed", directory=directory, error=str(error))
         else:
             await self._store.remove_garbage(directory)
+
+
+class KeptCheckpoints:
+    """The limit `checkpoints_kept` of a tenant: how many checkpoints of each kind a run keeps.
+
+    The limit counts per kind, because programs save weights to resume from and weights to sample from under the same
+    name. A public checkpoint and a checkpoint with a promoted name are counted, but never deleted, because other users
+    depend on them.
+    """
+
+    def __init__(self, store: Store, retention: Retention, limits: Limits, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._retention = retention
+        self._limits = limits
+        self._clock = clock
+
+    async def sweep(self) -> None:
+        """Delete what is over the limits. The next collection of garbage removes the files."""
+        for limits in await self._limits.with_checkpoints_kept():
+            assert limits.checkpoints_kept is not None
+            surplus = await self._store.surplus_checkpoints(limits.tenant, limits.checkpoints_kept, SURPLUS_AT_ONCE)
+            for checkpoint in surplus:
+                await self._delete(checkpoint, limits.checkpoints_kept)
+
+    async def _delete(self, checkpoint: Checkpoint, kept: int) -> None:
+        """Delete the checkpoint, unless it has been published or promoted in the meantime."""
+        path = TinkerPath(checkpoint.run_id, KIND_OF_TYPE[checkpoint.type], checkpoint.name)
+        deleted_by_limit = entry(checkpoint, "checkpoint_deleted", self._clock(), checkpoints_kept=kept)
+        await self._retention.forget(
+            checkpoint, (deleted_by_limit,), PromotedPath(checkpoint.tenant, str(path)), unless_public=True
+        )
 
 
 def ended_session(

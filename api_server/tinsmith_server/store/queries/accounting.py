@@ -17,7 +17,7 @@ from tinsmith_server.store.queries.base import (
     select_records,
     values,
 )
-from tinsmith_server.store.records import AuditEntry, ExtraRows, Session, StoredCheckpoints, Usage
+from tinsmith_server.store.records import AuditEntry, AuditKind, ExtraRows, Session, StoredCheckpoints, Usage
 from tinsmith_server.store.tables import audit, checkpoints, models, rounds, sessions, usage
 
 # A statement can have some thousand values.
@@ -105,10 +105,19 @@ class AuditQueries(Queries):
     """The queries about the audit log."""
 
     async def list_audit(
-        self, tenant: str, start: datetime, end: datetime, after: AuditEntry | None, limit: int
+        self,
+        tenant: str,
+        start: datetime,
+        end: datetime,
+        after: AuditEntry | None,
+        limit: int,
+        kind: AuditKind = "all",
     ) -> Sequence[AuditEntry]:
         """Return the entries from `start` until before `end` with a number above `after`, oldest first."""
         in_window = (audit.c.tenant == tenant) & (audit.c.at >= start) & (audit.c.at < end)
+        if kind != "all":
+            is_of_checkpoint = audit.c.event.startswith("checkpoint_", autoescape=True)
+            in_window &= is_of_checkpoint if kind == "checkpoints" else ~is_of_checkpoint
         query = select_records(audit, AuditEntry).where(in_window).order_by(audit.c.at, audit.c.entry_id).limit(limit)
         if after is not None:
             query = query.where(tuple_(audit.c.at, audit.c.entry_id) > (after.at, after.entry_id))

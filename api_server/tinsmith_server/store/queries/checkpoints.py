@@ -131,12 +131,30 @@ class CheckpointQueries(Queries):
         now: datetime,
         extra_rows: ExtraRows = (),
         unless_promoted: PromotedPath | None = None,
+        *,
+        unless_public: bool = False,
     ) -> Checkpoint | None:
         """Delete the record, and leave a tombstone, so that a replayed event does not restore the record.
 
         Returns the deleted record, or None if no record exists or a promoted name points to the checkpoint.
         """
-        return await self._entomb(_named(run_id, type, name), now, extra_rows, unless_promoted)
+        which = _named(run_id, type, name)
+        if unless_public:
+            which &= ~checkpoints.c.public
+        return await self._entomb(which, now, extra_rows, unless_promoted)
+
+    async def surplus_checkpoints(self, tenant: str, kept: int, limit: int) -> Sequence[Checkpoint]:
+        """Return named checkpoints beyond the newest `kept` of their run and type, oldest first.
+
+        Public checkpoints are counted, but not returned.
+        """
+        named = (checkpoints.c.tenant == tenant) & _NOT_DELETED & ~_EPHEMERAL
+        order = (checkpoints.c.created_at.desc(), checkpoints.c.epoch.desc(), checkpoints.c.event_id.desc())
+        age = func.row_number().over(partition_by=(checkpoints.c.run_id, checkpoints.c.type), order_by=order)
+        ranked = select(checkpoints, age.label("age")).where(named).subquery()
+        surplus = select(ranked).where(ranked.c.age > kept, ~ranked.c.public)
+        oldest_first = surplus.order_by(ranked.c.created_at, ranked.c.run_id, ranked.c.type, ranked.c.name)
+        return await self._read_all(Checkpoint, oldest_first.limit(limit))
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -14,7 +14,6 @@ from tinsmith_server.store.queries.base import (
     Queries,
     changes_rows,
     fetch_made,
-    fetch_one,
     insert_unless_there,
     select_records,
 )
@@ -22,9 +21,6 @@ from tinsmith_server.store.records import ApiKey, ExtraRows, Role
 from tinsmith_server.store.tables import api_keys, secrets
 
 _FIRST_KEY = "first key"
-
-Revocation = Literal["revoked", "unknown", "last admin"]
-"""The outcome of a revocation. A key that was already revoked counts as revoked."""
 
 
 class KeyQueries(Queries):
@@ -71,6 +67,10 @@ class KeyQueries(Queries):
         """Return the key with this hash, unless it is revoked."""
         return await self._look_up(ApiKey, _by_hash(key_hash).where(_valid()))
 
+    async def get_key(self, key_id: int) -> ApiKey | None:
+        """Return the key with this number, even if it is revoked."""
+        return await self._look_up(ApiKey, select_records(api_keys, ApiKey).where(api_keys.c.key_id == key_id))
+
     async def list_keys(self, tenant: str | None = None) -> Sequence[ApiKey]:
         query = select_records(api_keys, ApiKey).order_by(api_keys.c.key_id)
         if tenant is not None:
@@ -79,24 +79,22 @@ class KeyQueries(Queries):
 
     async def revoke_key(
         self, key_id: int, now: datetime, extra_rows: ExtraRows = (), *, spares_last_admin: bool = False
-    ) -> Revocation:
+    ) -> bool:
         """Revoke a key, and write the rows. A key that is already revoked does not change, and no row is written.
 
-        With `spares_last_admin`, the only valid key of an admin is not revoked.
+        With `spares_last_admin`, the only valid key of an admin stays valid, and the result is False.
         """
-        is_it = api_keys.c.key_id == key_id
+        this_one = update(api_keys).where(api_keys.c.key_id == key_id, _valid()).values(revoked_at=now)
+        admins = select(api_keys.c.key_id).where(_valid(), api_keys.c.role == "admin").order_by(api_keys.c.key_id)
 
-        async def revoke(connection: AsyncConnection) -> Revocation:
+        async def revoke(connection: AsyncConnection) -> bool:
             # The second of two revocations waits here for the first, and then does not see its key any more.
-            admins = select(api_keys.c.key_id).where(_valid(), api_keys.c.role == "admin").order_by(api_keys.c.key_id)
             left = (await connection.scalars(admins.with_for_update())).all()
             if spares_last_admin and list(left) == [key_id]:
-                return "last admin"
-            if await changes_rows(connection, update(api_keys).where(is_it, _valid()).values(revoked_at=now)):
+                return False
+            if await changes_rows(connection, this_one):
                 await write_extra_rows(connection, extra_rows)
-                return "revoked"
-            found = await fetch_one(connection, ApiKey, select_records(api_keys, ApiKey).where(is_it))
-            return "unknown" if found is None else "revoked"
+            return True
 
         return await self._database.write(revoke)
 

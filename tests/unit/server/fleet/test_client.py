@@ -26,9 +26,9 @@ async def test_an_older_image_is_named_as_the_cause_when_it_lacks_a_call_or_a_fi
     await server.start()
     client = GrpcWorkerClient(address)
     try:
-        assert (await client.submit(worker_pb2.SubmitRequest(), "ada")).epoch == 1
+        assert (await client.submit(worker_pb2.SubmitRequest(), "ada", 2.0)).epoch == 1
         with pytest.raises(Unprocessable, match="cannot number operations: send a seq_id"):
-            await client.submit(worker_pb2.SubmitRequest(idempotency_key="a"), "ada")
+            await client.submit(worker_pb2.SubmitRequest(idempotency_key="a"), "ada", None)
         with pytest.raises(Unprocessable, match="accepts only tokens; ask an administrator to restart it"):
             await client.render_prompt(worker_pb2.RenderPromptRequest(), "ada")
     finally:

@@ -55,7 +55,9 @@ class OneWorker:
             raise HandleClosed("the connection is closed")
         return self
 
-    async def submit(self, request: worker_pb2.SubmitRequest, _tenant: str) -> worker_pb2.SubmitReply:
+    async def submit(
+        self, request: worker_pb2.SubmitRequest, _tenant: str, _share_weight: float | None
+    ) -> worker_pb2.SubmitReply:
         epoch = self.activated
         await self.synced.wait()
         self.submitted.append((request.seq_id, epoch))
@@ -75,9 +77,13 @@ def worker(store: EpochsOneByOne) -> OneWorker:
     return OneWorker(store)
 
 
+async def equal_share(_tenant: str) -> None:
+    """No tenant has a weight of its own."""
+
+
 @pytest.fixture
 def delivery(store: EpochsOneByOne, worker: OneWorker) -> Delivery:
-    return Delivery(cast("Store", store), cast("Fleet", worker))
+    return Delivery(cast("Store", store), cast("Fleet", worker), equal_share)
 
 
 def operation(number: int) -> Any:

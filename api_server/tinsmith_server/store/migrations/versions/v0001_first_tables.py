@@ -36,6 +36,17 @@ def _keys_and_sessions() -> None:
         sa.UniqueConstraint("key_hash", name="uq_api_keys_key_hash"),
     )
     op.create_table(
+        "tenant_limits",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("adapters", sa.BigInteger()),
+        sa.Column("queued_operations", sa.BigInteger()),
+        sa.Column("requests_per_second", sa.Double()),
+        sa.Column("checkpoint_bytes", sa.BigInteger()),
+        sa.Column("checkpoints_kept", sa.BigInteger()),
+        sa.Column("share_weight", sa.Double()),
+        sa.PrimaryKeyConstraint("tenant", name="pk_tenant_limits"),
+    )
+    op.create_table(
         "sessions",
         sa.Column("session_id", sa.Text(), nullable=False),
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -51,6 +62,7 @@ def _keys_and_sessions() -> None:
         sa.Column("finish_type", sa.Text()),
         sa.Column("finish_detail", sa.Text()),
         sa.Column("request_digest", sa.Text()),
+        sa.Column("key_id", sa.BigInteger()),
         sa.PrimaryKeyConstraint("session_id", name="pk_sessions"),
         sa.UniqueConstraint("tenant", "idempotency_key", name="uq_sessions_tenant_idempotency_key"),
     )

@@ -11,6 +11,13 @@ from tinsmith_server.services.accounts import quotas
 from tinsmith_server.services.accounts.quotas import QueueQuota, SamplesInFlight
 
 
+def limit_of(most: int) -> quotas.Most:
+    async def limit(_tenant: str) -> int:
+        return most
+
+    return limit
+
+
 def described(**queued: int) -> list[worker_pb2.DescribeReply]:
     models = [worker_pb2.ModelStatus(model_id=model_id, queued=count) for model_id, count in queued.items()]
     return [worker_pb2.DescribeReply(models=models)]
@@ -20,7 +27,7 @@ async def test_operations_count_from_their_submission_until_a_worker_says_that_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(quotas, "PATIENCE_SECONDS", 0.01)
-    queued = QueueQuota(most=2)
+    queued = QueueQuota(limit_of(2))
     for number in (1, 2):
         await queued.admit("a", "m", number)
         queued.note("a", "m", number)
@@ -32,7 +39,7 @@ async def test_operations_count_from_their_submission_until_a_worker_says_that_t
 
 
 async def test_an_operation_that_fills_a_gap_is_admitted_because_later_ones_wait_for_it() -> None:
-    queued = QueueQuota(most=1)
+    queued = QueueQuota(limit_of(1))
     queued.note("a", "m", 5)
     await asyncio.wait_for(queued.admit("a", "m", 4), 1)
 

@@ -25,7 +25,7 @@ def refused(rate: Rate, key: str = "key") -> TooBusy:
 
 def test_a_key_has_a_minutes_worth_and_gets_it_back_evenly() -> None:
     clock = Clock()
-    rate = Rate("things", "some_setting", 60, clock)
+    rate = Rate("things", "setting some_setting", 60, clock)
     for _ in range(60):
         rate.admit("key")
         rate.charge("key", 1)

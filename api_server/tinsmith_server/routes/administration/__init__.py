@@ -1,0 +1,1 @@
+"""Calls of admins for all tenants: keys, limits of tenants, and workers."""
