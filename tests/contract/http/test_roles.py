@@ -73,7 +73,8 @@ async def test_only_an_admin_manages_tenants(server: TestedServer) -> None:
             answer = await asked(server, method, API_PREFIX + path, key)
             assert (answer.status_code, f"role {role}" in answer.json()["detail"]) == (403, True), call
     for method, path in calls(server.app):
-        if method == "GET" and f"GET {path.removeprefix(API_PREFIX)}" not in CALLS_OF_ADMINS:
+        is_stream = path.endswith("/live")  # its answer has no end
+        if method == "GET" and f"GET {path.removeprefix(API_PREFIX)}" not in CALLS_OF_ADMINS and not is_stream:
             assert (await asked(server, method, path, headers["reader"])).status_code != 403, path
 
 
