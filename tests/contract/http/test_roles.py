@@ -45,7 +45,7 @@ async def asked(server: TestedServer, method: str, path: str, headers: dict[str,
 
 
 async def test_a_reader_may_only_look_and_poll(server: TestedServer) -> None:
-    """A new call that is not a GET is refused, until somebody adds it to the list of calls of readers."""
+    """A new call that is not a GET is refused, unless it is in the list of calls of readers."""
     headers = await key_of(server, "reader")
     refused, known = set(), set()
     for method, path in calls(server.app):
