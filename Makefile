@@ -61,7 +61,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check sizes docs golden format proto lock bench \
+.PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check console console-check console-packages console-pictures sizes docs golden format proto lock bench \
     test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-tinker-cloud test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean upgrade packages set-version audit sbom chart image-list
 
@@ -206,6 +206,19 @@ check: venv ## check formatting, lint, types, import directions, reference table
 	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/lint-imports
 	$(BIN)/python dev/scripts/reference.py --check
 	$(BIN)/python dev/scripts/sizes.py --check
+	$(BIN)/python dev/scripts/console.py --check
+
+console: venv ## build the web console from console/ into the server's package; needs Node
+	$(BIN)/python dev/scripts/console.py
+
+console-check: venv ## check and test console/, and compare the committed bundle with its sources
+	$(BIN)/python dev/scripts/console.py --check
+
+console-packages: venv ## install the packages of console/ with npm, once
+	$(BIN)/python dev/scripts/console.py --install
+
+console-pictures: venv ## take the pictures of docs/images/console again, with Chromium
+	TINSMITH_PICTURES=write $(BIN)/pytest tests/sdk/test_console.py
 
 sizes: venv ## count files, lines, words and docstrings that open with a fragment; AT=COMMIT measures a commit instead of the work tree
 	@$(BIN)/python dev/scripts/sizes.py $(AT:%=--at %)

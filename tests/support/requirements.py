@@ -18,6 +18,7 @@ class InstalledBy(StrEnum):
     VENV = "venv"
     PACKAGE_ENVIRONMENTS = "package-environments"
     SDK_ENVIRONMENTS = "sdk-environments"
+    CONSOLE_PACKAGES = "console-packages"
 
 
 def require(condition: bool, lack: str, target: InstalledBy | None = None) -> None:
