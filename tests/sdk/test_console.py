@@ -1,0 +1,290 @@
+"""The console in Chromium, with a server and programs of the SDK: what people see, change, and can read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from support.client.sdk import adam, next_token_datum, service_client
+from support.requirements import InstalledBy, require
+from support.server.serve_process import API_KEY, ServedInstallation
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "console" / "node_modules" / "axe-core" / "axe.min.js"
+PICTURES = ROOT / "docs" / "images" / "console"
+MODEL = "Qwen/Qwen3-8B"
+WIDE, NARROW = 1440, 380
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+"""Chromium must load nothing from other machines."""
+RUN_AXE = "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations)"
+STEPS = 30
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Two runs of one session, and what they have saved."""
+
+    runs: tuple[str, str]
+    samplers: tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
+    folder = tmp_path_factory.mktemp("console")
+    installation = ServedInstallation(folder / "data", {MODEL: make_tiny_model(folder / "model")})
+    installation.start()
+    yield installation
+    installation.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    require(chromium is not None, "Chromium is not installed.", InstalledBy.DEBIAN_PACKAGES)
+    require(AXE.is_file(), "axe-core is not installed.", InstalledBy.CONSOLE_PACKAGES)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def session(browser: Browser, server: ServedInstallation) -> Iterator[BrowserContext]:
+    """Yield a browser that is logged in with an administrator's key."""
+    context = browser.new_context(viewport={"width": WIDE, "height": 900})
+    context.set_default_timeout(20_000)
+    page = context.new_page()
+    log_in(page, server, API_KEY)
+    page.close()
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(session: BrowserContext, server: ServedInstallation) -> Iterator[Page]:
+    """Yield a page of the session. A script or style that the server's policy forbids is an error of the page."""
+    page = session.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if "Content Security" in message.text else None)
+    page.goto(f"{server.url}/console/")
+    yield page
+    page.close()
+    assert errors == []
+
+
+@pytest.fixture(scope="module")
+def trained(server: ServedInstallation) -> Iterator[Trained]:
+    """Train two adapters to repeat different tokens, with other learning rates."""
+    with service_client(server, user_metadata={"project": "repeats"}) as client:
+        made = [train(client, token, rate) for token, rate in ((7, 2e-2), (11, 5e-3))]
+        (first, one), (second, other) = made
+        yield Trained((first, second), (one, other))
+
+
+def train(client: tinker.ServiceClient, token: int, rate: float) -> tuple[str, str]:
+    metadata = {"tinsmith-total-steps": str(STEPS), "learning_rate": str(rate), "token": str(token)}
+    model = client.create_lora_training_client(MODEL, rank=4, seed=1, user_metadata=metadata).result()
+    for _ in range(STEPS):
+        model.forward_backward([next_token_datum([token] * 12)], "cross_entropy")
+        model.optim_step(adam(rate)).result()
+    model.save_state(f"after-{STEPS}").result()
+    path = model.save_weights_for_sampler(f"repeats-{token}").result().path or ""
+    return model.get_info().model_id, path
+
+
+def log_in(page: Page, server: ServedInstallation, key: str) -> None:
+    page.goto(f"{server.url}/console/")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Runs", level=1)).to_be_visible()
+
+
+def show(page: Page, hash_: str, heading: str) -> None:
+    page.evaluate("hash => location.hash = hash", hash_)
+    expect(page.get_by_role("heading", name=heading, level=1)).to_be_visible()
+
+
+def answer_dialog(page: Page, action: str) -> None:
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name=action, exact=True).click()
+    expect(dialog).to_be_hidden()
+
+
+def test_a_wrong_key_is_refused_in_the_servers_words(browser: Browser, server: ServedInstallation) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{server.url}/")
+        page.get_by_label("API key").fill("tml-wrong")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_contain_text("Log in again with a valid key.")
+        expect(page.get_by_label("API key")).to_be_focused()
+        log_in(page, server, API_KEY)
+        assert page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])").find(API_KEY) == -1
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_curve_grows_while_a_program_trains(page: Page, server: ServedInstallation) -> None:
+    with service_client(server) as client:
+        metadata = {"tinsmith-total-steps": "4"}
+        model = client.create_lora_training_client(MODEL, rank=2, user_metadata=metadata).result()
+        run = model.get_info().model_id
+        row = page.get_by_role("row").filter(has=page.locator(f'a[href*="{run.replace(":", "%3A")}"]'))
+        row.get_by_role("link").first.click()
+        expect(page.get_by_text("There are no points yet.")).to_be_visible()
+        for step in (1, 2, 3):
+            model.forward_backward([next_token_datum([5] * 12)], "cross_entropy")
+            model.optim_step(adam()).result()
+            points = re.compile(rf"Loss: {step} points from step 1 to {step}\.")
+            expect(page.get_by_role("img", name=points)).to_be_visible()
+        expect(page.get_by_text("3 of 4")).to_be_visible()
+
+
+def test_runs_are_compared_in_the_same_charts(page: Page, trained: Trained) -> None:
+    for run in trained.runs:
+        link = page.locator(f'a[href*="{run.replace(":", "%3A")}"]')
+        page.get_by_role("row").filter(has=link).get_by_role("checkbox").check()
+    page.get_by_role("link", name="Compare 2 runs").click()
+    expect(page.get_by_role("list", name="Compared runs").get_by_role("listitem")).to_have_count(2)
+    both = re.compile(rf"{STEPS} points.*{STEPS} points")
+    expect(page.get_by_role("figure").filter(has_text="Loss").get_by_role("img", name=both)).to_be_visible()
+    differing = page.get_by_role("region", name="Settings that differ")
+    expect(differing.get_by_role("row", name="learning_rate 0.02 0.005")).to_be_visible()
+    expect(differing.get_by_role("row", name="LoRA rank")).to_have_count(0)
+
+
+def ask_both(page: Page, trained: Trained) -> None:
+    show(page, "#/playground", "Playground")
+    for label, path in zip(("Left model", "Right model"), trained.samplers, strict=True):
+        page.get_by_label(label).fill(path)
+    page.get_by_label("Prompt", exact=True).fill("Repeat a word.")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Most tokens").fill("24")
+    page.get_by_role("button", name="Run").click()
+    for path in trained.samplers:
+        answer = page.get_by_role("region", name=f"Answer of {path}")
+        expect(answer.get_by_text("reached the most tokens")).to_be_visible()
+
+
+def test_two_adapters_answer_one_prompt_side_by_side(page: Page, trained: Trained) -> None:
+    ask_both(page, trained)
+    answers = page.get_by_role("log").all_inner_texts()
+    assert len(answers) == 2
+    assert all(answers)
+    assert answers[0] != answers[1]
+
+
+def test_a_sampler_is_promoted_and_rolled_back_after_a_question(page: Page, trained: Trained) -> None:
+    show(page, "#/checkpoints", "Checkpoints")
+    names = page.get_by_role("table", name="Promoted names")
+    for path in trained.samplers:
+        name = path.removeprefix("tinker://").partition("/")[2]
+        button = page.get_by_role("button", name=f"Promote {name}")
+        button.click()
+        page.get_by_role("dialog").get_by_label("Name").fill("assistant")
+        answer_dialog(page, "Promote")
+        expect(names.get_by_role("row", name="assistant")).to_contain_text(path)
+    names.get_by_role("button", name="Roll back assistant").click()
+    answer_dialog(page, "Roll back")
+    expect(names.get_by_role("row", name="assistant")).to_contain_text(trained.samplers[0])
+
+
+def test_an_error_stays_in_the_dialog_with_what_to_do(page: Page, trained: Trained) -> None:
+    show(page, "#/checkpoints", "Checkpoints")
+    page.get_by_role("button", name="Promote sampler_weights/repeats-7").click()
+    page.get_by_role("dialog").get_by_label("Name").fill("no name")
+    page.get_by_role("dialog").get_by_role("button", name="Promote", exact=True).click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("is not a valid name")
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("button", name="Promote sampler_weights/repeats-7")).to_be_focused()
+
+
+def test_a_key_works_until_it_is_revoked(browser: Browser, page: Page, server: ServedInstallation) -> None:
+    show(page, "#/keys", "Keys and tenants")
+    page.get_by_label("Name", exact=True).fill("visitor")
+    page.get_by_label("Role").select_option("reader")
+    page.get_by_role("button", name="Create").click()
+    key = page.get_by_text(re.compile("^tml-")).inner_text()
+    page.get_by_role("button", name="I have copied it").click()
+    expect(page.get_by_text(key)).to_have_count(0)
+    with browser.new_context() as other:
+        visitor = other.new_page()
+        log_in(visitor, server, key)
+        show(visitor, "#/checkpoints", "Checkpoints")
+        expect(visitor.get_by_text("which may only look")).to_be_visible()
+        expect(visitor.get_by_role("button", name="Delete")).to_have_count(0)
+        expect(visitor.get_by_role("link", name="Keys and tenants")).to_have_count(0)
+        page.get_by_role("button", name="Revoke visitor").click()
+        answer_dialog(page, "Revoke")
+        visitor.get_by_role("link", name="Usage").click()
+        expect(visitor.get_by_text("The session has ended.")).to_be_visible()
+
+
+def test_a_lost_connection_is_announced_until_it_is_back(page: Page, session: BrowserContext) -> None:
+    show(page, "#/usage", "Usage")
+    session.set_offline(True)
+    page.get_by_label("Time").select_option("last week")
+    expect(page.get_by_text("The server does not answer.")).to_be_visible()
+    session.set_offline(False)
+    expect(page.get_by_text("The server does not answer.")).to_have_count(0)
+
+
+def screens(trained: Trained) -> dict[str, tuple[str, str]]:
+    """Return the address and the heading of each screen."""
+    run = trained.runs[0].replace(":", "%3A")
+    return {
+        "runs": ("#/runs", "Runs"),
+        "run": (f"#/run/{run}", "Run "),
+        "compare": (f"#/compare?runs={','.join(trained.runs)}", "Comparison"),
+        "waiting": ("#/waiting", "Waiting"),
+        "checkpoints": ("#/checkpoints", "Checkpoints"),
+        "usage": ("#/usage", "Usage"),
+        "workers": ("#/workers", "Workers"),
+        "keys": ("#/keys", "Keys and tenants"),
+        "connect": ("#/connect", "Connect"),
+    }
+
+
+def violations(page: Page) -> list[tuple[str, list[Any]]]:
+    return [
+        (violation["id"], [node["html"][:200] for node in violation["nodes"]]) for violation in page.evaluate(RUN_AXE)
+    ]
+
+
+def settle(page: Page) -> None:
+    """Wait until the answers to the first calls are drawn. The streams of events never end."""
+    expect(page.locator("main h1")).to_be_visible()
+    page.wait_for_timeout(250)
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_screen_is_for_everyone(page: Page, trained: Trained, scheme: Any, width: int) -> None:
+    """No screen has a fault that axe finds, or is wider than the window."""
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.set_viewport_size({"width": width, "height": 900 if width == WIDE else 800})
+    for name, (hash_, heading) in {**screens(trained), "playground": ("", "Playground")}.items():
+        if name == "playground":
+            ask_both(page, trained)
+        else:
+            show(page, hash_, heading)
+        settle(page)
+        page.evaluate(AXE.read_text())
+        assert violations(page) == [], name
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        if os.environ.get("TINSMITH_PICTURES") == "write":
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=PICTURES / f"{name}-{scheme}-{width}.png", full_page=width == NARROW)
