@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tinker
 import yaml
@@ -96,6 +97,10 @@ def test_an_example_learns_and_leaves_the_documented_files(
     assert (out / "curves.png").stat().st_size > 10_000
     assert list((out / "tensorboard").iterdir())
     assert CheckpointStore(str(out / "checkpoints")).steps() == [40, 43]
+    run_id = summary["sampler"].removeprefix("tinker://").partition("/")[0]
+    series = httpx.get(f"{server.url}/api/v1/training_runs/{run_id}/metrics", headers={"X-API-Key": API_KEY}).json()
+    assert [one["step"] for one in series["steps"]] == list(range(1, 44))
+    assert {one["step"]: one["values"].get(judged_by) for one in series["reported"]}[43] == summary["after"][judged_by]
     shown = capsys.readouterr().out
     model, data, steps, output = shown.splitlines()[2:6]
     assert model.startswith(f"model    {MODEL}, rank 16")

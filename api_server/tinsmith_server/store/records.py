@@ -416,8 +416,8 @@ class RunProgress:
 
     `position` and `step` are those of the newest step; they are 0 before the first one. Rates are moving averages of
     the time between steps. `recent_losses` are float32 in little-endian form, newest last; NaN for a missing loss.
-    `unfolded` is the number of points with one step. `revision` is the newest one of the client's reports, which have
-    `reports` rows of about `report_bytes` together.
+    `total_steps` is the number that the client has announced. `unfolded` is the number of points with one step.
+    `revision` is the newest one of the client's reports, which have `reports` rows of about `report_bytes` together.
     """
 
     run_id: str
@@ -428,6 +428,7 @@ class RunProgress:
     tokens_per_second: float | None = None
     seconds_per_step: float | None = None
     recent_losses: bytes = b""
+    total_steps: int | None = None
     unfolded: int = 0
     revision: int = 0
     reports: int = 0

@@ -341,6 +341,7 @@ run_progress = Table(
     Column("tokens_per_second", Double),
     Column("seconds_per_step", Double),
     Column("recent_losses", LargeBinary, nullable=False),
+    Column("total_steps", Int64),
     Column("unfolded", Int64, nullable=False),
     Column("revision", Int64, nullable=False),
     Column("reports", Int64, nullable=False),

@@ -413,7 +413,10 @@ class RunMetricsPoint(Request):
 
 
 class RunMetricsRequest(Request):
+    """Values of some steps. `total_steps` is the number of steps that the program will run, if it knows the number."""
+
     metrics: Annotated[list[RunMetricsPoint], Field(max_length=100)]
+    total_steps: Annotated[int | None, Field(ge=1, lt=2**53)] = None
 
 
 # ---- checkpoints

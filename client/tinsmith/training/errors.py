@@ -129,6 +129,10 @@ class BackendRefused(RunLogError):
     """An error for a run that a backend refuses, for example because the backend requires a key."""
 
 
+class MetricsNotReported(RunLogError):
+    """An error for metrics that the server did not accept. The files of the run have them."""
+
+
 class MetricsLost(RunLogError):
     """An error for a failed write to the record of a run, for example because the disk is full."""
 

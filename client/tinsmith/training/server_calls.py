@@ -25,7 +25,7 @@ Explain = Callable[[int, object], TrainingError | None]
 
 
 def send(
-    service: Service | None,
+    service: Service | tinker.TrainingClient | None,
     method: str,
     address: str,
     body: Mapping[str, Any] | None = None,

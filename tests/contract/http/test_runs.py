@@ -76,7 +76,9 @@ async def test_what_a_program_reports_stands_next_to_its_steps(server: TestedSer
     path = f"/training_runs/{model_id}/metrics"
     points = [{"step": 1, "values": {"eval/nll": 2.5, "unknown": None}}, {"step": 2, "values": {"nothing": None}}]
     assert (await server.post(path, {"metrics": points})).json() == {}
-    assert (await server.post(path, {"metrics": [{"step": 1, "values": {"reward": 1}}]})).json() == {}
+    again = {"metrics": [{"step": 1, "values": {"reward": 1}}], "total_steps": 40}
+    assert (await server.post(path, again)).json() == {}
+    assert (await server.client.get(f"/training_runs/{model_id}")).json()["progress"]["total_steps"] == 40
     [reported] = (await metrics(server, model_id))["reported"]
     assert (reported["step"], reported["values"]) == (1, {"eval/nll": 2.5, "reward": 1.0})
     assert (await metrics(server, model_id, after_reported=reported["revision"]))["reported"] == []

@@ -72,20 +72,20 @@ async def test_old_steps_become_means_and_a_folded_step_does_not_come_back(
 async def test_reports_of_a_step_are_merged_and_each_change_has_a_revision_of_its_own(
     stores: tuple[Store, Store],
 ) -> None:
-    at_once = [stores[n % 2].add_reports([report(5, **{f"v{n}": n}), report(6, w=n)], 10_000) for n in range(6)]
+    at_once = [stores[n % 2].add_reports(RUN, [report(5, **{f"v{n}": n}), report(6, w=n)], 10_000) for n in range(6)]
     assert all(await asyncio.gather(*at_once))
     five, six = await stores[0].run_reports(RUN, 0, 10)
     assert (five.step, six.step) == (5, 6)
     assert five.values == {f"v{n}": n for n in range(6)}
     assert (five.revision, six.revision) == (11, 12)
-    assert await stores[0].add_reports([report(5, v0=9.0)], 10_000)
+    assert await stores[0].add_reports(RUN, [report(5, v0=9.0)], 10_000)
     [changed] = await stores[1].run_reports(RUN, 12, 10)
     assert (changed.revision, changed.values["v0"], changed.values["v5"]) == (13, 9.0, 5)
 
 
 async def test_a_report_over_the_limit_changes_nothing(stores: tuple[Store, Store]) -> None:
-    assert await stores[0].add_reports([report(1, a=1.0)], 20)
-    assert not await stores[0].add_reports([report(2, a=1.0), report(3, a=1.0)], 20)
+    assert await stores[0].add_reports(RUN, [report(1, a=1.0)], 20)
+    assert not await stores[0].add_reports(RUN, [report(2, a=1.0), report(3, a=1.0)], 20)
     assert [one.step for one in await stores[0].run_reports(RUN, 0, 10)] == [1]
 
 
@@ -94,7 +94,7 @@ async def test_of_many_old_reports_every_tenth_stays(
 ) -> None:
     for name, value in (("FULL_STEPS", 20), ("SLACK", 5), ("MOST_REPORTS", 23)):
         monkeypatch.setattr(runs, name, value)
-    await stores[0].add_reports([report(step, a=step) for step in range(70)], 10_000)
+    await stores[0].add_reports(RUN, [report(step, a=step) for step in range(70)], 10_000)
     await stores[0].fold_series()
     assert [one.step for one in await stores[0].run_reports(RUN, 0, 100)] == [20, 30, 40, *range(50, 70)]
 
@@ -105,7 +105,7 @@ async def test_the_digest_of_a_tenants_runs_changes_with_each_step_report_and_en
     seen = [await stores[0].runs_digest("ada")]
     await stores[0].add_steps(steps(1))
     seen.append(await stores[0].runs_digest("ada"))
-    await stores[1].add_reports([report(1, a=1.0)], 100)
+    await stores[1].add_reports(RUN, [report(1, a=1.0)], 100)
     seen.append(await stores[0].runs_digest("ada"))
     await stores[1].end_model(RUN, "released")
     seen.append(await stores[0].runs_digest("ada"))

@@ -50,6 +50,9 @@ class TrainingRun:
 
     @property
     def total_steps(self) -> int | None:
+        """The number of steps that the client has reported, or has named when it created the model."""
+        if self.progress is not None and self.progress.total_steps is not None:
+            return self.progress.total_steps
         text = (self.model.user_metadata or {}).get(TOTAL_STEPS, "")
         return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else None
 

@@ -58,9 +58,10 @@ class RunSeries:
         now = self._clock()
         reports = [RunReport(run_id, point.step, 0, point.time or now, point.known) for point in request.metrics]
         reports = [one for one in reports if one.values]
-        if reports and not await self._store.add_reports(reports, self._most_report_bytes):
+        limit = self._most_report_bytes
+        if not await self._store.add_reports(run_id, reports, limit, request.total_steps):
             raise Unprocessable(
-                f"{run_id} has reported {self._most_report_bytes} bytes of metrics, the limit of one run (setting "
+                f"{run_id} has reported {limit} bytes of metrics, the limit of one run (setting "
                 "reported_metrics_bytes_per_run): report fewer names, or report them at fewer steps"
             )
 

@@ -55,19 +55,21 @@ class RunQueries(Queries):
         query = _steps_of(run_id).where(run_steps.c.position > after)
         return await self._read_all(RunStep, query.limit(limit))
 
-    async def add_reports(self, reports: Sequence[RunReport], most_bytes: int) -> bool:
+    async def add_reports(
+        self, run_id: str, reports: Sequence[RunReport], most_bytes: int, total_steps: int | None = None
+    ) -> bool:
         """Add values to the steps of a run. Returns False if the run's reports would be larger than `most_bytes`.
 
-        A value of the same step and name is replaced. The store assigns the revisions.
+        A value of the same step and name is replaced. The store assigns the revisions. `total_steps` is the length of
+        the run, if the client has told it.
         """
-        run_id = reports[0].run_id
 
         async def add(connection: AsyncConnection) -> bool:
             progress = await _locked(connection, run_id)
             size_bytes = progress.report_bytes + sum(_size_bytes(one.values) for one in reports)
             if size_bytes > most_bytes:
                 return False
-            merged = await _merged(connection, reports)
+            merged = await _merged(connection, run_id, reports)
             numbered = [replace(one, revision=progress.revision + number) for number, one in enumerate(merged, 1)]
             for first in range(0, len(numbered), ROWS_AT_ONCE):
                 rows = [values(one) for one in numbered[first : first + ROWS_AT_ONCE]]
@@ -80,7 +82,11 @@ class RunQueries(Queries):
             await _put(
                 connection,
                 replace(
-                    progress, revision=progress.revision + len(numbered), reports=rows_now, report_bytes=size_bytes
+                    progress,
+                    revision=progress.revision + len(numbered),
+                    reports=rows_now,
+                    report_bytes=size_bytes,
+                    total_steps=total_steps or progress.total_steps,
                 ),
             )
             return True
@@ -165,9 +171,9 @@ async def _insert(connection: AsyncConnection, points: Sequence[RunStep]) -> Non
         await connection.execute(insert_into(connection, run_steps, rows))
 
 
-async def _merged(connection: AsyncConnection, reports: Sequence[RunReport]) -> list[RunReport]:
+async def _merged(connection: AsyncConnection, run_id: str, reports: Sequence[RunReport]) -> list[RunReport]:
     """Return one report for each step, with the values that the step has already."""
-    of_steps = (run_reports.c.run_id == reports[0].run_id) & run_reports.c.step.in_({one.step for one in reports})
+    of_steps = (run_reports.c.run_id == run_id) & run_reports.c.step.in_({one.step for one in reports})
     found = await fetch_all(connection, RunReport, select_records(run_reports, RunReport).where(of_steps))
     merged = {one.step: one for one in found}
     for one in reports:

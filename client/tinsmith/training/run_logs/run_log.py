@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
+import tinker
 from tinker_cookbook.utils import ml_log
 from typing_extensions import override
 
@@ -16,6 +17,7 @@ from tinsmith.training.errors import BackendMissing, MetricsLost
 from tinsmith.training.run_logs.backends import RunIdentity, TensorBoardLogger, trackio_logger, wandb_logger
 from tinsmith.training.run_logs.console import ConsoleLogger
 from tinsmith.training.run_logs.metrics import METRICS_FILE, MetricsHistory, plain_metrics
+from tinsmith.training.run_logs.server import ServerLogger
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +39,9 @@ def run_log(
     config: Mapping[str, Any] | None = None,
     to: Sequence[Backend] = ("console", "jsonl"),
     total_steps: int | None = None,
+    training_client: tinker.TrainingClient | None = None,
 ) -> RunLog:
-    """Return a logger that writes to every backend in `to`.
+    """Return a logger that writes to every backend in `to`, and reports to the server of `training_client`.
 
     Close the logger at the end, or use the logger as a context.
 
@@ -62,6 +65,8 @@ def run_log(
         for backend in to
         if backend != "jsonl"
     ]
+    if training_client is not None:
+        shown.append(_Guarded("the server", ServerLogger(training_client, total_steps), None))
     return RunLog(place, history, record, shown)
 
 

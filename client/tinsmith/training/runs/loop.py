@@ -15,6 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import tinker
 from tinker import types
 
 from tinsmith.training.run_logs.run_log import RunLog, run_log
@@ -94,13 +95,13 @@ def run(kind: RunKind[Config, Example], config: Config, on_start: OnStart) -> Ou
         total = min(len(work.batches), config.max_steps or len(work.batches))
         counted = {**work.data.described(), "renderer": rendering.name}
         on_start(RunStart(total, open_run.step, counted))
-        with logged(config, total) as log, StopRequest.listening() as stop:
+        with logged(config, total, open_run.client) as log, StopRequest.listening() as stop:
             steps = _Steps(config, open_run, work, log, total)
             steps.go_on(stop)
         return finish(config, open_run.manager, open_run.client, total, counted, steps.last, work.panels)
 
 
-def logged(config: RunConfig, total_steps: int) -> RunLog:
+def logged(config: RunConfig, total_steps: int, client: tinker.TrainingClient) -> RunLog:
     return run_log(
         config.out,
         project=config.project,
@@ -108,6 +109,7 @@ def logged(config: RunConfig, total_steps: int) -> RunLog:
         config=config.model_dump(mode="json"),
         to=("jsonl", *config.logs),
         total_steps=total_steps,
+        training_client=client,
     )
 
 

@@ -52,7 +52,7 @@ def run_rl(config: RlConfig, on_start: OnStart) -> Outcome:
         train, held_out = make_groups(config, prompts, renderer)
         counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
         on_start(RunStart(config.steps, open_run.step, counted))
-        with logged(config, config.steps) as log, StopRequest.listening() as stop:
+        with logged(config, config.steps, open_run.client) as log, StopRequest.listening() as stop:
             run = _Run(config, open_run, held_out, log, stop)
             steps = asyncio.run(run.go_on_until_interrupted(train))
         return finish(config, open_run.manager, open_run.client, steps, counted, run.last, PANELS)

@@ -168,6 +168,7 @@ def _run_series() -> None:
         sa.Column("tokens_per_second", sa.Double()),
         sa.Column("seconds_per_step", sa.Double()),
         sa.Column("recent_losses", sa.LargeBinary(), nullable=False),
+        sa.Column("total_steps", sa.BigInteger()),
         sa.Column("unfolded", sa.BigInteger(), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("reports", sa.BigInteger(), nullable=False),
