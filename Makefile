@@ -239,11 +239,11 @@ proto: venv ## regenerate the Python code of rpc/tinsmith_rpc/*.proto
 lock: ## resolve dev/requirements/*.txt again
 	$(RESOLVE) --python-version 3.11 --extra dev pyproject.toml --output-file $(LOCK)
 	$(RESOLVE) --python-version 3.11 --extra all --constraints $(LOCK) pyproject.toml --output-file dev/requirements/single-machine.txt
-	$(RESOLVE) $(IN_IMAGES) --extra trainer --override dev/requirements/trainer-image-overrides.txt pyproject.toml \
+	$(RESOLVE) $(IN_IMAGES) --extra trainer --extra tracing --override dev/requirements/trainer-image-overrides.txt pyproject.toml \
 	    --output-file dev/requirements/trainer-image.txt
-	$(RESOLVE) $(IN_IMAGES) --extra trainer --extra megatron --override dev/requirements/trainer-image-overrides.txt \
+	$(RESOLVE) $(IN_IMAGES) --extra trainer --extra tracing --extra megatron --override dev/requirements/trainer-image-overrides.txt \
 	    pyproject.toml --output-file dev/requirements/trainer-megatron-image.txt
-	$(RESOLVE) $(IN_IMAGES) --extra server pyproject.toml --output-file dev/requirements/api-server-image.txt
+	$(RESOLVE) $(IN_IMAGES) --extra server --extra tracing pyproject.toml --output-file dev/requirements/api-server-image.txt
 	$(RESOLVE) $(IN_IMAGES) --extra operator pyproject.toml --output-file dev/requirements/operator-image.txt
 	$(RESOLVE) $(IN_IMAGES) --group image-tests --output-file dev/requirements/image-tests.txt
 	$(RESOLVE) $(IN_IMAGES) --group test-services --output-file dev/requirements/test-services-image.txt

@@ -8,8 +8,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.telemetry import TelemetryConfig
+from tinsmith_rpc import tracing
 
 from tinsmith_server.configuration import load_settings, make_data_directory
+from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet import fleet_of
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
@@ -40,6 +42,7 @@ from tinsmith_server.routes.http.middleware import (
     LoopbackOnly,
     Observing,
     PageAuth,
+    Tracing,
 )
 from tinsmith_server.routes.http.openapi import install_openapi
 from tinsmith_server.routes.http.problems import install_problem_handlers
@@ -127,6 +130,8 @@ def create_app(
     app.add_middleware(AddressLimit, settings=settings)
     if not settings.require_keys:
         app.add_middleware(LoopbackOnly)
+    if tracing.is_requested():
+        app.add_middleware(Tracing)
     app.add_middleware(Observing, metrics=metrics, pages=frozenset({pages.OPENAPI_PATH}))
     install_problem_handlers(app)
     install_openapi(app)
@@ -158,6 +163,8 @@ def _lifespan(
                 store = await open_store(settings.store_url)
                 opened.push_async_callback(store.close)
                 opened.push_async_callback(fleet.close)
+                start_tracing()
+                opened.callback(tracing.stop)
                 await fleet.open(store)
                 time_of_store = await opened.enter_async_context(database_clock(store))
                 services = Services(settings, store, fleet, clock or time_of_store)
@@ -172,6 +179,14 @@ def _lifespan(
                 yield
 
     return lifespan
+
+
+def start_tracing() -> None:
+    """Begin to export traces if the environment asks for them. Raises StartupError if the packages are missing."""
+    try:
+        tracing.start("tinsmith-server")
+    except tracing.TracingUnavailable as error:
+        raise StartupError(str(error)) from error
 
 
 def _watch(metrics: Metrics, services: Services, fleet: Fleet) -> None:

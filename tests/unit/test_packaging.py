@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
 OVERRIDES = {Requirement(line).name for line in PYPROJECT["tool"]["uv"]["override-dependencies"]}
-ON_A_SINGLE_MACHINE = {"server", "trainer", "client", "training", "cookbook"}
+ON_A_SINGLE_MACHINE = {"server", "trainer", "client", "training", "cookbook", "tracing"}
 FOR_CLUSTERS_RANKS_AND_DEVELOPERS = {"operator", "megatron", "dev"}
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from tinsmith_rpc import SHARE_WEIGHT_METADATA, TENANT_METADATA, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import SHARE_WEIGHT_METADATA, TENANT_METADATA, tracing, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_server.errors import (
@@ -206,6 +206,15 @@ def _unimplemented_as(lacks: str) -> Iterator[None]:
         ) from error
 
 
+def _metadata(tenant: str, share_weight: float | None) -> grpc.aio.Metadata:
+    metadata = grpc.aio.Metadata((TENANT_METADATA, tenant.encode()))
+    if share_weight is not None:
+        metadata.add(SHARE_WEIGHT_METADATA, repr(share_weight))
+    if traceparent := tracing.current():
+        metadata.add(tracing.TRACEPARENT, traceparent)
+    return metadata
+
+
 async def _call(
     method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply],
     request: Request,
@@ -214,11 +223,11 @@ async def _call(
     share_weight: float | None = None,
 ) -> Reply:
     """Make one RPC, and translate a failure into an error of this server."""
-    metadata = grpc.aio.Metadata((TENANT_METADATA, tenant.encode())) if tenant is not None else None
-    if metadata is not None and share_weight is not None:
-        metadata.add(SHARE_WEIGHT_METADATA, repr(share_weight))
     try:
-        return await method(request, timeout=timeout_seconds, metadata=metadata)
+        if tenant is None:
+            return await method(request, timeout=timeout_seconds)
+        with tracing.span(f"worker {type(request).__name__.removesuffix('Request')}"):
+            return await method(request, timeout=timeout_seconds, metadata=_metadata(tenant, share_weight))
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             call = type(request).__name__.removesuffix("Request")

@@ -46,6 +46,7 @@ class Operation:
     rejection: Failure | None = None
     forward_only: bool | None = None  # only for a forward_backward that has run; None: the body must be read
     idempotency_key: str = ""  # only for an operation that came without a number
+    traceparent: str = ""  # of the request, in memory only
 
     @property
     def is_forward_backward(self) -> bool:
@@ -99,6 +100,7 @@ class OperationResult:
     trained_tokens: int = 0
     input_tokens: int = 0
     started_at: float | None = None  # Unix seconds; None: it never had a turn
+    ended_at: float | None = None  # of the last turn, in memory only
     forward_only: bool | None = None  # only for a forward_backward
     # the reason of the model's release, which may be empty; None: the model is not released
     releases: str | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import structlog
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import tracing, worker_pb2
 
 from tinsmith_trainer.errors import (
     Draining,
@@ -93,6 +93,7 @@ class _Sample:
     cancelled: bool = False
     submitted_at: float = field(default_factory=time.time)  # Unix seconds
     reading: Reading | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,8 @@ class Samples:
         self._ended = EndedSamples()
         self._draining = False
 
-    def submit(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
-        """Submit a sample. A repeated request_id refers to the same sample.
+    def submit(self, request: worker_pb2.SampleRequest, tenant: str, traceparent: str = "") -> None:
+        """Submit a sample. A repeated request_id refers to the same sample. `traceparent` affects only traces.
 
         Raises Draining, SamplerUnready, and TooManySamples if the tenant has too many samples.
         """
@@ -153,7 +154,9 @@ class Samples:
             )
         self._forget_old()
         reading = Reading() if request.HasField("reading") else None
-        sample = self._samples[request.request_id] = _Sample(request.request_id, tenant, nbytes, reading=reading)
+        sample = self._samples[request.request_id] = _Sample(
+            request.request_id, tenant, nbytes, reading=reading, traceparent=traceparent
+        )
         self._sample_quota.take(tenant, 1)
         self._byte_quota.take(tenant, nbytes)
         self._drain_tracker.took()
@@ -332,17 +335,18 @@ class Samples:
 
     def _note(self, request: worker_pb2.SampleRequest, sample: _Sample, outcome: SampleOutcome) -> None:
         """Record the sample in the timeline. Record the usage if the sample did not fail."""
-        self._timeline.append(
-            worker_pb2.Span(
-                owner=request.sampling_session_id,
-                request_id=request.request_id,
-                name="sample",
-                submitted=sample.submitted_at,
-                started=outcome.started_at,
-                ended=time.time(),
-                failed=outcome.error is not None,
-            )
+        span = worker_pb2.Span(
+            owner=request.sampling_session_id,
+            request_id=request.request_id,
+            name="sample",
+            submitted=sample.submitted_at,
+            started=outcome.started_at,
+            ended=time.time(),
+            failed=outcome.error is not None,
         )
+        self._timeline.append(span)
+        if sample.traceparent:
+            _record_in_trace(sample.traceparent, span)
         if outcome.error is not None:
             return
         cached = min(outcome.prompt_cache_hit_tokens, outcome.prompt_tokens)
@@ -479,3 +483,13 @@ def _as_result(outcome: SampleOutcome, request: worker_pb2.SampleRequest) -> byt
     if outcome.error is not None:
         return Failure(outcome.error.category, str(outcome.error))
     return encode_sample(outcome, request)
+
+
+def _record_in_trace(traceparent: str, span: worker_pb2.Span) -> None:
+    """Record a sample that has ended: its wait, and its time in the sampler."""
+    about = {"tinsmith.sampling_session_id": span.owner, "tinsmith.request_id": span.request_id}
+    failure = "the sample failed" if span.failed else ""
+    whole = tracing.record(span.name, traceparent, span.submitted, span.ended, about, failure)
+    started = span.started or span.ended
+    tracing.record("wait for the sampler", whole, span.submitted, started)
+    tracing.record("sampler", whole, started, span.ended)

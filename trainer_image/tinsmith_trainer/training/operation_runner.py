@@ -100,7 +100,7 @@ class OperationRunner:
         queues: ModelQueues,
         journal: Journal,
         stamp: Callable[[], Stamp],
-        on_result: Callable[[ModelQueue, OperationResult], None],
+        on_result: Callable[[ModelQueue, Entry, OperationResult], None],
     ) -> None:
         self.counters = Counters()
         self._tools = tools
@@ -186,7 +186,8 @@ class OperationRunner:
             retry = self._tools.retries.undo(queue, entry.operation, outcome, error)
             queue.window_failure = window_failure
             return retry
-        return Done(replace(outcome, snapshot=snapshot, started_at=entry.started_at, replaced=None))
+        ended_at = self._stamp().time
+        return Done(replace(outcome, snapshot=snapshot, started_at=entry.started_at, ended_at=ended_at, replaced=None))
 
     def _execute_or_fail(self, queue: ModelQueue, entry: Entry) -> OperationResult | Yielded | Retry:
         """Run the operation. If the operation fails, return the failure as a result.
@@ -321,7 +322,7 @@ class OperationRunner:
         self.counters.operations_done += result.failure is None
         if result.snapshot is not None:
             self._tools.snapshots.replace(queue, result.snapshot, entry.operation.seq_id)
-        self._on_result(queue, result)
+        self._on_result(queue, entry, result)
         if result.releases is not None:
             self._tools.snapshots.replace(queue, None, entry.operation.seq_id)
             self._queues.close_model(queue, "released", result.releases)

@@ -50,7 +50,7 @@ class Scheduler:
         journal: Journal,
         snapshots: SnapshotFolder,
         *,
-        on_result: Callable[[ModelQueue, OperationResult], None],
+        on_result: Callable[[ModelQueue, Entry, OperationResult], None],
         marker: InFlightMarker,
         policy: SnapshotPolicy | None = None,
         attempts: AttemptPolicy | None = None,

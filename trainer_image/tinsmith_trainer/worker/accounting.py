@@ -1,14 +1,15 @@
-"""Usage and timelines: tokens that no server has recorded yet, and the times of arrival and end of operations."""
+"""Usage, timelines and traces: tokens that no server has recorded yet, and the times of operations."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Iterable
 from typing import Any
 
 import structlog
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import tracing, worker_pb2
 
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.oplog import journal_tables
@@ -34,6 +35,28 @@ _NAMES = {
     worker_pb2.LOAD_WEIGHTS: "load_weights",
     worker_pb2.RELEASE_MODEL: "release_model",
 }
+
+
+def record_in_trace(entry: Entry, result: OperationResult) -> None:
+    """Record an operation whose result is on disk: its wait, its time on the engine, and the commit of the result."""
+    operation, now = entry.operation, time.time()
+    about: dict[str, tracing.Value] = {
+        "tinsmith.model_id": operation.model_id,
+        "tinsmith.position": operation.seq_id,
+    }
+    failure = result.failure.message if result.failure is not None else ""
+    name, accepted = operation_name(operation.kind, entry.forward_only), operation.accepted_at
+    whole = tracing.record(name, operation.traceparent, accepted, now, about, failure)
+    started, ended = result.started_at or now, result.ended_at or now
+    tracing.record("wait for the turn", whole, accepted, started)
+    on_engine = {"tinsmith.engine_seconds": result.seconds, "tinsmith.tokens": result.input_tokens}
+    tracing.record("engine", whole, started, ended, on_engine)
+    tracing.record("commit to the journal", whole, ended, now)
+
+
+def operation_name(kind: worker_pb2.OperationKind.ValueType, forward_only: bool | None) -> str:
+    """Return the name of an operation in timelines and traces."""
+    return "forward" if forward_only else _NAMES[kind]
 
 
 class Accounting:
@@ -135,7 +158,7 @@ def _span(row: Any) -> worker_pb2.Span:
     return worker_pb2.Span(
         owner=model_id,
         seq_id=seq_id,
-        name="forward" if forward_only else _NAMES[kind],
+        name=operation_name(kind, forward_only),
         submitted=accepted_at,
         started=started_at,
         ended=finished_at,

@@ -16,7 +16,7 @@ from typing import NoReturn
 import grpc
 import numpy as np
 import structlog
-from tinsmith_rpc import SHARE_WEIGHT_METADATA, TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import SHARE_WEIGHT_METADATA, TENANT_METADATA, tracing, wire_pb2, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_trainer.checkpoints.offered_saves import SaveNotOffered, SaveUnavailable, TooManyStreams
@@ -95,7 +95,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
     async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
         samples = self._samples or await _refuse(context, SAMPLES_NOTHING)
         try:
-            samples.submit(request, tenant_of(context))
+            samples.submit(request, tenant_of(context), traceparent_of(context))
         except (TooManySamples, Draining, SamplerUnready) as error:
             await _abort(context, error)
         return worker_pb2.SampleReply()
@@ -284,7 +284,8 @@ class WorkerServicer(SamplingServicer):
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
         self._service.note_contact()
         try:
-            number = await self._service.submit(request, tenant_of(context), share_weight_of(context))
+            about = tenant_of(context), share_weight_of(context), traceparent_of(context)
+            number = await self._service.submit(request, *about)
         except (NotActive, Draining, UnknownModel, JournalFull) as error:
             await _abort(context, error)
         return worker_pb2.SubmitReply(epoch=self._service.epoch, seq_id=number)
@@ -361,6 +362,14 @@ def share_weight_of(context: Context) -> float:
                 return 1.0
             return weight if 0 < weight < math.inf else 1.0
     return 1.0
+
+
+def traceparent_of(context: Context) -> str:
+    """Return the caller's span, or an empty text if this process makes no traces."""
+    if not tracing.is_on():
+        return ""
+    metadata = context.invocation_metadata() or ()
+    return next((str(value) for name, value in metadata if name == tracing.TRACEPARENT), "")
 
 
 async def serve(servicer: SamplingServicer, address: str, tls: TlsDirectory | None = None) -> grpc.aio.Server:

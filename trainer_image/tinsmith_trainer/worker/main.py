@@ -14,6 +14,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
+from tinsmith_rpc import tracing
 
 from tinsmith_trainer.errors import OutOfMemory, ServerError, TrainerError
 from tinsmith_trainer.options import EXIT_USAGE, UsageError, WorkerOptions, parse_options, termination_log_of
@@ -42,9 +43,18 @@ def run(arguments: Sequence[str]) -> int:
         print_reason(error)
         return EXIT_USAGE
     configure_logs(options.log_format, options.log_level)
+    try:
+        tracing.start("tinsmith-worker")
+    except tracing.TracingUnavailable as error:
+        write_termination_log(options.termination_log, error)
+        print_reason(error)
+        return EXIT_CANNOT_START
     if options.parent_fd is not None:
         _die_with_parent(options.parent_fd)
-    return _run_with(options)
+    try:
+        return _run_with(options)
+    finally:
+        tracing.stop()
 
 
 def _run_with(options: WorkerOptions) -> int:

@@ -27,7 +27,7 @@ from tinsmith_trainer.oplog import journal_tables, result_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
-from tinsmith_trainer.oplog.model_queue import ModelQueue
+from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.oplog.tidying import TIDY_SECONDS, Tidying
 from tinsmith_trainer.process.exit import fatal_callback, register_marker
@@ -42,7 +42,7 @@ from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.scheduler import Scheduler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.wire.unknown_fields import unknown_fields_of, unknown_fields_of_operation
-from tinsmith_trainer.worker.accounting import Accounting
+from tinsmith_trainer.worker.accounting import Accounting, record_in_trace
 from tinsmith_trainer.worker.admission import Admission
 from tinsmith_trainer.worker.client_activity import ClientActivity
 from tinsmith_trainer.worker.volume import Volume, check_base_model
@@ -242,11 +242,13 @@ class WorkerService:
 
     # ---- operations
 
-    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "", share_weight: float = 1.0) -> int:
+    async def submit(
+        self, request: worker_pb2.SubmitRequest, tenant: str = "", share_weight: float = 1.0, traceparent: str = ""
+    ) -> int:
         """Accept an operation.
 
         Return the operation's number when the operation is on disk. `tenant` and the weight of its share affect only
-        fair shares.
+        fair shares, and `traceparent` only traces.
 
         Raises NotActive, Draining, UnknownModel, JournalFull.
         """
@@ -256,7 +258,7 @@ class WorkerService:
         if not self.queues.is_known(request):
             claimed_bytes = await self._admission.claim(request, tenant or request.model_id)
         try:
-            number, on_disk = self.queues.accept(*_operation(request, time.time()), tenant)
+            number, on_disk = self.queues.accept(*_operation(request, time.time(), traceparent), tenant)
         except BaseException:
             self._admission.release(claimed_bytes)
             raise
@@ -401,8 +403,10 @@ class WorkerService:
             waiter.set()
         self._new_events.set()
 
-    def _on_result(self, queue: ModelQueue, result: OperationResult) -> None:
+    def _on_result(self, queue: ModelQueue, entry: Entry, result: OperationResult) -> None:
         self.accounting.note_result(queue, result)
+        if entry.operation.traceparent:
+            record_in_trace(entry, result)
         if result.saved is None:
             return
         if self.samples is not None:
@@ -428,7 +432,7 @@ class WorkerService:
         return Samples(parts.sampler, adapters, usage=usage)
 
 
-def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation, bytes]:
+def _operation(request: worker_pb2.SubmitRequest, now: float, traceparent: str) -> tuple[Operation, bytes]:
     rejection = None
     if request.HasField("rejection"):
         category: Category = "user" if request.rejection.category == worker_pb2.USER else "server"
@@ -436,7 +440,8 @@ def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation
     elif reason := unknown_fields_of_operation(request.kind, request.payload):
         rejection = Failure("server", reason)
     at = (request.model_id, request.seq_id, request.kind, request.zstd, now)
-    return Operation(*at, rejection, idempotency_key=request.idempotency_key), _with_seed(request)
+    operation = Operation(*at, rejection, idempotency_key=request.idempotency_key, traceparent=traceparent)
+    return operation, _with_seed(request)
 
 
 def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:

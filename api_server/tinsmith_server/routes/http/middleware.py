@@ -14,6 +14,7 @@ from starlette._utils import get_route_path  # the path without the root path, a
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tinsmith_rpc import tracing
 
 from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.logs import get_logger
@@ -118,6 +119,41 @@ class Observing:
         if path in self._pages:
             return path
         return getattr(scope.get("route"), "path", "unknown")
+
+
+# The SDK polls and reports by itself, hundreds of times for one step.
+UNTRACED = ("/api/v1/retrieve_future", "/api/v1/session_heartbeat", "/api/v1/client/", "/api/v1/telemetry")
+UNTRACED_PAGES = ("/", "/health", "/metrics")
+TRACED_IDS = ("session_id", "model_id")
+
+
+class Tracing:
+    """Middleware for traces. A client continues its own trace by the header `traceparent`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(UNTRACED) or scope["path"] in UNTRACED_PAGES:
+            await self._app(scope, receive, send)
+            return
+        method, parent = scope["method"], Headers(scope=scope).get(tracing.TRACEPARENT, "")
+        with tracing.span(str(method), parent, is_server=True) as notes:
+
+            async def noting_status(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    notes.attributes["http.response.status_code"] = message["status"]
+                    notes.failure = f"status {message['status']}" if message["status"] >= 500 else ""
+                await send(message)
+
+            try:
+                await self._app(scope, receive, noting_status)
+            finally:
+                route = getattr(scope.get("route"), "path", "")
+                notes.name = f"{method} {route}".strip()
+                notes.attributes |= {"http.request.method": str(method), "http.route": str(route)}
+                ids = structlog.contextvars.get_contextvars()
+                notes.attributes |= {f"tinsmith.{name}": str(ids[name]) for name in TRACED_IDS if name in ids}
 
 
 def without_links(path: str) -> str:
