@@ -87,6 +87,7 @@ def _facts(family: Family, now: datetime) -> str:
         facts.append(f"{status.get('readyReplicas', 0)} of {spec.get('replicas', 1)} replicas ready")
     if adapters := status.get("adapters"):
         facts.append(f"adapters {adapters['summary']}")
+    facts += _progress(status.get("progress") or {}, now)
     if snapshot := moment(status.get("lastSnapshotTime")):
         facts.append(f"last snapshot {ago(snapshot, now)}")
     if endpoint := status.get("endpoint"):
@@ -94,6 +95,15 @@ def _facts(family: Family, now: datetime) -> str:
     if (expiry := moment(status.get("certificateExpiryTime"))) is not None:
         facts.append(_certificate(expiry, now))
     return ", ".join(facts)
+
+
+def _progress(progress: Manifest, now: datetime) -> Iterator[str]:
+    if (step := progress.get("step")) is not None:
+        yield f"step {step}"
+    if (rate := progress.get("tokensPerSecond")) is not None:
+        yield f"{rate} tokens/s"
+    if activity := moment(progress.get("lastActivityTime")):
+        yield f"last activity {ago(activity, now)}"
 
 
 def _model(spec: Manifest) -> str:
@@ -170,6 +180,7 @@ def _json(family: Family) -> dict[str, Any]:
         "endpoint": status.get("endpoint"),
         "certificateExpiryTime": status.get("certificateExpiryTime"),
         "adapters": status.get("adapters"),
+        "progress": status.get("progress"),
         "lastSnapshotTime": status.get("lastSnapshotTime"),
         "conditions": status.get("conditions", []),
         "pods": [_pod_json(pod) for pod in family.pods],

@@ -16,6 +16,8 @@ TEMPLATE_KIND = "SessionTemplate"
 TEMPLATE_PLURAL = "sessiontemplates"
 
 MANAGER = "tinsmith-operator"
+PROGRESS_MANAGER = "tinsmith-operator-progress"
+"""The field manager of `status.progress`, which the apply of the other status neither owns nor removes."""
 """The field manager, and the value of the managed-by label."""
 
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"

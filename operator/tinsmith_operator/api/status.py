@@ -129,6 +129,27 @@ class TrainingSessionStatus(OwnerStatus):
     group: GroupRun | None = None
 
 
+class RunProgress(Resource):
+    model: str
+    step: int
+
+
+class TrainingProgress(Resource):
+    """The progress of a session's models in `status.progress`, which is written apart from the other status.
+
+    - `models`: the number of models that the worker holds.
+    - `step`: the largest number of optimizer steps of a model; None without a model.
+    - `tokens_per_second`: the tokens trained between the two latest reports; None until there are two.
+    - `runs`: some models with their steps.
+    """
+
+    models: int
+    step: int | None = None
+    tokens_per_second: int | None = None
+    last_activity_time: Time | None = None
+    runs: tuple[RunProgress, ...] = ()
+
+
 class SessionTemplateStatus(ReconciledStatus):
     """The status of a template.
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -30,6 +31,13 @@ class CertificateFacts:
     authority_not_after: datetime
 
 
+class ModelStep(NamedTuple):
+    """A model that a worker holds, and the number of its optimizer steps."""
+
+    model: str
+    step: int
+
+
 @dataclass(frozen=True)
 class WorkerReport:
     """The latest report of the worker in this pod.
@@ -41,6 +49,10 @@ class WorkerReport:
       snapshot.
     - `volume_full`: the worker accepts no operation, because the journal's volume is full.
     - `idle_seconds`: the seconds since the last call for a client ended; 0 while work runs or waits.
+    - `instance`: a text that differs at every start of the worker's process.
+    - `trained_tokens`: the tokens that the process has trained since its start.
+
+    Reports that differ only in the training progress are equal, because no decision depends on the progress.
     """
 
     pod_uid: str
@@ -53,6 +65,9 @@ class WorkerReport:
     last_snapshot_time: datetime | None
     volume_full: bool
     idle_seconds: float = 0.0
+    instance: str = field(default="", compare=False)
+    models: tuple[ModelStep, ...] = field(default=(), compare=False)
+    trained_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from tinsmith_operator.kube.resources import (
     RAY_CLUSTERS,
     RECONCILED,
     SERVICES,
+    SESSIONS,
     WORKLOADS,
     Group,
     Key,
@@ -126,8 +127,10 @@ class Cache:
         version = version_of(manifest)
         if version < self._ended.get(uid, 0) or (known is not None and version <= version_of(known)):
             return False
-        self._put(ref, trimmed(manifest))
-        self._enqueue_readers(ref, known, manifest)
+        kept = trimmed(manifest)
+        self._put(ref, kept)
+        if known is None or not _has_only_new_progress(known, kept):
+            self._enqueue_readers(ref, known, manifest)
         return True
 
     def note_end(self, ref: Ref, uid: str, version: int) -> None:
@@ -208,6 +211,22 @@ class Cache:
             concerned.add(Key(ref.namespace, ref.name, ref.kind))
         for key in concerned:
             self._enqueue(key)
+
+
+def _has_only_new_progress(known: Manifest, manifest: Manifest) -> bool:
+    """Return whether only the training progress of a session has changed, which no reconcile reads."""
+    if manifest["kind"] != SESSIONS.kind:
+        return False
+    before, after = known.get("status") or {}, manifest.get("status") or {}
+    if before.get("progress") == after.get("progress"):
+        return False
+    return _without_progress(known, before) == _without_progress(manifest, after)
+
+
+def _without_progress(manifest: Manifest, status: Manifest) -> Manifest:
+    """Return the session without its progress, and without the version that each write changes."""
+    metadata = _without(manifest["metadata"], {"resourceVersion"})
+    return {**manifest, "metadata": metadata, "status": _without(status, {"progress"})}
 
 
 def trimmed(manifest: Manifest) -> Manifest:

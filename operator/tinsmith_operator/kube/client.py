@@ -17,7 +17,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, MANAGER
+from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, MANAGER, PROGRESS_MANAGER
 from tinsmith_operator.errors import (
     AlreadyExists,
     ClusterError,
@@ -130,12 +130,24 @@ class Cluster:
 
         Raises Conflict if the object has changed or is gone.
         """
+        priority = Priority.STATUS if subresource == "status" else _priority_of(resource)
+        return await self._apply(resource, manifest, subresource, MANAGER, priority)
+
+    async def apply_progress(self, resource: Resource, manifest: Manifest) -> Manifest:
+        """Apply the training progress in the status to this version of the object, after all waiting requests.
+
+        The progress has a field manager of its own, so that neither apply of the status removes fields of the other.
+        """
+        return await self._apply(resource, manifest, "status", PROGRESS_MANAGER, Priority.PROGRESS)
+
+    async def _apply(
+        self, resource: Resource, manifest: Manifest, subresource: str | None, manager: str, priority: Priority
+    ) -> Manifest:
         metadata = manifest["metadata"]
         if not (metadata.get("uid") and metadata.get("resourceVersion")):
             raise AssertionError("an apply without UID and version could overwrite a foreign object")
         path = resource.path(metadata["namespace"], metadata["name"], subresource)
-        query: Query = {"fieldManager": MANAGER, "force": "true"}
-        priority = Priority.STATUS if subresource == "status" else _priority_of(resource)
+        query: Query = {"fieldManager": manager, "force": "true"}
         patch = apply_patch(manifest)
         return await self._write("PATCH", path, patch, query=query, content=APPLY_PATCH, priority=priority)
 

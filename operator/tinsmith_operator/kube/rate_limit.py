@@ -20,13 +20,14 @@ class Priority(IntEnum):
     """The priority of a waiting request.
 
     Reads and certificates come first, because decisions depend on them. Status updates, which users read, and deletes,
-    which free resources, come second.
+    which free resources, come second. Training progress is sent only while no other request waits.
     """
 
     ESSENTIAL = 0
     STATUS = 1
     DELETE = 2
     ORDINARY = 3
+    PROGRESS = 4
 
 
 @dataclass
@@ -41,19 +42,30 @@ class RequestQueue(Generic[WaiterT]):
 
     The next request is the oldest request of the highest priority. The oldest request of all comes next after
     `MOST_OVERTAKEN` requests have overtaken it. So a request waits for at most `MOST_OVERTAKEN` later requests.
+
+    Training progress never overtakes, however long it waits. It is the next request only if no other request waits.
     """
 
     def __init__(self) -> None:
         self._waiters: list[_Waiter[WaiterT]] = []
+        self._progress: list[_Waiter[WaiterT]] = []
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self._waiters) + len(self._progress)
+
+    @property
+    def holds_only_progress(self) -> bool:
+        """True if no request waits except for training progress."""
+        return not self._waiters and bool(self._progress)
 
     def join(self, waiter: WaiterT, priority: Priority) -> None:
-        self._waiters.append(_Waiter(waiter, priority))
+        waiters = self._progress if priority is Priority.PROGRESS else self._waiters
+        waiters.append(_Waiter(waiter, priority))
 
     def next(self) -> WaiterT:
         """Remove the next waiting request and return it."""
+        if not self._waiters:
+            return self._progress.pop(0).waiter
         taken = self._next_index()
         for older in self._waiters[:taken]:
             older.overtaken += 1
@@ -62,6 +74,7 @@ class RequestQueue(Generic[WaiterT]):
     def leave(self, waiter: WaiterT) -> None:
         """Remove a cancelled request if the request is still waiting."""
         self._waiters = [each for each in self._waiters if each.waiter is not waiter]
+        self._progress = [each for each in self._progress if each.waiter is not waiter]
 
     def _next_index(self) -> int:
         # A request that overtakes a younger one also overtakes the oldest. So the oldest always has the highest count.
@@ -100,7 +113,7 @@ class RateLimit:
     def _serve(self) -> None:
         """Give each token to a waiting request, and return the time of the next token."""
         self._refill()
-        while len(self._queue) and self._tokens >= 1 and not self._is_held():
+        while len(self._queue) and self._tokens >= self._needed_tokens() and not self._is_held():
             turn = self._queue.next()
             # A cancelled request may still be in the queue.
             if not turn.done():
@@ -119,11 +132,18 @@ class RateLimit:
         self._filled_at = now
 
     def _next_token_at(self) -> float:
-        missing = max(0.0, 1 - self._tokens)
+        missing = max(0.0, self._needed_tokens() - self._tokens)
         # Wait slightly longer than computed. Because of rounding, the timer could otherwise fire before the token is
         # whole.
         token_at = asyncio.get_running_loop().time() + missing / self._per_second + 1e-6
         return max(self._held_until, token_at)
+
+    def _needed_tokens(self) -> int:
+        """Return the number of tokens at which the next request is sent.
+
+        Training progress leaves a token, so that a request that comes after it is not delayed.
+        """
+        return min(2, self._burst) if self._queue.holds_only_progress else 1
 
     def _is_held(self) -> bool:
         return asyncio.get_running_loop().time() < self._held_until

@@ -41,6 +41,7 @@ from tinsmith_operator.pool.situation import read_rollout
 from tinsmith_operator.runtime.actor import Actor
 from tinsmith_operator.runtime.image_digests import ImageDigests
 from tinsmith_operator.runtime.observe import observe_pool, observe_session, observe_template, template_of
+from tinsmith_operator.runtime.progress import ProgressWriter
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import Reports, Snapshots, Target
@@ -164,6 +165,7 @@ class SessionKind:
     ray_clusters: RayClusterInformer
     turns: Turns
     image_digests: ImageDigests
+    progress: ProgressWriter
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def decide(self, key: Key, body: Manifest) -> tuple[TrainingSession | PendingSession, Decision]:
@@ -204,6 +206,7 @@ class SessionKind:
         self.snapshots.forget(key)
         self.turns.forget(key)
         self.image_digests.forget(key)
+        self.progress.forget(key)
 
     async def _observe(self, key: Key, session: TrainingSession) -> Observed:
         children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
@@ -213,6 +216,8 @@ class SessionKind:
             self.image_digests.forget(key)
         # A deleted or retired session waits until its worker reports that it holds no adapter.
         worker = worker_of(children)
+        if worker is None:
+            self.progress.note_stopped(key)
         period_seconds = report_period_seconds(session)
         closely = session.is_being_deleted or retired_at(session) is not None
         self.reports.follow(key, worker, closely=closely, at_most_seconds=period_seconds)

@@ -44,6 +44,7 @@ from tinsmith_operator.runtime.image_digests import ImageDigests
 from tinsmith_operator.runtime.informer import Informer
 from tinsmith_operator.runtime.leader import Leader
 from tinsmith_operator.runtime.observe import certificate_at
+from tinsmith_operator.runtime.progress import ProgressWriter
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.reconcile import (
     Kind,
@@ -105,7 +106,8 @@ class Operator:
         self._issuer, self._first_api_key = self._make_issuer(), self._make_first_key()
         describe = describe or GrpcDescriber(self._issuer.operator_leaf, self._clock.now)
         leads = self._leading.is_set
-        self._reports = Reports(describe, settings.describe_seconds, self._enqueue, leads)
+        self._progress = ProgressWriter(self._cluster, self._cache, leads)
+        self._reports = Reports(describe, settings.describe_seconds, self._enqueue, leads, self._progress.note)
         self._replica_reports = Reports(
             describe, settings.describe_seconds, lambda replica: self._enqueue(pool_of_replica(replica)), leads
         )
@@ -136,7 +138,8 @@ class Operator:
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
         workers = [self._controller.run() for _ in range(self._settings.concurrent_reconciles)]
         watching = [self._watch_cluster(), self._ray_clusters.run()]
-        return [*watching, self._leader.run(), self._ensure_certificates(), self._resync(), *workers]
+        reporting = [self._progress.run(), *workers]
+        return [*watching, self._leader.run(), self._ensure_certificates(), self._resync(), *reporting]
 
     async def _watch_cluster(self) -> None:
         known = await self._informer.check_kinds()
@@ -266,6 +269,7 @@ class Operator:
                 self._ray_clusters,
                 self._turns,
                 self._image_digests,
+                self._progress,
                 self._clock.now,
             ),
             POOLS.kind: PoolKind(
@@ -364,7 +368,7 @@ class Operator:
         else:
             self._leading.clear()
             self._acts.clear()
-            for background in (self._turns, self._reports, self._replica_reports, self._snapshots):
+            for background in (self._turns, self._reports, self._replica_reports, self._snapshots, self._progress):
                 background.end()
 
     def _take(self, resource: Resource, event_type: str | None, manifest: Manifest) -> None:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from tinsmith_operator.api.names import worker_dns_name
 from tinsmith_operator.ca.certificates import Leaf
-from tinsmith_operator.common.observed import SnapshotAnswer, WorkerReport
+from tinsmith_operator.common.observed import ModelStep, SnapshotAnswer, WorkerReport
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.resources import Key
 from tinsmith_operator.logs import get_logger, outside_of_reconciles
@@ -180,8 +180,11 @@ class Reports(WorkerCalls[Period, WorkerReport]):
         period_seconds: float,
         on_answer: Callable[[Key], None],
         leads: Callable[[], bool] = lambda: True,
+        note: Callable[[Key, WorkerReport], None] = lambda _key, _report: None,
     ) -> None:
+        """Start with no reports. `note` is called with each report, also with a report without news."""
         super().__init__(on_answer, leads)
+        self._note = note
         self._describe = describe
         self._period_seconds = period_seconds
 
@@ -205,7 +208,9 @@ class Reports(WorkerCalls[Period, WorkerReport]):
 
     @override
     async def _call(self, key: Key, target: Target, detail: Period) -> WorkerReport:
-        return await self._describe(target)
+        report = await self._describe(target)
+        self._note(key, report)
+        return report
 
     @override
     def _pause_seconds(self, detail: Period, *, answered: bool) -> float:
@@ -341,4 +346,7 @@ def parse_reply(reply: worker_pb2.DescribeReply, pod_uid: str, received_at: date
         last_snapshot_time=datetime.fromtimestamp(snapshot, UTC) if snapshot else None,
         volume_full=reply.volume_full,
         idle_seconds=reply.idle_seconds,
+        instance=reply.instance_id,
+        models=tuple(ModelStep(model.model_id, model.optimizer_step) for model in reply.models),
+        trained_tokens=reply.metrics.trained_tokens,
     )

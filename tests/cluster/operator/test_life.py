@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
 
 from support.kubernetes.kubectl import KubectlUser, Kubelet
-from support.operator.operators import comes_to_rest, eventually, running, session_manifest, settings_for
+from support.operator.operators import (
+    comes_to_rest,
+    content_worker,
+    eventually,
+    running,
+    session_manifest,
+    settings_for,
+)
+from tinsmith_operator.common.observed import ModelStep, WorkerReport
 from tinsmith_operator.kube.resources import CLAIMS, EVENTS, PODS, POLICIES, SECRETS, SERVICES, SESSIONS, WORKLOADS
+from tinsmith_operator.runtime.worker_client import Target
 
 OWNED = (("tiny", WORKLOADS), ("tiny", SERVICES), ("tiny", POLICIES), ("tiny-tls", SECRETS))
 
@@ -24,6 +35,50 @@ async def test_a_session_gets_its_children_and_becomes_ready(hands: KubectlUser,
         assert child is not None
         [owner] = child["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (ready["metadata"]["uid"], True)
+
+
+class TrainingWorker:
+    """A worker that makes a step between two reports."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.adapters_used = 1
+
+    async def describe(self, target: Target) -> WorkerReport:
+        self.step += 1
+        models = (ModelStep("a", self.step),)
+        report = replace(await content_worker(target), models=models, trained_tokens=1000 * self.step)
+        return replace(report, adapters_used=self.adapters_used)
+
+
+async def test_the_progress_and_the_other_status_are_written_apart(hands: KubectlUser, kubelet: Kubelet) -> None:
+    """Neither of the two writes removes what the other has written."""
+    worker = TrainingWorker()
+
+    async def status_with(adapters_used: int, step: int) -> Any:
+        session = await hands.get(SESSIONS, "tiny")
+        status = (session or {}).get("status") or {}
+        shown = (status.get("adapters", {}).get("used"), status.get("progress", {}).get("step", 0) >= step)
+        return session if shown == (adapters_used, True) else None
+
+    async with running(settings_for(hands.namespace), describe=worker.describe):
+        await hands.create(SESSIONS, session_manifest())
+        await eventually(lambda: status_with(1, 2), "the progress is written")
+        worker.adapters_used = 2
+        await eventually(lambda: status_with(2, 2), "the other status is written, and the progress stays")
+        later = worker.step + 1
+        session = await eventually(lambda: status_with(2, later), "the progress grows, and the other status stays")
+        assert session["status"]["progress"]["tokensPerSecond"] > 0
+        await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": True}})
+        suspended = await comes_to_rest(hands, "Suspended")
+    owned = {
+        entry["manager"]: set(entry["fieldsV1"]["f:status"])
+        for entry in suspended["metadata"]["managedFields"]
+        if entry.get("subresource") == "status"
+    }
+    assert owned["tinsmith-operator-progress"] == {"f:progress"}
+    assert "f:progress" not in owned["tinsmith-operator"]
+    assert suspended["status"]["progress"]["step"] >= later
 
 
 async def test_suspending_takes_the_pod_and_keeps_the_volume_and_resuming_brings_it_back(

@@ -80,8 +80,14 @@ class FakeCluster:
         self._begin("apply", resource.kind, metadata["name"])
         live = self._guarded(resource, metadata)
         if subresource is not None:
-            return self._store({**live, "status": manifest["status"]})
+            others = {name: part for name, part in live.get("status", {}).items() if name == "progress"}
+            return self._store({**live, "status": {**manifest["status"], **others}})
         return self._store({**live, **self._admitted(manifest), "metadata": {**live["metadata"], **metadata}})
+
+    async def apply_progress(self, resource: Resource, manifest: Manifest) -> Manifest:
+        self._begin("progress", resource.kind, manifest["metadata"]["name"])
+        live = self._guarded(resource, manifest["metadata"])
+        return self._store({**live, "status": {**live.get("status", {}), **manifest["status"]}})
 
     async def own_created_fields(self, resource: Resource, manifest: Manifest, managed: list[Manifest]) -> Manifest:
         metadata = manifest["metadata"]

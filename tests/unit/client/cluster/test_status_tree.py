@@ -27,6 +27,7 @@ def test_a_healthy_session_shows_its_objects() -> None:
     session = families.session(
         conditions=families.ready(),
         adapters={"used": 3, "capacity": 8, "summary": "3/8"},
+        progress={"step": 120, "tokensPerSecond": 5100, "lastActivityTime": families.time_ago(seconds=40)},
         lastSnapshotTime=families.time_ago(minutes=2),
         endpoint="qwen.research.svc:7443",
     )
@@ -34,7 +35,8 @@ def test_a_healthy_session_shows_its_objects() -> None:
     assert drawn(session, children=children) == (
         "session/qwen, ready\n"
         "├─ Ready WorkerReady, SlotsAvailable SlotsFree; not Reconciling, Stalled, Degraded\n"
-        "├─ Qwen/Qwen3-8B on peft, adapters 3/8, last snapshot 2m ago, endpoint qwen.research.svc:7443\n"
+        "├─ Qwen/Qwen3-8B on peft, adapters 3/8, step 120, 5100 tokens/s, last activity 40s ago, "
+        "last snapshot 2m ago, endpoint qwen.research.svc:7443\n"
         "├─ statefulset/qwen, 1 of 1 ready\n"
         "├─ pod/qwen-0 on node-1, Running, ready, 1 restart, made 2h ago\n"
         "└─ persistentvolumeclaim/qwen-journal, Bound, 10Gi\n"

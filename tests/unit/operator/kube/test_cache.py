@@ -58,6 +58,28 @@ def test_a_session_that_changes_is_enqueued(cache: Cache, enqueued: list[Key]) -
     assert enqueued == [KEY]
 
 
+@pytest.mark.parametrize(
+    ("status", "labels", "is_enqueued"),
+    [
+        ({"model": "tiny", "progress": {"models": 1}}, {}, False),
+        ({"model": "tiny", "progress": {"models": 1}}, {"team": "a"}, True),
+        ({"model": "large", "progress": {"models": 1}}, {}, True),
+        ({"model": "tiny"}, {}, True),
+    ],
+    ids=["progress alone", "with a label", "with the other status", "nothing"],
+)
+def test_a_change_of_the_progress_alone_enqueues_no_one(
+    cache: Cache, enqueued: list[Key], status: dict[str, Any], labels: dict[str, str], is_enqueued: bool
+) -> None:
+    cache.note({**manifest(SESSIONS), "status": {"model": "tiny"}})
+    enqueued.clear()
+    assert cache.note({**manifest(SESSIONS, version=2, **labels), "status": status})
+    assert enqueued == [KEY] * is_enqueued
+    latest = cache.peek(place(SESSIONS))
+    assert latest is not None
+    assert (latest["metadata"]["resourceVersion"], latest["status"]) == ("2", status)
+
+
 def test_a_change_enqueues_every_reader_of_the_place_even_if_it_was_empty(cache: Cache, enqueued: list[Key]) -> None:
     assert cache.read(place(SERVICES), KEY) is None
     cache.note(manifest(SERVICES))

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.kube.rate_limit import MOST_OVERTAKEN, Priority, RateLimit, RequestQueue
 
-ARRIVALS = st.lists(st.one_of(st.none(), st.sampled_from(Priority)), max_size=60)
+URGENT = [priority for priority in Priority if priority is not Priority.PROGRESS]
+ARRIVALS = st.lists(st.one_of(st.none(), st.sampled_from(URGENT)), max_size=60)
 """Each item is a waiter that joins, or None for a turn that is given."""
 
 
@@ -63,3 +64,38 @@ def test_no_request_waits_longer_than_for_those_before_it_and_a_few_that_overtak
             turns_left = {waiter: turns - 1 for waiter, turns in turns_left.items()}
             assert min(turns_left.values(), default=0) >= 0
     assert turns_left == {}
+
+
+@given(st.lists(st.one_of(st.none(), st.sampled_from(Priority)), max_size=60))
+def test_progress_changes_the_turn_of_no_other_request(arrivals: list[Priority | None]) -> None:
+    """A turn in which only progress waits is a turn that no other request needs."""
+    alone: RequestQueue[int] = RequestQueue()
+    together: RequestQueue[int] = RequestQueue()
+    for number, priority in enumerate(arrivals):
+        if priority is None:
+            turn = together.next() if len(together) else None
+            is_progress = turn is not None and arrivals[turn] is Priority.PROGRESS
+            assert (alone.next() if len(alone) else None) == (None if is_progress else turn)
+        else:
+            together.join(number, priority)
+            if priority is not Priority.PROGRESS:
+                alone.join(number, priority)
+
+
+@simulated_time
+async def test_progress_leaves_a_token_for_the_next_request() -> None:
+    limit, sent = RateLimit(per_second=1, burst=2), []  # type: ignore[var-annotated]
+    await send(limit, "read", sent)
+    progress = asyncio.create_task(send(limit, "progress", sent, Priority.PROGRESS))
+    await asyncio.sleep(0.5)
+    await send(limit, "create", sent)
+    await progress
+    assert sent == [(0, "read"), (500, "create"), (2000, "progress")]
+
+
+@simulated_time
+async def test_progress_is_sent_where_no_burst_is_allowed() -> None:
+    limit, sent = RateLimit(per_second=1, burst=1), []  # type: ignore[var-annotated]
+    await limit.wait()
+    await send(limit, "progress", sent, Priority.PROGRESS)
+    assert sent == [(1000, "progress")]

@@ -49,7 +49,14 @@ class RecordingWorkers:
         self.seconds = 0.0
         self.leads = True
         self.fields: dict[str, Any] = {}
-        self.reports = Reports(self.describe, PERIOD_SECONDS, self.notified.append, lambda: self.leads)
+        self.noted: list[tuple[Key, WorkerReport]] = []
+        self.reports = Reports(
+            self.describe,
+            PERIOD_SECONDS,
+            self.notified.append,
+            lambda: self.leads,
+            lambda key, report: self.noted.append((key, report)),
+        )
 
     async def describe(self, target: Target) -> WorkerReport:
         self.calls.append((now(), target.pod_uid))
@@ -97,9 +104,11 @@ async def test_a_session_is_reconciled_only_after_a_report_that_differs() -> Non
     workers = RecordingWorkers()
     workers.reports.follow(KEY, TARGET)
     for minute in range(10):
-        workers.fields = {"idle_seconds": 60.0 * minute, "adapters_used": 4 if minute > 5 else 3}
+        progress = {"models": [worker_pb2.ModelStatus(model_id="a", optimizer_step=minute)]}
+        workers.fields = {"idle_seconds": 60.0 * minute, "adapters_used": 4 if minute > 5 else 3, **progress}
         await asyncio.sleep(PERIOD_SECONDS)
     assert (len(workers.calls), len(workers.notified)) == (10, 2)
+    assert [report.models for _, report in workers.noted] == [(("a", minute),) for minute in range(10)]
     await workers.reports.close()
 
 
@@ -241,9 +250,14 @@ def test_a_reply_is_read_with_its_units_and_absences() -> None:
         volume_full=True,
         capabilities=worker_pb2.EngineCapabilities(adapter_slots=8),
         model_places=64,
+        instance_id="process-1",
+        models=[worker_pb2.ModelStatus(model_id="a", optimizer_step=3)],
+        metrics=worker_pb2.WorkerMetrics(trained_tokens=5000),
     )
     at = datetime(2026, 3, 1, tzinfo=UTC)
-    assert parse_reply(reply, "pod-1", at) == WorkerReport(
+    report = parse_reply(reply, "pod-1", at)
+    assert (report.instance, report.models, report.trained_tokens) == ("process-1", (("a", 3),), 5000)
+    assert report == WorkerReport(
         pod_uid="pod-1",
         received_at=at,
         epoch=4,
