@@ -30,6 +30,7 @@ RESOLVE_ALONE = $(RESOLVE) --no-config
 IMAGE_TRANSFORMERS := $(addprefix transformers-,vllm sglang nemo-rl miles)
 RELEASE_TOOLS = PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/python dev/scripts
 WITH_RELEASE_TOOLS = $(RELEASE_TOOLS)/package_environment.py release-tools >&2 && $(RELEASE_TOOLS)/
+DOCS_SITE = $(RELEASE_TOOLS)/package_environment.py docs-site >&2 && $(RELEASE_TOOLS)/docs_site.py
 # Images have the versions of the tests.
 IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 
@@ -63,7 +64,7 @@ export HF_HUB_OFFLINE = 1
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check console console-check console-packages console-pictures sizes docs golden format proto lock bench \
     test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-tinker-cloud test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
-    test-trainer-image debian-packages clean upgrade packages set-version audit sbom chart image-list
+    test-trainer-image debian-packages clean upgrade packages set-version audit sbom chart image-list docs-site
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -226,6 +227,9 @@ sizes: venv ## count files, lines, words and docstrings that open with a fragmen
 docs: venv ## generate the reference tables of docs/ from the code
 	$(BIN)/python dev/scripts/reference.py
 
+docs-site: venv ## build docs/ as a site for browsers, which the API server serves at /manual/; OUT=DIR builds it elsewhere
+	@$(DOCS_SITE) $(OUT:%=--out %) $(REPOSITORY:%=--repository %) $(REF:%=--ref %)
+
 golden: venv ## write the golden files of the tests again, for a review of the diff
 	TINSMITH_GOLDEN=write $(BIN)/pytest tests/unit/operator/build/test_golden.py tests/charts/test_golden.py
 
@@ -258,7 +262,7 @@ lock: ## resolve dev/requirements/*.txt again
 	    --config-file dev/requirements/miles-cpu.toml dev/requirements/miles-cpu.in --output-file dev/requirements/miles-cpu.txt
 	$(RESOLVE_ALONE) --python-version 3.12 --override dev/requirements/nemo-rl-cpu-overrides.txt dev/requirements/gpu-lookalike.in \
 	    --output-file dev/requirements/gpu-lookalike.txt
-	for lock in uv build release-tools; do \
+	for lock in uv build release-tools docs-site; do \
 	    $(RESOLVE_ALONE) --python-version 3.11 --no-annotate dev/requirements/$$lock.in --output-file dev/requirements/$$lock.txt || exit 1; \
 	done
 	@# Packages that are added to third-party images, and packages that tests install over the locked ones.

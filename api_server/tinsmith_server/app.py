@@ -19,6 +19,7 @@ from tinsmith_server.metrics.workers import DescribedWorker
 from tinsmith_server.routes import (
     checkpoints,
     futures,
+    manual,
     pages,
     promotions,
     runs,
@@ -112,7 +113,12 @@ def create_app(
         description="Paths below /oai/api/v1 and /anthropic/api/v1 are also served below /v1.",
         lifespan=_lifespan(settings, fleet or fleet_of(settings), metrics, clock),
         telemetry=NO_TELEMETRY,
-        routes=[*ROUTES, *_OUTSIDE_THE_API.routes, *bundle.console_files(bundle.BUNDLE).routes],
+        routes=[
+            *ROUTES,
+            *_OUTSIDE_THE_API.routes,
+            *bundle.console_files(bundle.BUNDLE).routes,
+            *manual.manual_pages(manual.SITE).routes,
+        ],
     )
     app.add_api_route(
         METRICS_PATH,
@@ -124,7 +130,8 @@ def create_app(
     app.add_middleware(HeadRequests)
     app.add_middleware(ShortPaths)
     app.add_middleware(ConcurrencyLimit)
-    app.add_middleware(PageAuth, settings=settings, pages={*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH})
+    guarded = {*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH, *manual.manual_paths(manual.SITE)}
+    app.add_middleware(PageAuth, settings=settings, pages=guarded)
     if settings.require_keys:
         app.add_middleware(ConsoleCookies)
     app.add_middleware(AddressLimit, settings=settings)

@@ -95,8 +95,8 @@ class Settings(BaseSettings):
     )
     pages_need_key: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether /docs, /openapi.json and, on the main port, /metrics need a key; `auto`: yes, unless the "
-        "server is reachable from this machine only.",
+        description="Whether /docs, /manual/, /openapi.json and, on the main port, /metrics need a key; `auto`: yes, "
+        "unless the server is reachable from this machine only.",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),

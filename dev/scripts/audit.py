@@ -16,7 +16,8 @@ from pathlib import Path
 from locks import ROOT, lock_files
 from package_environment import RELEASE_TOOLS, environment_directory
 
-CONSOLE = ROOT / "console"
+OF_NPM = (ROOT / "console", ROOT / "dev" / "docs_site")
+"""The folders that may have a lock of npm."""
 SERVICES = ("osv", "pypi")
 """The databases that pip-audit knows, in the order of use: OSV's own, and PyPI's copy of Python's advisories."""
 
@@ -101,8 +102,9 @@ def audit() -> Iterator[Finding]:
     service = reachable_service(min(files, key=lambda lock: lock.stat().st_size))
     for lock in files:
         yield from python_findings(lock, service)
-    if (CONSOLE / "package-lock.json").is_file():
-        yield from npm_findings(CONSOLE)
+    for folder in OF_NPM:
+        if (folder / "package-lock.json").is_file():
+            yield from npm_findings(folder)
 
 
 def main() -> int:

@@ -71,6 +71,7 @@ PLAYGROUND = Packages("playground", "A playground for checkpoints", on_running_p
 ART = Packages("art", "A trainer of agents", on_running_python=True)
 VERIFIERS = Packages("verifiers", "Environments of verifiers 0.4", on_running_python=True)
 RELEASE_TOOLS = Packages("release-tools", "Tools of a release", on_running_python=True)
+DOCS_SITE = Packages("docs-site", "Sphinx for the documentation site", on_running_python=True)
 # This list has no PyTorch, because its packages take precedence over those in .venv.
 IMAGE_TRANSFORMERS = tuple(
     Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_running_python=True)
@@ -89,10 +90,11 @@ KNOWN: Mapping[str, Packages] = {
         ART,
         VERIFIERS,
         RELEASE_TOOLS,
+        DOCS_SITE,
         *IMAGE_TRANSFORMERS,
     )
 }
-FOR_TESTS = (VLLM, THIRD_PARTY, RELEASE_TOOLS, *IMAGE_TRANSFORMERS)
+FOR_TESTS = (VLLM, THIRD_PARTY, RELEASE_TOOLS, DOCS_SITE, *IMAGE_TRANSFORMERS)
 """The environments that are made if the command line has no names. `make test` needs the default environments."""
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FIND_UV = Path(__file__).with_name("find-uv")
+MANUAL = ROOT / "api_server" / "tinsmith_server" / "manual"
+"""The documentation site, if `make docs-site` has built it. It is not tracked, and it is a part of the packages."""
 BUILD_LOCK = ROOT / "dev" / "requirements" / "build.txt"
 RELATIVE_LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\[\]]*)\]\((?![a-z]+:|#)(?P<path>[^)\s]+)\)")
 
@@ -68,9 +70,12 @@ def copy_tracked_files(target: Path) -> None:
             shutil.copy(ROOT / name, target / name)
 
 
-def prepare(target: Path, repository: Repository | None) -> None:
+def prepare(target: Path, repository: Repository | None, manual: Path | None = None) -> None:
     """Write the sources of the packages to the folder."""
     copy_tracked_files(target)
+    if manual is not None:
+        (target / ".gitignore").unlink()  # the build backend leaves out what this file names
+        shutil.copytree(manual, target / MANUAL.relative_to(ROOT))
     readme, project = target / "README.md", target / "pyproject.toml"
     readme.write_text(readme_for_an_index(readme.read_text(), repository))
     if repository is not None:
@@ -98,7 +103,7 @@ def main(arguments: list[str]) -> int:
         parser.error("--repository and --ref belong together")
     repository = Repository(options.repository.rstrip("/"), options.ref) if options.repository else None
     with tempfile.TemporaryDirectory() as scratch:
-        prepare(Path(scratch), repository)
+        prepare(Path(scratch), repository, MANUAL if MANUAL.is_dir() else None)
         for package in build(Path(scratch), options.out):
             digest = hashlib.sha256(package.read_bytes()).hexdigest()
             print(f"{package}  {package.stat().st_size / 1e6:.1f} MB  sha256:{digest}")

@@ -75,6 +75,16 @@ def test_the_wheel_has_every_file_of_its_packages_and_no_other(built: Built) -> 
     assert names == code | examples
 
 
+@pytest.mark.slow("builds a package")
+def test_the_wheel_has_the_manual_if_it_was_built(tmp_path: Path) -> None:
+    (manual := tmp_path / "site").mkdir()
+    (manual / "index.html").write_text("<!DOCTYPE html>")
+    packages.prepare(tmp_path / "source", None, manual)
+    [wheel] = packages.build(tmp_path / "source", tmp_path / "out", "--wheel")
+    with zipfile.ZipFile(wheel) as files:
+        assert files.read("tinsmith_server/manual/index.html") == b"<!DOCTYPE html>"
+
+
 @pytest.mark.slow("builds the packages")
 def test_the_source_distribution_has_no_tests_and_less_than_two_megabytes(built: Built) -> None:
     with tarfile.open(built.sdist) as files:

@@ -92,7 +92,7 @@ def test_a_lock_that_no_database_answered_for_is_not_reported_as_free_of_vulnera
     with pytest.raises(audit.NotAudited, match=r"1 packages of build\.txt were not audited by pypi: a is not found"):
         audit.python_findings(LOCK, "pypi", answering(skipped))
     with pytest.raises(audit.NotAudited, match=r"console/package-lock\.json was not audited by npm"):
-        audit.npm_findings(audit.CONSOLE, answering('{"error": {"code": "ENOAUDIT"}}'))
+        audit.npm_findings(audit.OF_NPM[0], answering('{"error": {"code": "ENOAUDIT"}}'))
 
 
 def test_a_finding_names_the_lock_the_package_and_the_version_with_the_fix() -> None:
