@@ -57,6 +57,28 @@ async def test_a_replayed_or_late_event_changes_nothing(store: Store, older: Che
     assert await store.get_checkpoint(RUN, "training", "first") == present
 
 
+async def test_the_surplus_of_a_run_is_what_is_older_than_the_newest_of_its_type(store: Store) -> None:
+    for number in range(4):
+        for type in ("training", "sampler", "ephemeral"):
+            public = type == "training" and number == 0
+            await store.put_checkpoint(
+                a_checkpoint(f"{type}-{number}", type, event_id=number + 1, created_at=later(number), public=public)  # type: ignore[arg-type]
+            )
+    await store.put_checkpoint(a_checkpoint("of-another-run", run_id="session-2:train:0"))
+    await store.put_checkpoint(a_checkpoint("of-grace", run_id="session-3:train:0", tenant="grace"))
+    await store.delete_checkpoint(RUN, "sampler", "sampler-3", later(9))
+
+    assert await names(store.surplus_checkpoints("ada", 2, 10)) == ["sampler-0", "training-1"]
+    assert await names(store.surplus_checkpoints("ada", 1, 2)) == ["sampler-0", "sampler-1"]
+    assert await store.surplus_checkpoints("ada", 9, 10) == []
+
+
+async def test_a_checkpoint_that_became_public_is_not_deleted_as_surplus(store: Store) -> None:
+    await store.put_checkpoint(a_checkpoint(public=True))
+    assert await store.delete_checkpoint(RUN, "training", "first", later(1), unless_public=True) is None
+    assert await store.get_checkpoint(RUN, "training", "first") is not None
+
+
 async def test_a_deleted_checkpoint_is_gone_and_said_once(store: Store) -> None:
     checkpoint = a_checkpoint()
     await store.put_checkpoint(checkpoint)

@@ -1,4 +1,5 @@
 import asyncio
+from random import random
 
 import pytest
 from support.server.store_records import NOW, later
@@ -28,6 +29,31 @@ async def test_a_revoked_key_is_not_found_but_listed(store: Store) -> None:
 
     assert await store.find_key("hash-1") is None
     assert [listed.revoked_at for listed in await store.list_keys()] == [later(1)]
+
+
+async def test_of_the_last_two_keys_of_admins_only_one_is_revoked(replicas: tuple[Store, Store]) -> None:
+    """Two admins may revoke each other at the same moment, at two replicas."""
+    for _ in range(5):
+        keys = [await replicas[0].add_key("ada", "", "tml-", f"hash-{random()}", NOW, "admin") for _ in range(2)]
+        revoked = await asyncio.gather(
+            *(
+                store.revoke_key(key.key_id, later(1), spares_last_admin=True)
+                for store, key in zip(replicas, keys, strict=True)
+            )
+        )
+        assert sorted(revoked) == [False, True]
+        for key in keys:
+            await replicas[0].revoke_key(key.key_id, later(2))
+
+
+async def test_a_key_of_another_role_is_no_admins_last_key(store: Store) -> None:
+    member = await store.add_key("ada", "", "tml-", "hash-1", NOW)
+    admin = await store.add_key("ada", "", "tml-", "hash-2", NOW, "admin")
+
+    assert await store.revoke_key(member.key_id, later(1), spares_last_admin=True)
+    assert not await store.revoke_key(admin.key_id, later(1), spares_last_admin=True)
+    assert await store.revoke_key(admin.key_id, later(1))
+    assert [key.revoked_at for key in await store.list_keys()] == [later(1), later(1)]
 
 
 async def test_keys_are_listed_in_the_order_they_were_made_and_by_tenant(store: Store) -> None:

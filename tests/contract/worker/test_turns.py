@@ -120,6 +120,23 @@ async def test_a_tenant_of_many_models_gets_no_more_than_one_of_one(worker: Work
     assert abs(sum(model_id != bobs for model_id in meanwhile) - (120 - start)) <= clock
 
 
+async def test_a_tenant_with_a_share_of_twice_the_weight_gets_twice_as_much(
+    worker: Worker, microbatches: Microbatches
+) -> None:
+    made = await models_of(worker, alice=1, bob=1)
+    [alices], [bobs] = made.values()
+    held = microbatches.hold(alices, 1)
+    await worker.submit(train_many(1, 160 * MICROBATCH_DATUMS, alices), tenant="alice", share_weight=2.0)
+    await held.reached()
+    await worker.submit(train_many(1, 160 * MICROBATCH_DATUMS, bobs), tenant="bob")
+    held.let_go()
+    await worker.finished(1, alices)
+    meanwhile = microbatches.computed[: last_index(microbatches.computed, alices) + 1]
+    start = HEAD_START_TOKENS // (MICROBATCH_DATUMS * TOKENS_OF_MANY)
+    assert abs(meanwhile.count(bobs) - 160 // 2 - start) <= 12
+    await worker.finished(1, bobs)
+
+
 async def test_a_sender_of_bodies_that_take_long_to_read_is_charged_for_reading_them(
     worker: Worker, microbatches: Microbatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,9 @@ class Worker:
         )
         self.service = WorkerService(parts)
 
-    async def submit(self, *calls: Call, rejection: str | None = None, tenant: str = "") -> None:
+    async def submit(
+        self, *calls: Call, rejection: str | None = None, tenant: str = "", share_weight: float = 1.0
+    ) -> None:
         for call in calls:
             request = worker_pb2.SubmitRequest(
                 epoch=self.service.epoch,
@@ -72,7 +74,7 @@ class Worker:
             )
             if rejection is not None:
                 request.rejection.category, request.rejection.message = worker_pb2.USER, rejection
-            await self.service.submit(request, tenant)
+            await self.service.submit(request, tenant, share_weight)
 
     async def submit_without_number(self, call: Call, key: str) -> int:
         """Submit without a number, and return the assigned one."""

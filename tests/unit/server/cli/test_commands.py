@@ -13,12 +13,14 @@ import typer
 import yaml
 from tinsmith_server.cli.key_commands import keys
 from tinsmith_server.cli.serving import listen, serve
+from tinsmith_server.cli.tenant_commands import tenants
 from tinsmith_server.errors import StartupError
 from typer.testing import CliRunner, Result
 
 app = typer.Typer()
 app.command()(serve)
 app.add_typer(keys, name="keys")
+app.add_typer(tenants, name="tenants")
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +146,37 @@ def test_data_that_cannot_be_written_is_a_sentence_and_status_2(place: str, comm
     assert result.exit_code == 2
     assert f"the data directory {directory} cannot be written: " in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_key_has_the_role_that_is_asked_for_and_the_last_admins_key_stays() -> None:
+    run("keys", "create")
+    run("keys", "create", "boss", "--role", "admin")
+    assert [key["role"] for key in json.loads(run("keys", "list", "--json").stdout)] == ["member", "admin"]
+    assert run("keys", "list").stdout.splitlines()[2].split("\t")[3] == "admin"
+    assert run("keys", "create", "--role", "root").exit_code == 2
+    refused = run("keys", "revoke", "2")
+    assert (refused.exit_code, "last key with the role admin" in refused.stderr) == (2, True)
+
+
+def test_limits_of_a_tenant_are_set_one_by_one_and_shown() -> None:
+    run("keys", "create", "--tenant", "lab")
+    assert run("tenants", "limit", "lab", "--adapters", "4").stdout == "tenant lab: adapters=4\n"
+    run("tenants", "limit", "lab", "--requests-per-second", "2.5")
+    default, lab = json.loads(run("tenants", "list", "--json").stdout)
+    assert (default["tenant"], default["limits"], default["keys"]) == ("default", {}, 0)
+    assert (lab["limits"], lab["keys"]) == ({"adapters": 4, "requests_per_second": 2.5}, 1)
+    assert "adapters=4, requests_per_second=2.5" in run("tenants", "list").stdout
+    cleared = json.loads(run("tenants", "limit", "lab", "--clear", "--checkpoints-kept", "3", "--json").stdout)
+    assert cleared == {"tenant": "lab", "limits": {"checkpoints_kept": 3}}
+
+
+@pytest.mark.parametrize(
+    "arguments", [("lab",), ("lab", "--adapters=-1"), ("lab", "--share-weight=99"), ("../etc", "--adapters=1")]
+)
+def test_limits_that_are_impossible_are_refused(arguments: tuple[str, ...]) -> None:
+    run("keys", "create", "--tenant", "lab")
+    assert run("tenants", "limit", *arguments).exit_code == 2
+    assert [one["limits"] for one in json.loads(run("tenants", "list", "--json").stdout)] == [{}, {}]
 
 
 def test_a_key_without_a_readable_name_is_refused() -> None:

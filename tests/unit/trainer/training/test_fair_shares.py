@@ -42,6 +42,30 @@ def test_no_permanent_waiter_is_ahead_by_more_than_one_turn(rounds: list[list[in
         assert max(had) - min(had) <= longest
 
 
+@given(
+    st.lists(st.floats(0.1, 10), min_size=4, max_size=4),
+    st.lists(st.lists(COSTS, min_size=4, max_size=4), min_size=1, max_size=30),
+)
+def test_permanent_waiters_get_tokens_by_their_weights(weights: list[float], rounds: list[list[int]]) -> None:
+    engine = Engine()
+    weight_of = dict(zip(TENANTS, weights, strict=True))
+    for tenant, weight in weight_of.items():
+        engine.turns.weigh(tenant, weight)
+    longest = max(cost / weight_of[tenant] + 1 for costs in rounds for tenant, cost in zip(TENANTS, costs, strict=True))
+    for costs in rounds:
+        engine.turn(dict(zip(TENANTS, costs, strict=True)))
+        had = [engine.had[tenant] / weight_of[tenant] for tenant in TENANTS]
+        assert max(had) - min(had) <= longest + len(rounds)  # each charge is rounded
+
+
+def test_a_weight_that_is_taken_back_leaves_equal_shares() -> None:
+    engine = Engine()
+    engine.turns.weigh("A", 10.0)
+    engine.turns.weigh("A", 1.0)
+    turns = [engine.turn({"A": 100, "B": 100}) for _ in range(10)]
+    assert Counter(turns) == {"A": 5, "B": 5}
+
+
 @settings(max_examples=20)
 @given(st.data())
 def test_no_model_starves(data: st.DataObject) -> None:
