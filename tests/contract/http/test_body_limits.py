@@ -55,9 +55,9 @@ async def test_one_byte_over_the_limit_is_refused_with_the_limit(
     body = b'{"a":"' + b"x" * (limit - 7) + b'"}'
     prefix = "" if path.startswith(DIALECTS) else "/api/v1"
     route = f"http://server{prefix}" + path.format_map(
-        {"session_id": "s", "run_id": "r", "kind": "weights", "name": "n", "recording_id": "r"}
+        {"session_id": "s", "run_id": "r", "kind": "weights", "name": "n", "recording_id": "r", "tenant": "t"}
     )
-    method = "PUT" if path.endswith(("/ttl", "/project", "/promotions/{name}")) else "POST"
+    method = "PUT" if path.endswith(("/ttl", "/project", "/promotions/{name}", "/limits")) else "POST"
     response = await server.client.request(method, route, content=body if declared else in_parts(body))
     assert response.status_code == 413
     assert f"over the limit of {limit} bytes of {path}" in response.text

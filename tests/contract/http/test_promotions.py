@@ -254,9 +254,9 @@ async def test_a_name_that_is_promoted_while_its_sampler_ends_stops_that(
     url = f"/training_runs/{path.split('/')[2]}/checkpoints/sampler_weights/one"
     change = getattr(CheckpointQueries, ending)
 
-    async def promoted_first(self: CheckpointQueries, *named: Any) -> Any:
+    async def promoted_first(self: CheckpointQueries, *named: Any, **conditions: bool) -> Any:
         assert (await promoted(server, "prod", path)).status_code == 200
-        return await change(self, *named)
+        return await change(self, *named, **conditions)
 
     monkeypatch.setattr(CheckpointQueries, ending, promoted_first)
     if ending == "delete_checkpoint":

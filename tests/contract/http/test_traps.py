@@ -63,7 +63,7 @@ async def test_trap_01_an_error_inside_the_server_never_becomes_a_5xx_of_a_poll(
     async def broken(*_args: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(hasty_server.services.keys, "authenticate", broken)
+    monkeypatch.setattr(hasty_server.services.keys, "caller", broken)
     response = await hasty_server.result(f"{model_id}:op:0")
     assert response.status_code == 408
 
@@ -76,7 +76,7 @@ async def test_trap_01_an_unavailable_store_is_a_408_with_the_reason(
     async def unavailable(*_args: object) -> None:
         raise StoreUnavailable("The store is not available: it has not answered for 20 s")
 
-    monkeypatch.setattr(hasty_server.services.keys, "authenticate", unavailable)
+    monkeypatch.setattr(hasty_server.services.keys, "caller", unavailable)
     response = await hasty_server.result(f"{model_id}:op:0")
     assert response.status_code == 408
     assert response.json()["queue_state_reason"] == "The store is not available: it has not answered for 20 s"
