@@ -34,12 +34,20 @@ def remote_port(environment: Mapping[str, str]) -> int:
     endpoint = next((environment[name] for name in ENDPOINT_VARIABLES if environment.get(name)), None)
     if endpoint is None:
         return HTTPS_PORT
+    return endpoint_port(endpoint, "an object store", "https://store.example.com:9000")
+
+
+def endpoint_port(endpoint: str, what: str, example: str) -> int:
+    """Return the port of a URL. Raises ValueError with `what` the URL must name, and an example."""
     parts = urlsplit(endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(
-            f"{endpoint} is not the URL of an object store: use one such as https://store.example.com:9000"
-        )
+        raise ValueError(f"{endpoint} is not the URL of {what}: use one such as {example}")
     return parts.port or (HTTP_PORT if parts.scheme == "http" else HTTPS_PORT)
+
+
+def collector_port(endpoint: str) -> int:
+    """Return the port of a collector of traces. Raises ValueError for an invalid URL."""
+    return endpoint_port(endpoint, "an OTLP collector", "http://collector.monitoring:4318")
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class Installation:
     - `checkpoint_environment`: the workers' variables for a remote root, such as AWS_ENDPOINT_URL_S3.
     - `checkpoint_secret`: a Secret in each worker's namespace, whose keys are variables with the credentials for the
       root.
+    - `tracing_endpoint`: the URL of an OTLP collector for traces of workers; None: no traces.
     - `ray_version`: the Ray version in the images of sessions with several nodes; None: the version in the project's
       own images.
     - `ray_cluster_labels`: labels on the RayClusters, so that all pods of a RayCluster start together.
@@ -72,6 +81,7 @@ class Installation:
     delete_grace_seconds: float = 600
     checkpoint_environment: Mapping[str, str] = field(default_factory=dict)
     checkpoint_secret: str | None = None
+    tracing_endpoint: str | None = None
     ray_version: str | None = None
     ray_cluster_labels: Mapping[str, str] = field(default_factory=dict)
     reserved: Reserved = Reserved()
@@ -87,6 +97,11 @@ class Installation:
     def checkpoint_port(self) -> int | None:
         """The port of a remote checkpoint root, or None if the root is local."""
         return remote_port(self.checkpoint_environment) if self.checkpoint_root_is_remote else None
+
+    @property
+    def tracing_port(self) -> int | None:
+        """The port of the collector, or None without traces."""
+        return None if self.tracing_endpoint is None else collector_port(self.tracing_endpoint)
 
     @property
     def checkpoint_identity_is_the_pods(self) -> bool:

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tinsmith_operator.build.pod import OWN_VARIABLES
-from tinsmith_operator.installation import Installation, Scope, parse_scope, remote_port
+from tinsmith_operator.installation import Installation, Scope, collector_port, parse_scope, remote_port
 from tinsmith_operator.policy import ANY, Reserved
 from tinsmith_operator.restarts import RestartPolicy, parse_policy
 
@@ -69,6 +69,10 @@ class Settings(BaseSettings):
     checkpoint_secret: str | None = Field(
         None,
         description="Secret in each worker's namespace with further such variables; default: none.",
+    )
+
+    tracing_endpoint: str | None = Field(
+        None, description="URL of an OTLP collector to which workers and samplers send traces; default: no traces."
     )
 
     installation_names: InstallationNames = Field(
@@ -190,6 +194,13 @@ class Settings(BaseSettings):
         parse_scope(self.watch_namespaces, self.namespace)
         return self
 
+    @field_validator("tracing_endpoint")
+    @classmethod
+    def _collector_has_a_port(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None:
+            collector_port(endpoint)
+        return endpoint
+
     @field_validator("checkpoint_environment")
     @classmethod
     def _variables_can_be_set(cls, environment: dict[str, str]) -> dict[str, str]:
@@ -232,6 +243,7 @@ class Settings(BaseSettings):
             checkpoint_claim=self.checkpoint_claim,
             checkpoint_environment=self.checkpoint_environment,
             checkpoint_secret=self.checkpoint_secret or None,
+            tracing_endpoint=self.tracing_endpoint,
             ray_version=self.ray_version,
             ray_cluster_labels=self.ray_cluster_labels,
             hang_timeout_seconds=self.hang_timeout_seconds,

@@ -37,6 +37,7 @@ def endpoint(**variables: str) -> Object:
             endpoint(AWS_ENDPOINT_URL="http://all", AWS_ENDPOINT_URL_S3="http://s3:9000"), {9000}, id="one for S3 alone"
         ),
         pytest.param(endpoint(AWS_ENDPOINT_URL_S3="https://[2001:db8::1]:9443"), {9443}, id="endpoint, by address"),
+        pytest.param(at("tracing.endpoint", "http://collector.monitoring:4318"), {4318}, id="collector"),
         pytest.param(at("networkPolicy.extraEgress", [{"ports": [{"port": 3128}]}]), {3128}, id="proxy"),
     ],
 )

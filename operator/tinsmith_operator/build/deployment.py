@@ -145,6 +145,7 @@ def _hashed(spec: Manifest, pool: SamplerPool, installation: Installation, resta
         "checkpointClaim": installation.checkpoint_claim,
         "checkpointEnvironment": dict(installation.checkpoint_environment),
         "checkpointSecret": installation.checkpoint_secret,
+        "tracingEndpoint": installation.tracing_endpoint,
         "restart": restart,
     }
     return fingerprint({name: value for name, value in inputs.items() if value})

@@ -130,12 +130,14 @@ def _tcp(port: int) -> Manifest:
 
 
 def egress(source: ModelSource, installation: Installation) -> list[Manifest]:
-    """Return the rules for outgoing connections to DNS, the hub and the object store.
+    """Return the rules for outgoing connections to DNS, the hub, the object store and the collector of traces.
 
     If the pod needs no outgoing connection, return no rules.
     """
     ports = {HTTPS_PORT} if source.type is SourceType.HUB else set()
     if (port := installation.checkpoint_port) is not None:
+        ports.add(port)
+    if (port := installation.tracing_port) is not None:
         ports.add(port)
     if installation.checkpoint_identity_is_the_pods:
         # Pods exchange their ServiceAccount token for credentials at this port (STS).

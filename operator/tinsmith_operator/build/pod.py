@@ -102,6 +102,7 @@ STARTUP_PERIOD_SECONDS = 5
 TERMINATION_LOG = "/dev/termination-log"
 """The file with the termination message of a container; the kubelet reads this file."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+TRACING_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OWN_VARIABLES = frozenset({"HOME", "HF_HOME", "HF_TOKEN", THREADS_VARIABLE})
 
 SECURITY: Manifest = {
@@ -188,10 +189,12 @@ def escape_dollars(argument: str) -> str:
     return argument.replace("$", "$$")
 
 
-def checkpoint_variables(installation: Installation, users: Sequence[Manifest]) -> list[Manifest]:
-    """Return the variables for a remote checkpoint root, without variables that the user sets."""
+def installation_variables(installation: Installation, users: Sequence[Manifest]) -> list[Manifest]:
+    """Return the variables for a remote checkpoint root and for traces, without variables that the user sets."""
     names = {variable["name"] for variable in users}
     variables = sorted(installation.checkpoint_environment.items())
+    if installation.tracing_endpoint is not None:
+        variables.append((TRACING_VARIABLE, installation.tracing_endpoint))
     return [{"name": name, "value": value} for name, value in variables if name not in names]
 
 
@@ -208,7 +211,7 @@ def _environment(
     spec: ServingSpec, installation: Installation, variables: Sequence[Manifest], processes: int
 ) -> list[Manifest]:
     users = spec.pod.env
-    return [*model_environment(spec, variables, processes), *checkpoint_variables(installation, users), *users]
+    return [*model_environment(spec, variables, processes), *installation_variables(installation, users), *users]
 
 
 def model_environment(spec: ServingSpec, variables: Sequence[Manifest] = (), processes: int = 1) -> list[Manifest]:

@@ -39,7 +39,7 @@ GRACE_STEP_SECONDS = 30
 The step is large, so that not every measurement changes the StatefulSet.
 """
 
-LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "restart"})
+LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "tracingEndpoint", "restart"})
 
 NOT_OF_THE_POD = {"suspend": True, "storage": True, "idle": True, "active_deadline_seconds": True}
 """The fields of a session's spec that do not change its pod."""
@@ -141,6 +141,7 @@ def _inputs(session: TrainingSession, installation: Installation, plan: WorkerPl
         "checkpointClaim": installation.checkpoint_claim,
         "checkpointEnvironment": dict(installation.checkpoint_environment),
         "checkpointSecret": installation.checkpoint_secret,
+        "tracingEndpoint": installation.tracing_endpoint,
         "restart": plan.restart,
     }
 

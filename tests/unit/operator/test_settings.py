@@ -71,6 +71,12 @@ def test_an_unreachable_endpoint_is_refused(endpoint: str) -> None:
         make(checkpoint_environment={"AWS_ENDPOINT_URL_S3": endpoint})
 
 
+@pytest.mark.parametrize("endpoint", ["collector:4318", "grpc://collector:4317", "http://"])
+def test_a_collector_that_is_no_url_is_refused_with_an_example(endpoint: str) -> None:
+    with pytest.raises(ValidationError, match=r"is not the URL of an OTLP collector: use one such as http://"):
+        make(tracing_endpoint=endpoint)
+
+
 def test_a_root_in_the_workers_pods_needs_the_claim_that_holds_it() -> None:
     with pytest.raises(ValidationError, match="checkpoint_claim"):
         make(checkpoint_root="file:///var/lib/tinsmith/checkpoints")

@@ -43,10 +43,11 @@ def test_no_operator_restarts_a_worker_because_it_hashes_otherwise(name: str, ex
         {"checkpoint_environment": {"AWS_REGION": "eu-north-1"}},
         {"checkpoint_secret": "store"},
         {"checkpoint_root": "s3://elsewhere"},
+        {"tracing_endpoint": "http://collector:4318"},
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_every_change_of_the_checkpoint_root_restarts_the_workers(changes: dict[str, Any]) -> None:
+def test_every_change_of_the_checkpoint_root_or_the_collector_restarts_the_workers(changes: dict[str, Any]) -> None:
     installation = replace(INSTALLATION, **changes)
     assert inputs_hash(make_session(), installation, PLAN) != inputs_hash(make_session(), INSTALLATION, PLAN)
 

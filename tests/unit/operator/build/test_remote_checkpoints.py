@@ -9,9 +9,11 @@ from support.operator.built_sessions import REMOTE
 from support.operator.resources import FROM_HUB, make_pool, make_session
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.build.network import build_policy
+from tinsmith_operator.build.pod import installation_variables
 from tinsmith_operator.installation import Installation
 
 KEYED = replace(REMOTE, checkpoint_secret="store")
+LOCAL = replace(REMOTE, checkpoint_root="file:///checkpoints")
 ENVIRONMENT = {"AWS_REGION": "eu-north-1", "AWS_ENDPOINT_URL_S3": "https://store.example.com:9000"}
 
 
@@ -35,6 +37,14 @@ def ports(owner: Owner, installation: Installation) -> set[int]:
 )
 def test_the_policy_opens_the_port_of_the_store(environment: dict[str, str], expected: set[int]) -> None:
     assert ports(make_session(), replace(KEYED, checkpoint_environment=environment)) == expected
+
+
+def test_a_worker_with_traces_has_the_collector_and_may_reach_its_port() -> None:
+    installation = replace(LOCAL, tracing_endpoint="http://collector.monitoring:4318")
+    assert ports(make_session(), installation) == {53, 4318}
+    variable = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector.monitoring:4318"}
+    assert installation_variables(installation, []) == [variable]
+    assert installation_variables(installation, [{**variable, "value": "http://own:4318"}]) == []
 
 
 def test_a_model_from_the_hub_can_be_fetched_with_a_checkpoint_store_of_the_user() -> None:
