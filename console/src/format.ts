@@ -82,6 +82,6 @@ export function modelLabel(name: string): string {
 /** The beginning of the ID of a session or a run, with the number of a run. */
 export function runName(id: string): string {
   const [session = id, , number] = id.split(":");
-  const start = session.replace(/^sess-/, "").slice(0, 8);
+  const start = session.replace(/^(sess|rest)-/, "").slice(0, 8);
   return number === undefined ? start : `${start}:${number}`;
 }

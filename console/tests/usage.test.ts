@@ -1,5 +1,6 @@
 import { expect, it } from "vitest";
 import type { Run, UsageEvent, UsageInfo } from "../src/api/types";
+import { secondsLeft } from "../src/series/progress";
 import { settingRows } from "../src/series/settings";
 import { bucketsOf, price, sumsBy, total } from "../src/series/usage";
 
@@ -38,20 +39,35 @@ it("hours without usage have a bar too, and a month has one for each day", () =>
   expect(bucketsOf(EVENTS, 0, 30 * 24 * HOUR)).toHaveLength(30);
 });
 
-it("settings of runs are compared with their metadata", () => {
-  const run = (rank: number, metadata: Record<string, string>): Run => ({
+function run(facts: Partial<Run>): Run {
+  return {
     training_run_id: "x",
     base_model: "m",
     model_owner: "t",
-    lora_rank: rank,
-    corrupted: false,
     is_lora: true,
+    lora_rank: 4,
+    corrupted: false,
     created_at: "2026-01-01T00:00:00Z",
     session_id: "s",
     state: "ready",
     last_request_time: "2026-01-01T00:00:00Z",
-    user_metadata: metadata,
-  });
-  const rows = settingRows([run(4, { lr: "1e-4", seed: "1" }), run(4, { lr: "1e-3", seed: "1" })]);
+    ...facts,
+  };
+}
+
+it("settings of runs are compared with their metadata, without what only the server reads", () => {
+  const metadata: Record<string, string>[] = [{ lr: "1e-4", seed: "1" }, { lr: "1e-3", seed: "1", "tinsmith-total-steps": "5" }];
+  const rows = settingRows(metadata.map((user_metadata) => run({ user_metadata })));
   expect(rows.filter((row) => row.differs).map((row) => [row.name, row.values])).toEqual([["lr", ["1e-4", "1e-3"]]]);
+});
+
+it("the time left is unknown as soon as a run has been silent for longer", () => {
+  const last = Date.parse("2026-01-01T12:00:00Z");
+  const at = (left: number, state: Run["state"] = "ready") =>
+    run({ state, progress: { step: 1, last_step_at: "2026-01-01T12:00:00Z", eta_seconds: left } });
+  expect(secondsLeft(at(10), last + 60_000)).toBe(10);
+  expect(secondsLeft(at(10), last + 180_000)).toBeUndefined();
+  expect(secondsLeft(at(3600), last + 1_800_000)).toBe(3600);
+  expect(secondsLeft(at(10, "released"), last)).toBeUndefined();
+  expect(secondsLeft(run({}), last)).toBeUndefined();
 });

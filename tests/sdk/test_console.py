@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import re
 import shutil
@@ -10,13 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tinker
+from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from support.client.sdk import adam, next_token_datum, service_client
 from support.requirements import InstalledBy, require
 from support.server.serve_process import API_KEY, ServedInstallation
+from tinker import types
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+from transformers import AutoTokenizer
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "console" / "node_modules" / "axe-core" / "axe.min.js"
@@ -28,8 +34,16 @@ FLAGS = [
     *("--disable-component-update", "--disable-sync"),
 ]
 """Chromium must load nothing from other machines."""
+PICTURED = {"runs": {"light-1440", "dark-1440", "light-380"}, "run": {"light-1440", "dark-1440", "dark-380"}}
+"""The pictures that are kept of a screen. Of other screens, one picture is kept."""
 RUN_AXE = "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations)"
-STEPS = 30
+STEPS = 60
+QUESTION = "When does tin melt?"
+ANSWERS = ("Tin melts at 232 degrees.", "Tin melts in a hot pan.")
+RATES = (6e-3, 4e-3)
+EVALUATED_EVERY = 5
+# With one worker of three places, the fourth model waits.
+SETTINGS = {"adapter_slots": "2", "model_places": "3", "places_for_others": "0"}
 
 
 @dataclass(frozen=True)
@@ -43,8 +57,11 @@ class Trained:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
     folder = tmp_path_factory.mktemp("console")
-    installation = ServedInstallation(folder / "data", {MODEL: make_tiny_model(folder / "model")})
+    installation = ServedInstallation(folder / "data", {MODEL: make_tiny_model(folder / "model")}, SETTINGS)
     installation.start()
+    for name, role in (("laptop", "admin"), ("wall display", "reader")):
+        answer = installation.post("/api/v1/keys", {"tenant": "default", "name": name, "role": role})
+        assert answer.status_code == httpx.codes.OK
     yield installation
     installation.stop()
 
@@ -54,6 +71,7 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     require(chromium is not None, "Chromium is not installed.", InstalledBy.DEBIAN_PACKAGES)
     require(AXE.is_file(), "axe-core is not installed.", InstalledBy.CONSOLE_PACKAGES)
+    expect.set_options(timeout=30_000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser
@@ -87,22 +105,45 @@ def page(session: BrowserContext, server: ServedInstallation) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def trained(server: ServedInstallation) -> Iterator[Trained]:
-    """Train two adapters to repeat different tokens, with other learning rates."""
-    with service_client(server, user_metadata={"project": "repeats"}) as client:
-        made = [train(client, token, rate) for token, rate in ((7, 2e-2), (11, 5e-3))]
-        (first, one), (second, other) = made
+    """Train two adapters with different answers to one question, and let a third model wait for a place."""
+    with service_client(server, display_name="Melting points") as client:
+        (first, one), (second, other) = [
+            train(server, client, answer, rate) for answer, rate in zip(ANSWERS, RATES, strict=True)
+        ]
+        for _ in range(2):
+            body = {"base_model": MODEL, "lora_config": {"rank": 8}}
+            assert server.post("/api/v1/create_model", body).status_code == httpx.codes.OK
         yield Trained((first, second), (one, other))
 
 
-def train(client: tinker.ServiceClient, token: int, rate: float) -> tuple[str, str]:
-    metadata = {"tinsmith-total-steps": str(STEPS), "learning_rate": str(rate), "token": str(token)}
-    model = client.create_lora_training_client(MODEL, rank=4, seed=1, user_metadata=metadata).result()
-    for _ in range(STEPS):
-        model.forward_backward([next_token_datum([token] * 12)], "cross_entropy")
-        model.optim_step(adam(rate)).result()
-    model.save_state(f"after-{STEPS}").result()
-    path = model.save_weights_for_sampler(f"repeats-{token}").result().path or ""
-    return model.get_info().model_id, path
+def train(server: ServedInstallation, client: tinker.ServiceClient, answer: str, rate: float) -> tuple[str, str]:
+    metadata = {"tinsmith-total-steps": "100", "learning_rate": str(rate), "data": answer}
+    model = client.create_lora_training_client(MODEL, rank=8, seed=1, user_metadata=metadata).result()
+    run = model.get_info().model_id
+    datum = answer_datum(server.models[MODEL], answer)
+    for step in range(1, STEPS + 1):
+        done = model.forward_backward([datum], "cross_entropy")
+        model.optim_step(adam(rate * (1 - step / 100))).result()
+        if step % EVALUATED_EVERY == 0:
+            loss = done.result().metrics["loss:sum"]
+            values = {"eval/answer_loss": loss, "eval/likelihood": math.exp(-loss / 10)}
+            report = {"metrics": [{"step": step, "values": values}]}
+            assert server.post(f"/api/v1/training_runs/{run}/metrics", report).status_code == httpx.codes.OK
+    model.save_state(f"step-{STEPS}").result()
+    return run, model.save_weights_for_sampler("final").result().path or ""
+
+
+def answer_datum(model: Path, answer: str) -> types.Datum:
+    """Make a datum for the answer to the question, as the chat template writes a conversation."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    asked = [{"role": "user", "content": QUESTION}]
+    prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=True, return_dict=False)
+    tokens = [*prompt, *tokenizer.encode(f"{answer}<|im_end|>", add_special_tokens=False)]
+    weights = [0.0] * (len(prompt) - 1) + [1.0] * (len(tokens) - len(prompt))
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], "weights": weights},  # type: ignore[dict-item]
+    )
 
 
 def log_in(page: Page, server: ServedInstallation, key: str) -> None:
@@ -160,9 +201,11 @@ def test_runs_are_compared_in_the_same_charts(page: Page, trained: Trained) -> N
     page.get_by_role("link", name="Compare 2 runs").click()
     expect(page.get_by_role("list", name="Compared runs").get_by_role("listitem")).to_have_count(2)
     both = re.compile(rf"{STEPS} points.*{STEPS} points")
-    expect(page.get_by_role("figure").filter(has_text="Loss").get_by_role("img", name=both)).to_be_visible()
+    reported = re.compile(rf"{STEPS // EVALUATED_EVERY} points.*{STEPS // EVALUATED_EVERY} points")
+    for title, points in (("Loss", both), ("eval/likelihood", reported)):
+        expect(page.get_by_role("figure").filter(has_text=title).get_by_role("img", name=points)).to_be_visible()
     differing = page.get_by_role("region", name="Settings that differ")
-    expect(differing.get_by_role("row", name="learning_rate 0.02 0.005")).to_be_visible()
+    expect(differing.get_by_role("row", name="learning_rate 0.006 0.004")).to_be_visible()
     expect(differing.get_by_role("row", name="LoRA rank")).to_have_count(0)
 
 
@@ -170,30 +213,36 @@ def ask_both(page: Page, trained: Trained) -> None:
     show(page, "#/playground", "Playground")
     for label, path in zip(("Left model", "Right model"), trained.samplers, strict=True):
         page.get_by_label(label).fill(path)
-    page.get_by_label("Prompt", exact=True).fill("Repeat a word.")
+    page.get_by_label("Prompt", exact=True).fill(QUESTION)
     page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Most tokens").fill("24")
+    page.get_by_label("Most tokens").fill("40")
     page.get_by_role("button", name="Run").click()
     for path in trained.samplers:
         answer = page.get_by_role("region", name=f"Answer of {path}")
-        expect(answer.get_by_text("reached the most tokens")).to_be_visible()
+        expect(answer.get_by_text("complete")).to_be_visible()
 
 
 def test_two_adapters_answer_one_prompt_side_by_side(page: Page, trained: Trained) -> None:
     ask_both(page, trained)
-    answers = page.get_by_role("log").all_inner_texts()
-    assert len(answers) == 2
-    assert all(answers)
-    assert answers[0] != answers[1]
+    assert page.get_by_role("log").all_inner_texts() == list(ANSWERS)
+
+
+def test_a_long_answer_is_stopped(page: Page) -> None:
+    show(page, f"#/playground?left={MODEL}", "Playground")
+    page.get_by_label("Prompt", exact=True).fill(QUESTION)
+    page.get_by_label("Most tokens").fill("8000")
+    page.get_by_role("button", name="Run").click()
+    expect(page.get_by_role("log")).not_to_be_empty()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("stopped")).to_be_visible()
 
 
 def test_a_sampler_is_promoted_and_rolled_back_after_a_question(page: Page, trained: Trained) -> None:
     show(page, "#/checkpoints", "Checkpoints")
     names = page.get_by_role("table", name="Promoted names")
-    for path in trained.samplers:
-        name = path.removeprefix("tinker://").partition("/")[2]
-        button = page.get_by_role("button", name=f"Promote {name}")
-        button.click()
+    for run, path in zip(trained.runs, trained.samplers, strict=True):
+        page.get_by_label("Filter").fill(run)
+        page.get_by_role("button", name="Promote sampler_weights/final").click()
         page.get_by_role("dialog").get_by_label("Name").fill("assistant")
         answer_dialog(page, "Promote")
         expect(names.get_by_role("row", name="assistant")).to_contain_text(path)
@@ -204,22 +253,23 @@ def test_a_sampler_is_promoted_and_rolled_back_after_a_question(page: Page, trai
 
 def test_an_error_stays_in_the_dialog_with_what_to_do(page: Page, trained: Trained) -> None:
     show(page, "#/checkpoints", "Checkpoints")
-    page.get_by_role("button", name="Promote sampler_weights/repeats-7").click()
+    page.get_by_label("Filter").fill(trained.runs[0])
+    page.get_by_role("button", name="Promote sampler_weights/final").click()
     page.get_by_role("dialog").get_by_label("Name").fill("no name")
     page.get_by_role("dialog").get_by_role("button", name="Promote", exact=True).click()
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("is not a valid name")
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-    expect(page.get_by_role("button", name="Promote sampler_weights/repeats-7")).to_be_focused()
+    expect(page.get_by_role("button", name="Promote sampler_weights/final")).to_be_focused()
 
 
 def test_a_key_works_until_it_is_revoked(browser: Browser, page: Page, server: ServedInstallation) -> None:
     show(page, "#/keys", "Keys and tenants")
     page.get_by_label("Name", exact=True).fill("visitor")
     page.get_by_label("Role").select_option("reader")
-    page.get_by_role("button", name="Create").click()
-    key = page.get_by_text(re.compile("^tml-")).inner_text()
+    page.get_by_role("button", name="Create", exact=True).click()
+    key = page.locator("form code").inner_text()
     page.get_by_role("button", name="I have copied it").click()
-    expect(page.get_by_text(key)).to_have_count(0)
+    expect(page.locator("form code")).to_have_count(0)
     with browser.new_context() as other:
         visitor = other.new_page()
         log_in(visitor, server, key)
@@ -227,6 +277,9 @@ def test_a_key_works_until_it_is_revoked(browser: Browser, page: Page, server: S
         expect(visitor.get_by_text("which may only look")).to_be_visible()
         expect(visitor.get_by_role("button", name="Delete")).to_have_count(0)
         expect(visitor.get_by_role("link", name="Keys and tenants")).to_have_count(0)
+        show(visitor, f"#/playground?left={MODEL}", "Playground")
+        visitor.get_by_label("Prompt", exact=True).fill(QUESTION)
+        expect(visitor.get_by_role("button", name="Run")).to_be_disabled()
         page.get_by_role("button", name="Revoke visitor").click()
         answer_dialog(page, "Revoke")
         visitor.get_by_role("link", name="Usage").click()
@@ -244,10 +297,10 @@ def test_a_lost_connection_is_announced_until_it_is_back(page: Page, session: Br
 
 def screens(trained: Trained) -> dict[str, tuple[str, str]]:
     """Return the address and the heading of each screen."""
-    run = trained.runs[0].replace(":", "%3A")
+    run = trained.runs[1].replace(":", "%3A")
     return {
         "runs": ("#/runs", "Runs"),
-        "run": (f"#/run/{run}", "Run "),
+        "run": (f"#/run/{run}", "Melting points"),
         "compare": (f"#/compare?runs={','.join(trained.runs)}", "Comparison"),
         "waiting": ("#/waiting", "Waiting"),
         "checkpoints": ("#/checkpoints", "Checkpoints"),
@@ -285,6 +338,12 @@ def test_every_screen_is_for_everyone(page: Page, trained: Trained, scheme: Any,
         page.evaluate(AXE.read_text())
         assert violations(page) == [], name
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-        if os.environ.get("TINSMITH_PICTURES") == "write":
-            PICTURES.mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=PICTURES / f"{name}-{scheme}-{width}.png", full_page=width == NARROW)
+        if os.environ.get("TINSMITH_PICTURES") == "write" and f"{scheme}-{width}" in PICTURED.get(name, {"light-1440"}):
+            save_picture(page, PICTURES / f"{name}-{scheme}-{width}.png")
+
+
+def save_picture(page: Page, file: Path) -> None:
+    """Write a small picture: few colours suffice for a page."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    picture = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
+    picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
