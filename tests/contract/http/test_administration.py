@@ -90,6 +90,29 @@ async def test_of_two_admins_who_revoke_each_other_one_stays(tmp_path: Path, fle
         assert len([key for key in await first.services.keys.list() if key.revoked_at is None]) == 1
 
 
+async def test_a_token_of_an_admin_makes_no_key_that_would_outlive_it(server: TestedServer) -> None:
+    token = (await server.post("/auth/token")).json()["jwt"]
+    made = await made_key(server)
+    by_token = {"X-API-Key": token}
+    assert (await server.client.get("/keys", headers=by_token)).status_code == 200
+    for refused in (
+        await server.client.post("/keys", json=NEW_KEY, headers=by_token),
+        await server.client.delete(f"/keys/{made['key_id']}", headers=by_token),
+    ):
+        assert (refused.status_code, "a token cannot create or revoke keys" in refused.json()["detail"]) == (403, True)
+
+
+async def test_an_admin_manages_keys_in_the_console(server: TestedServer) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://server") as browser:
+        session = (await browser.post("/console/session", headers={"X-API-Key": API_KEY})).json()
+        own = {"X-CSRF-Token": session["csrf_token"]}
+        assert (await browser.post("/api/v1/keys", json=NEW_KEY)).status_code == 403
+        made = (await browser.post("/api/v1/keys", json=NEW_KEY, headers=own)).json()
+        assert (await browser.delete(f"/api/v1/keys/{made['key_id']}", headers=own)).status_code == 200
+        token = (await browser.post("/api/v1/auth/token", headers=own)).json()["jwt"]
+    assert (await server.client.post("/keys", json=NEW_KEY, headers={"X-API-Key": token})).status_code == 403
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
-from tinsmith_server.errors import AuthenticationFailed, Conflict, TokenRefused, Unprocessable
+from tinsmith_server.errors import AuthenticationFailed, Conflict, Forbidden, TokenRefused, Unprocessable
 from tinsmith_server.services.accounts.callers import DEFAULT_TENANT, LOCAL_CALLER, STATIC_KEY, Caller, account_entry
 from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Tokens
 from tinsmith_server.services.rows import RowCache
@@ -183,6 +183,15 @@ class Keys:
             )
         self._seen.clear()
         return key
+
+    async def check_lasting(self, secret: str | None) -> None:
+        """Raise Forbidden for an exchanged token, which must not outlive itself in a key that it makes.
+
+        The token of a session of the console is accepted, because its page has also sent the CSRF token.
+        """
+        credential = await self.credential(secret) if secret else None
+        if credential is not None and credential.is_token and credential.login is None:
+            raise Forbidden("a token cannot create or revoke keys: use the key itself, or the console")
 
     async def revoke_own(self, secret: str | None) -> None:
         """Revoke the key of the caller. Raises Unprocessable for the static key and for a token."""
