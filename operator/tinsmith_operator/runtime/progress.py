@@ -143,7 +143,8 @@ class ProgressWriter:
 
 def read_progress(body: Manifest) -> TrainingProgress | None:
     """Return the progress in the session's status, or None without a readable one."""
+    written = (body.get("status") or {}).get("progress")
     try:
-        return TrainingProgress.model_validate((body.get("status") or {}).get("progress"))
+        return TrainingProgress.model_validate(written) if written is not None else None
     except ValidationError:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cluster.crd.conftest import Kubectl, stored_with_status
@@ -13,7 +13,16 @@ from support.kubernetes.api_server import ApiServer
 from support.kubernetes.fixtures import Cluster
 from support.operator.resources import session_manifest
 from support.operator.session_world import World
-from tinsmith_operator.api.status import TrainingSessionStatus
+from tinsmith_operator.api.status import RunProgress, TrainingProgress, TrainingSessionStatus
+from tinsmith_operator.session.progress import MOST_RUNS
+
+PROGRESS = TrainingProgress(
+    models=MOST_RUNS,
+    step=120,
+    tokens_per_second=5100,
+    last_activity_time=datetime(2026, 3, 1, 12, tzinfo=UTC),
+    runs=tuple(RunProgress(model=f"run-{number}:train:0", step=120 - number) for number in range(MOST_RUNS)),
+).to_manifest()
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +36,8 @@ def ready_session(api_cluster: Cluster, api_server: ApiServer, definition: None)
     manifest = session_manifest()
     manifest["metadata"] = {"name": "qwen"}
     assert world.session is not None
-    with stored_with_status(api_cluster, api_server, manifest, world.session["status"]) as kubectl:
+    status = {**world.session["status"], "progress": PROGRESS}
+    with stored_with_status(api_cluster, api_server, manifest, status) as kubectl:
         yield kubectl
 
 
@@ -41,6 +51,7 @@ def cells(table: str) -> dict[str, str]:
 
 def test_a_status_comes_back_as_it_was_written(ready_session: Kubectl) -> None:
     status = json.loads(ready_session("get", "trainingsession", "qwen", "--output=json"))["status"]
+    assert status.pop("progress") == PROGRESS
     parsed = TrainingSessionStatus.model_validate(status)
     assert parsed.to_manifest() == status
     assert parsed.adapters is not None
@@ -54,14 +65,16 @@ def test_a_list_of_sessions_shows_the_main_columns(ready_session: Kubectl) -> No
         "READY": "True",
         "REASON": "WorkerReady",
         "MODEL": "Qwen/Qwen3-8B",
-        "ENGINE": "peft",
         "ADAPTERS": "3/8",
+        "STEP": "120",
+        "TOKENS/S": "5100",
     }
 
 
-def test_a_wide_list_shows_the_node_and_the_image_too(ready_session: Kubectl) -> None:
+def test_a_wide_list_shows_the_engine_the_node_and_the_image_too(ready_session: Kubectl) -> None:
     shown = cells(ready_session("get", "tsess", "--output=wide"))
-    assert (shown["NODE"], shown["IMAGE"]) == ("node-1", "tinsmith.local/tinsmith/trainer:0.1.0")
+    image = "tinsmith.local/tinsmith/trainer:0.1.0"
+    assert (shown["ENGINE"], shown["NODE"], shown["IMAGE"]) == ("peft", "node-1", image)
 
 
 def test_it_is_found_under_the_category(ready_session: Kubectl) -> None:
