@@ -66,14 +66,18 @@ def python_findings(lock: Path, service: str, run: Run = run) -> list[Finding]:
 def npm_findings(folder: Path, run: Run = run) -> list[Finding]:
     """Return the vulnerable packages of a folder's package-lock.json. Raises NotAudited."""
     done = run(["npm", "audit", "--json", "--package-lock-only", "--prefix", folder])
-    try:
-        packages = json.loads(done.stdout)["vulnerabilities"]
-    except (ValueError, KeyError):
-        raise NotAudited(f"{folder.name}/package-lock.json was not audited by npm: {_reason(done)}") from None
     lock = f"{folder.name}/package-lock.json"
+    try:
+        report = json.loads(done.stdout)
+        packages = report["vulnerabilities"]
+    except ValueError:
+        raise NotAudited(f"{lock} was not audited by npm: {_reason(done)}") from None
+    except KeyError:
+        raise NotAudited(f"{lock} was not audited by npm: {report.get('message', _reason(done))}") from None
     return [
-        Finding(lock, f"{name} {each['range']}", f"{each['severity']} severity", "a newer version")
+        Finding(lock, f"{name} {each['range']}", title, "" if each["fixAvailable"] is False else "a newer version")
         for name, each in packages.items()
+        for title in [found["title"] for found in each["via"] if isinstance(found, dict)]
     ]
 
 

@@ -23,6 +23,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "api_server/Dockerfile": (rf'(image\.version=")({VERSION})(")',),
     "operator/Dockerfile": (rf'(image\.version=")({VERSION})(")',),
     "trainer_image/Dockerfile*": (rf'(image\.version=")({VERSION})(")',),
+    "console/package*.json": (rf'("name": "tinsmith-console",\s+"version": ")({VERSION})(")',),
     "examples/**/*.yaml": (OF_AN_IMAGE,),
     "examples/**/Dockerfile": (OF_AN_IMAGE,),
     "docs/**/*.md": (OF_AN_IMAGE,),

@@ -1,7 +1,8 @@
 """Write a software bill of materials (CycloneDX, JSON) for the wheel and for each image, from their locks.
 
-Sboms.py [--out DIR] An image also contains its base image. The bill names this base, whose publisher has its bill of
-materials. The same locks give the same bytes.
+Sboms.py [--out DIR] The wheel and the API server's image also contain the packages of npm in the console's bundle and
+in the documentation site. An image also contains its base image, whose publisher has a bill of it: the bill here names
+the base. The same locks give the same bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from images.sources import GPU_IMAGES, IMAGES, OPTIONAL_IMAGES
 from locks import FOLDER, ROOT
 from locks import IMAGES as LOCKS
 from package_environment import RELEASE_TOOLS, environment_directory
+from packages import MANUAL
 from project_version import project_version
 
 SPECIFICATION = "1.6"
+SERVER = ROOT / "api_server" / "tinsmith_server"
+WITH_SCRIPTS = {"wheel", "api-server"}
+"""The products that contain the server's pages."""
+BUNDLED = re.compile(r"^## (\S+) - (\S+) \(([^)]+)\)$", re.MULTILINE)
+"""A package in the list of licenses that the bundler writes next to the console's bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +52,35 @@ def products() -> Iterator[Product]:
 def bill_of(product: Product) -> dict[str, object]:
     """Return the bill of cyclonedx-py for the lock, with the product as its subject."""
     program = environment_directory(RELEASE_TOOLS) / "bin" / "cyclonedx-py"
-    options = [
-        "--output-reproducible",
-        "--spec-version",
-        SPECIFICATION,
-        "--output-format",
-        "JSON",
-        "--output-file",
-        "-",
-    ]
-    done = subprocess.run(
-        [program, "requirements", *options, product.lock], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
-    )
+    written = ["--output-reproducible", "--spec-version", SPECIFICATION, "--output-format", "JSON"]
+    command = [program, "requirements", *written, "--output-file", "-", product.lock]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     bill: dict[str, object] = json.loads(done.stdout)
     metadata = bill.setdefault("metadata", {})
     assert isinstance(metadata, dict)
     metadata["component"] = _subject(product)
+    if product.name in WITH_SCRIPTS:
+        components = bill["components"]
+        assert isinstance(components, list)
+        components += [_npm_component(*found) for found in scripts_of_pages()]
     return bill
+
+
+def scripts_of_pages() -> list[tuple[str, str, str]]:
+    """Return the name, version and license of each package of npm that the server's pages contain."""
+    found = BUNDLED.findall((SERVER / "console_bundle" / "LICENSES.txt").read_text())
+    if MANUAL.is_dir():
+        lock = json.loads((ROOT / "dev" / "docs_site" / "package-lock.json").read_text())
+        for path, package in lock["packages"].items():
+            if path:
+                found.append((path.removeprefix("node_modules/"), package["version"], package["license"]))
+    return found
+
+
+def _npm_component(name: str, version: str, license_id: str) -> dict[str, object]:
+    purl = f"pkg:npm/{name.replace('@', '%40')}@{version}"
+    licenses = [{"license": {"id": license_id}}]
+    return {"bom-ref": purl, "type": "library", "name": name, "version": version, "purl": purl, "licenses": licenses}
 
 
 def _subject(product: Product) -> dict[str, object]:

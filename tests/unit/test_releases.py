@@ -91,8 +91,8 @@ def test_a_lock_that_no_database_answered_for_is_not_reported_as_free_of_vulnera
     skipped = json.dumps({"dependencies": [{"name": "a", "skip_reason": "a is not found"}]})
     with pytest.raises(audit.NotAudited, match=r"1 packages of build\.txt were not audited by pypi: a is not found"):
         audit.python_findings(LOCK, "pypi", answering(skipped))
-    with pytest.raises(audit.NotAudited, match=r"console/package-lock\.json was not audited by npm"):
-        audit.npm_findings(audit.OF_NPM[0], answering('{"error": {"code": "ENOAUDIT"}}'))
+    with pytest.raises(audit.NotAudited, match=r"console/package-lock\.json was not audited by npm: 405 Method"):
+        audit.npm_findings(audit.OF_NPM[0], answering('{"message": "405 Method Not Allowed"}'))
 
 
 def test_a_finding_names_the_lock_the_package_and_the_version_with_the_fix() -> None:
@@ -100,6 +100,12 @@ def test_a_finding_names_the_lock_the_package_and_the_version_with_the_fix() -> 
     report = json.dumps({"dependencies": [vulnerable, {"name": "b", "version": "1", "vulns": []}]})
     [finding] = audit.python_findings(LOCK, "osv", answering(report))
     assert str(finding) == "build.txt: a 1 has GHSA-1, fixed in 2, 3"
+
+    direct = {"range": "<2", "fixAvailable": False, "via": [{"title": "Prototype pollution"}]}
+    through_it = {"range": "*", "fixAvailable": True, "via": ["direct"]}
+    of_npm = json.dumps({"vulnerabilities": {"direct": direct, "other": through_it}})
+    [finding] = audit.npm_findings(audit.OF_NPM[0], answering(of_npm))
+    assert str(finding) == "console/package-lock.json: direct <2 has Prototype pollution, fixed in no version yet"
 
 
 @pytest.mark.slow("cyclonedx-py takes seconds for a lock")
@@ -115,8 +121,17 @@ def test_each_bill_of_materials_has_exactly_the_packages_of_its_lock() -> None:
             (package, version) for package, versions in pins.items() for version in versions
         }
         assert bill["metadata"]["component"]["version"] == sboms.project_version()
+        assert not [each for each in packages if each[0] == "svelte"]
     again = sboms.bill_of(products["operator"])
     assert bill == again, "the same lock gives the same bill"
+
+
+def test_the_bills_of_wheel_and_api_server_name_the_packages_in_the_console_as_its_lock_has_them() -> None:
+    lock = json.loads((locks.ROOT / "console" / "package-lock.json").read_text())["packages"]
+    bundled = {name: version for name, version, _ in sboms.scripts_of_pages() if f"node_modules/{name}" in lock}
+    assert bundled.keys() >= {"svelte", "uplot"}
+    assert bundled == {name: lock[f"node_modules/{name}"]["version"] for name in bundled}
+    assert {"wheel", "api-server"} == sboms.WITH_SCRIPTS
 
 
 def test_the_lock_of_a_single_machine_has_the_versions_of_the_tests() -> None:
