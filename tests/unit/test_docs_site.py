@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +13,7 @@ import docs_site
 import pytest
 import tinsmith.training
 from packages import Repository
-from support.requirements import require_environment
+from support.requirements import require, require_environment
 from typing_extensions import override
 
 MOST_BYTES = 10_000_000
@@ -42,6 +43,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_environment("docs-site")
+    require(shutil.which("npm") is not None or docs_site.DRAWING.is_file(), "npm is not installed")
     folder = tmp_path_factory.mktemp("manual")
     docs_site.build(folder, None)
     return folder
