@@ -207,16 +207,16 @@ check: venv ## check formatting, lint, types, import directions, reference table
 	PYTHONPATH=dev/testcluster:dev/scripts $(BIN)/lint-imports
 	$(BIN)/python dev/scripts/reference.py --check
 	$(BIN)/python dev/scripts/sizes.py --check
-	$(BIN)/python dev/scripts/console.py --check
+	$(BIN)/python dev/scripts/build_console.py --check
 
 console: venv ## build the web console from console/ into the server's package; needs Node
-	$(BIN)/python dev/scripts/console.py
+	$(BIN)/python dev/scripts/build_console.py
 
 console-check: venv ## check and test console/, and compare the committed bundle with its sources
-	$(BIN)/python dev/scripts/console.py --check
+	$(BIN)/python dev/scripts/build_console.py --check
 
 console-packages: venv ## install the packages of console/ with npm, once
-	$(BIN)/python dev/scripts/console.py --install
+	$(BIN)/python dev/scripts/build_console.py --install
 
 console-pictures: venv ## take the pictures of docs/images/console again, with Chromium
 	TINSMITH_PICTURES=write $(BIN)/pytest tests/sdk/test_console.py
@@ -347,5 +347,5 @@ debian-packages: ## install the Debian packages that the tests need: PostgreSQL 
 	dev/scripts/debian-packages
 
 clean: ## remove the environments, caches and the demo's files
-	rm -rf $(VENV) .venv-light .venv-3.* demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-light .venv-3.* console/node_modules demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(PACKAGES) dev tests -name __pycache__ -type d -prune -exec rm -rf {} +

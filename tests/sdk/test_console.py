@@ -36,7 +36,6 @@ FLAGS = [
 """Chromium must load nothing from other machines."""
 PICTURED = {"runs": {"light-1440", "dark-1440", "light-380"}, "run": {"light-1440", "dark-1440", "dark-380"}}
 """The pictures that are kept of a screen. Of other screens, one picture is kept."""
-RUN_AXE = "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations)"
 STEPS = 60
 QUESTION = "When does tin melt?"
 ANSWERS = ("Tin melts at 232 degrees.", "Tin melts in a hot pan.")
@@ -165,13 +164,14 @@ def answer_dialog(page: Page, action: str) -> None:
 
 
 def test_a_wrong_key_is_refused_in_the_servers_words(browser: Browser, server: ServedInstallation) -> None:
-    with browser.new_context() as context:
+    with browser.new_context(viewport={"width": WIDE, "height": 900}) as context:
         page = context.new_page()
         page.goto(f"{server.url}/")
         page.get_by_label("API key").fill("tml-wrong")
         page.get_by_role("button", name="Log in").click()
         expect(page.get_by_role("alert")).to_contain_text("Log in again with a valid key.")
         expect(page.get_by_label("API key")).to_be_focused()
+        check_for_everyone(page, WIDE, "login")
         log_in(page, server, API_KEY)
         assert page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])").find(API_KEY) == -1
         page.get_by_role("button", name="Log out").click()
@@ -311,16 +311,17 @@ def screens(trained: Trained) -> dict[str, tuple[str, str]]:
     }
 
 
-def violations(page: Page) -> list[tuple[str, list[Any]]]:
-    return [
-        (violation["id"], [node["html"][:200] for node in violation["nodes"]]) for violation in page.evaluate(RUN_AXE)
-    ]
+def check_for_everyone(page: Page, width: int, name: str) -> None:
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(found => found.violations)")
+    assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == [], name
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
 def settle(page: Page) -> None:
-    """Wait until the answers to the first calls are drawn. The streams of events never end."""
-    expect(page.locator("main h1")).to_be_visible()
-    page.wait_for_timeout(250)
+    """Wait until the screen has its first answers, and has drawn them."""
+    expect(page.locator("main[data-calls='0']")).to_be_visible()
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
@@ -329,15 +330,18 @@ def test_every_screen_is_for_everyone(page: Page, trained: Trained, scheme: Any,
     """No screen has a fault that axe finds, or is wider than the window."""
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     page.set_viewport_size({"width": width, "height": 900 if width == WIDE else 800})
+    show(page, "#/checkpoints", "Checkpoints")
+    for opener in ("Use sampler_weights/final", "Delete sampler_weights/final"):
+        page.get_by_role("button", name=opener).first.click()
+        check_for_everyone(page, width, opener)
+        page.keyboard.press("Escape")
     for name, (hash_, heading) in {**screens(trained), "playground": ("", "Playground")}.items():
         if name == "playground":
             ask_both(page, trained)
         else:
             show(page, hash_, heading)
         settle(page)
-        page.evaluate(AXE.read_text())
-        assert violations(page) == [], name
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        check_for_everyone(page, width, name)
         if os.environ.get("TINSMITH_PICTURES") == "write" and f"{scheme}-{width}" in PICTURED.get(name, {"light-1440"}):
             save_picture(page, PICTURES / f"{name}-{scheme}-{width}.png")
 

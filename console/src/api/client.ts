@@ -51,6 +51,7 @@ export async function send(method: string, path: string, options: Options = {}):
   if (method !== "GET") headers["X-CSRF-Token"] = csrfToken;
   if (options.body !== undefined) headers["Content-Type"] = "application/json";
   let response: Response;
+  connection.calls += 1;
   try {
     response = await fetch(address(path), {
       method,
@@ -64,6 +65,8 @@ export async function send(method: string, path: string, options: Options = {}):
     if (options.signal?.aborted) throw error;
     connection.lose();
     throw new ConnectionLost("The server does not answer.");
+  } finally {
+    connection.calls -= 1;
   }
   connection.restore();
   if (response.ok) return response;

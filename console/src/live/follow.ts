@@ -20,6 +20,7 @@ export function follow(source: Source): () => void {
   let events: EventSource | null = null;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let failures = 0;
+  let hasConnected = false;
   let stopped = false;
 
   const later = (call: () => void, milliseconds: number): void => {
@@ -50,6 +51,9 @@ export function follow(source: Source): () => void {
     events.onopen = () => {
       failures = 0;
       connection.restore();
+      // Nothing was sent while there was no connection.
+      if (hasConnected) void source.poll().catch(() => undefined);
+      hasConnected = true;
     };
     events.onmessage = (event: MessageEvent<string>) => source.onEvent(event.data);
     events.onerror = () => {

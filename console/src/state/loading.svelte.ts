@@ -5,7 +5,8 @@ import { ConnectionLost } from "../api/client";
 export class Loading<T> {
   value = $state.raw<T | undefined>(undefined);
   error = $state.raw<Error | null>(null);
-  #latest = 0;
+  #sent = 0;
+  #shown = 0;
 
   constructor(private readonly ask: () => Promise<T>) {}
 
@@ -15,16 +16,22 @@ export class Loading<T> {
 
   /** Ask again. An answer that a later one has overtaken is dropped. The banner of the page reports a lost connection. */
   refresh = async (): Promise<void> => {
-    this.#latest += 1;
-    const number = this.#latest;
+    this.#sent += 1;
+    const number = this.#sent;
     try {
       const value = await this.ask();
-      if (number !== this.#latest) return;
+      if (this.#isOvertaken(number)) return;
       this.value = value;
       this.error = null;
     } catch (error) {
-      if (number !== this.#latest || error instanceof ConnectionLost) return;
+      if (error instanceof ConnectionLost || this.#isOvertaken(number)) return;
       this.error = error as Error;
     }
   };
+
+  #isOvertaken(number: number): boolean {
+    if (number < this.#shown) return true;
+    this.#shown = number;
+    return false;
+  }
 }

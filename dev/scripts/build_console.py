@@ -1,4 +1,4 @@
-"""Build the web console: console.py [--check | --install].
+"""Build the web console: build_console.py [--check | --install].
 
 The program writes the types of the API from the server's OpenAPI document, checks and tests the sources, and builds
 the bundle that the server serves. With `--check`, the program changes no file, and exits with 1 if the committed types
