@@ -117,7 +117,7 @@ class WorkerClient(SamplerClient, Protocol):
     """A client of one activated instance of a worker."""
 
     async def submit(
-        self, request: worker_pb2.SubmitRequest, tenant: str, share_weight: float | None
+        self, request: worker_pb2.SubmitRequest, tenant: str, share_weight: float | None = None
     ) -> worker_pb2.SubmitReply:
         """Return the operation's number and epoch when the operation is on the worker's disk.
 

@@ -97,7 +97,7 @@ class GrpcWorkerClient(WorkerClient):
 
     @override
     async def submit(
-        self, request: worker_pb2.SubmitRequest, tenant: str, share_weight: float | None
+        self, request: worker_pb2.SubmitRequest, tenant: str, share_weight: float | None = None
     ) -> worker_pb2.SubmitReply:
         request.epoch = self._epoch
         try:

@@ -51,6 +51,7 @@ def test_all_packages_register_their_commands() -> None:
         "parity",
         "promote",
         "serve",
+        "tenants",
         "tokenizer",
         "train",
         "version",
@@ -87,6 +88,7 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     [
         ("tinsmith mo", ["models"]),
         ("tinsmith keys ", ["create", "list", "revoke"]),
+        ("tinsmith tenants ", ["list", "limit"]),
         ("tinsmith keys revoke --d", ["--data", "--database-url"]),
         ("tinsmith --vers", ["--version"]),
     ],

@@ -50,6 +50,7 @@ COMMANDS = {
     "parity": ["--engine", f"module:{ID}", "--engine", "peft", "--model", ID],
     "promote": ["--list"],
     "serve": ["--config", ID],
+    "tenants": ["list", "--data", ID],
     "tokenizer": [ID],
     "train": ["sft", "--model", ID, "--data", ID],
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_rpc import RELEASE_SEQ_ID
+from tinsmith_rpc import HIGHEST_CLIENT_SEQ_ID, PLAIN_SEQ_IDS, RELEASE_SEQ_ID
 from tinsmith_server.wire.ids import (
     OperationId,
     SampleId,
@@ -21,7 +21,11 @@ from tinsmith_server.wire.ids import (
 owners = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 
 
-@given(owners, st.integers(0, RELEASE_SEQ_ID - 1))
+NUMBERS = st.integers(0, HIGHEST_CLIENT_SEQ_ID) | st.integers(PLAIN_SEQ_IDS + 1, RELEASE_SEQ_ID)
+"""The numbers of operations: from a client, or from a worker for a call without a number."""
+
+
+@given(owners, NUMBERS)
 def test_an_operation_is_found_again_from_its_request_id(model_id: str, seq_id: int) -> None:
     assert parse_request_id(str(OperationId(model_id, seq_id))) == OperationId(model_id, seq_id)
 
