@@ -68,6 +68,17 @@ export function moment(time: string | null | undefined): string {
   return time ? moments.format(new Date(time)) : UNKNOWN;
 }
 
+const days = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const minutes = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+const wholeSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+/** The label of a time on an axis whose marks are `apart` seconds from each other. Midnight has the name of its day. */
+export function timeTick(seconds: number, apart: number): string {
+  const at = new Date(seconds * 1000);
+  if (apart >= 86_400 || (at.getHours() === 0 && at.getMinutes() === 0 && at.getSeconds() === 0)) return days.format(at);
+  return (apart < 60 ? wholeSeconds : minutes).format(at);
+}
+
 /** The last part of a model's name, which tells models of one owner apart. */
 export function modelName(name: string): string {
   return name.slice(name.lastIndexOf("/") + 1);

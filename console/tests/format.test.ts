@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { ago, bytes, duration, measure, modelLabel, modelName, runName, short, UNKNOWN, until } from "../src/format";
+import { ago, bytes, duration, measure, modelLabel, modelName, runName, short, timeTick, UNKNOWN, until } from "../src/format";
 
 describe("numbers", () => {
   it("show unknown and infinite values as a dash", () => {
@@ -38,6 +38,12 @@ describe("times", () => {
       "1 h 30 min",
       "2 d 7 h",
     ]);
+  });
+
+  it("are as exact on an axis as its marks are close", () => {
+    const noon = new Date(2026, 0, 2, 12, 30, 15).getTime() / 1000;
+    expect([1, 60, 86_400].map((apart) => timeTick(noon, apart))).toEqual(["12:30:15", "12:30", "2 Jan"]);
+    expect(timeTick(new Date(2026, 0, 3).getTime() / 1000, 3600)).toBe("3 Jan");
   });
 
   it("are relative to now", () => {
