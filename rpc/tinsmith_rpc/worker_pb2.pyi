@@ -859,6 +859,7 @@ class WorkerMetrics(_message.Message):
     STREAMS_FAILED_FIELD_NUMBER: _builtins.int
     OLDEST_SAMPLE_SECONDS_FIELD_NUMBER: _builtins.int
     SAMPLED_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_STEPS_FIELD_NUMBER: _builtins.int
     trained_tokens: _builtins.int
     sampled_tokens: _builtins.int
     prefilled_tokens: _builtins.int
@@ -889,6 +890,7 @@ class WorkerMetrics(_message.Message):
     """age of the oldest unfinished sample; 0: none"""
     sampled_tokens_per_second: _builtins.float
     """mean of the latest half minute"""
+    optimizer_steps: _builtins.int
     @_builtins.property
     def journal_sync_histogram(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistogramBucket]:
         """cumulative counts"""
@@ -930,10 +932,11 @@ class WorkerMetrics(_message.Message):
         streams_failed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         oldest_sample_seconds: _builtins.float = ...,
         sampled_tokens_per_second: _builtins.float = ...,
+        optimizer_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_evicted", b"adapters_evicted", "adapters_restored", b"adapters_restored", "adapters_taken", b"adapters_taken", "eviction_seconds", b"eviction_seconds", "journal_bytes", b"journal_bytes", "journal_operations", b"journal_operations", "journal_sync_histogram", b"journal_sync_histogram", "journal_sync_seconds", b"journal_sync_seconds", "journal_syncs", b"journal_syncs", "logprob_gap", b"logprob_gap", "oldest_sample_seconds", b"oldest_sample_seconds", "operations_done", b"operations_done", "operations_failed", b"operations_failed", "operations_given_up", b"operations_given_up", "operations_replayed", b"operations_replayed", "prefilled_tokens", b"prefilled_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "restore_seconds", b"restore_seconds", "sample_seconds", b"sample_seconds", "sampled_tokens", b"sampled_tokens", "sampled_tokens_per_second", b"sampled_tokens_per_second", "samples_active", b"samples_active", "samples_waiting", b"samples_waiting", "streams_failed", b"streams_failed", "train_seconds", b"train_seconds", "trained_tokens", b"trained_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_evicted", b"adapters_evicted", "adapters_restored", b"adapters_restored", "adapters_taken", b"adapters_taken", "eviction_seconds", b"eviction_seconds", "journal_bytes", b"journal_bytes", "journal_operations", b"journal_operations", "journal_sync_histogram", b"journal_sync_histogram", "journal_sync_seconds", b"journal_sync_seconds", "journal_syncs", b"journal_syncs", "logprob_gap", b"logprob_gap", "oldest_sample_seconds", b"oldest_sample_seconds", "operations_done", b"operations_done", "operations_failed", b"operations_failed", "operations_given_up", b"operations_given_up", "operations_replayed", b"operations_replayed", "optimizer_steps", b"optimizer_steps", "prefilled_tokens", b"prefilled_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "restore_seconds", b"restore_seconds", "sample_seconds", b"sample_seconds", "sampled_tokens", b"sampled_tokens", "sampled_tokens_per_second", b"sampled_tokens_per_second", "samples_active", b"samples_active", "samples_waiting", b"samples_waiting", "streams_failed", b"streams_failed", "train_seconds", b"train_seconds", "trained_tokens", b"trained_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

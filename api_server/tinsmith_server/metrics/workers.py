@@ -157,6 +157,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[worker_pb2.WorkerMetrics], float]]] = 
         "Seconds spent loading evicted adapters.",
         lambda metrics: metrics.restore_seconds,
     ),
+    "tinsmith_optimizer_steps": ("Optimizer steps, without those of replays.", lambda metrics: metrics.optimizer_steps),
     "tinsmith_operations_replayed": (
         "Operations that a worker computed again after its start, because no snapshot held their effect.",
         lambda metrics: metrics.operations_replayed,

@@ -66,6 +66,7 @@ class Counters:
     operations_failed: int = 0
     operations_given_up: int = 0
     operations_replayed: int = 0
+    optimizer_steps: int = 0
     trained_tokens: int = 0
     train_seconds: float = 0.0
 
@@ -320,6 +321,7 @@ class OperationRunner:
         reach("result-before-visible")
         self.counters.operations_failed += result.failure is not None
         self.counters.operations_done += result.failure is None
+        self.counters.optimizer_steps += result.step is not None
         if result.snapshot is not None:
             self._tools.snapshots.replace(queue, result.snapshot, entry.operation.seq_id)
         self._on_result(queue, entry, result)

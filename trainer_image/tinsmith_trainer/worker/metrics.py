@@ -146,6 +146,7 @@ def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
         operations_failed=counters.operations_failed,
         operations_given_up=counters.operations_given_up,
         operations_replayed=counters.operations_replayed,
+        optimizer_steps=counters.optimizer_steps,
         adapters_evicted=parking.evicted,
         eviction_seconds=parking.eviction_seconds,
         adapters_restored=parking.restored,
