@@ -132,11 +132,12 @@ async def _entries(pages: AsyncIterator[Sequence[AuditEntry]]) -> AsyncIterator[
 
 
 def _entry(one: AuditEntry) -> bytes:
+    of_checkpoint = {"model_id": one.model_id, "tinker_path": one.tinker_path} if one.tinker_path else {}
     log_entry = AuditLogEntry(
         timestamp=one.at,
         event=one.event,
-        event_details={**one.details, "model_id": one.model_id, "tinker_path": one.tinker_path},
-        model_id=one.model_id,
-        tinker_path=one.tinker_path,
+        event_details={**one.details, **of_checkpoint},
+        model_id=one.model_id or None,
+        tinker_path=one.tinker_path or None,
     )
     return log_entry.model_dump_json().encode()

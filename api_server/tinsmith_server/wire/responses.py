@@ -505,14 +505,15 @@ class StoredCheckpointsResponse(Response):
 class AuditLogEntry(Response):
     """An entry of the audit log.
 
-    `model_id` and `tinker_path` repeat fields of the details, for programs with older SDKs.
+    `model_id` and `tinker_path` repeat fields of the details, for programs with older SDKs. Entries about keys and
+    limits do not have these fields.
     """
 
     timestamp: datetime
     event: str
     event_details: dict[str, Any]
-    model_id: str
-    tinker_path: str
+    model_id: str | None
+    tinker_path: str | None
 
 
 class AuditLogResponse(Response):

@@ -302,6 +302,7 @@ async def test_the_audit_log_names_the_key_of_each_action(server: TestedServer) 
     ]
     assert entries[1]["event_details"]["key"]["prefix"] == made["prefix"]
     assert API_KEY not in str(entries)
+    assert (entries[0]["tinker_path"], "tinker_path" in entries[0]["event_details"]) == (None, False)
     of_accounts = (await server.client.get("/audit", params={"event_type": "organizations"})).json()["entries"]
     assert [one["event"] for one in of_accounts] == ["key_created", "limits_set", "key_revoked"]
     of_checkpoints = (await server.client.get("/audit", params={"event_type": "checkpoints"})).json()["entries"]
