@@ -3,8 +3,8 @@
 Each program trains a model of its own, and now and then samples it, through the real SDK, unaware of the
 kills. Which process is killed next, and after how many more answers, is drawn from a seed, as the programs' data are.
 In the end the same programs run undisturbed in a new installation, for as many rounds: every answer and every tensor
-must be the same, bit for bit, or with `--numerics fast` within rounding. `--seed` and `--kills` play it again; what was
-killed when is printed as it happens.
+must be the same, bit for bit, or with `--numerics fast` within rounding. Each step is once in the series of its run.
+`--seed` and `--kills` play it again; what was killed when is printed as it happens.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import numpy as np
 import tinker
 from numpy.typing import NDArray
@@ -122,8 +123,16 @@ class Program:
         for pair in waiting:
             self._take(ending, *pair)
         ending.tensors = self._tensors(model.save_state("final").result().path)
+        self._check_series(str(model.model_id), ending.rounds)
         client.close("success").result()
         return ending
+
+    def _check_series(self, run_id: str, rounds: int) -> None:
+        """Check that the series of the run has each step once."""
+        url = f"{self.server.url}/api/v1/training_runs/{run_id}/metrics"
+        answer = httpx.get(url, params={"limit": 10_000}, headers={"X-API-Key": self.api_key}, timeout=60)
+        steps = [one["step"] for one in answer.raise_for_status().json()["steps"]]
+        assert steps == list(range(1, rounds + 1)), f"{run_id} has the steps {steps} after {rounds} rounds"
 
     def _pause(self, ending: Ending, waiting: list[tuple]) -> None:  # type: ignore[type-arg]
         """Wait while the program is paused. A paused program takes its results before, and so is idle."""
