@@ -36,7 +36,6 @@ REWARD = (
             calls_at_least(save_weights_for_sampler=18),
             checkpoints("000005", "000010", "000015", "final"),
         ],
-        every_run=True,
         # Samples are drawn without a seed. What is well-formed ends in time: of 3 tokens so few did at first that
         # learning began at the 9th step or at the 17th; of 16 it begins at the 7th or 8th. In groups of 16 few have
         # one at first, and at a rate of 1e-2 they once led away from all of them.
