@@ -50,6 +50,14 @@ api_keys = Table(
     UniqueConstraint("key_hash"),
 )
 
+ended_logins = Table(
+    "ended_logins",
+    metadata,
+    # A login of the console that ended by a logout. Its tokens would otherwise be valid until they expire.
+    Column("login_id", PlainText, primary_key=True),
+    Column("expires_at", UtcTime, nullable=False),
+)
+
 tenant_limits = Table(
     "tenant_limits",
     metadata,

@@ -56,6 +56,14 @@ async def test_a_key_of_another_role_is_no_admins_last_key(store: Store) -> None
     assert [key.revoked_at for key in await store.list_keys()] == [later(1), later(1)]
 
 
+async def test_an_ended_login_is_known_until_its_tokens_have_expired(store: Store) -> None:
+    for _ in range(2):
+        await store.end_login("first", later(10), NOW)
+    assert [await store.is_login_ended(login) for login in ("first", "other")] == [True, False]
+    await store.end_login("second", later(20), later(10))
+    assert [await store.is_login_ended(login) for login in ("first", "second")] == [False, True]
+
+
 async def test_keys_are_listed_in_the_order_they_were_made_and_by_tenant(store: Store) -> None:
     for number, tenant in enumerate(["ada", "grace", "ada"]):
         await store.add_key(tenant, f"key {number}", "tml-", f"hash-{number}", NOW)

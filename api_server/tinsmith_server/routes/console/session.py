@@ -35,8 +35,9 @@ async def renew(request: Request, services: ServicesDep, key: ApiKey) -> Respons
 
 
 @router.delete("", status_code=204)
-async def log_out(request: Request) -> Response:
-    """Remove the cookie. The call needs no valid session, because an expired cookie must be removable, too."""
+async def log_out(request: Request, services: ServicesDep, key: ApiKey) -> Response:
+    """End the session, and remove the cookie. The call needs no valid session, because a cookie may have expired."""
+    await services.console_sessions.log_out(key)
     response = Response(status_code=204)
     remove_cookie(request, response)
     return response

@@ -1,12 +1,13 @@
 """Sessions of the console: a key is exchanged for a token, which the browser keeps in a cookie.
 
 A page cannot read the cookie. For each change, the page also sends a second secret, the CSRF token. Pages of other
-sites do not know this secret, even if a browser sends their requests with the cookie. Nothing is stored, so every
-replica knows every session, and a session ends with its key.
+sites do not know this secret, even if a browser sends their requests with the cookie. Only ended sessions are stored,
+so every replica knows every session. A session ends with its key, at the latest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import math
@@ -72,6 +73,11 @@ class ConsoleSessions:
         if not self.needs_login:
             return ConsoleSession(LOCAL_CALLER)
         return await self._issue(token, await self._login_of(token))
+
+    async def log_out(self, token: str | None) -> None:
+        """End the session. A token of no session, or of a session that has ended, changes nothing."""
+        with contextlib.suppress(AuthenticationFailed):
+            await self._keys.end_login(await self._login_of(token))
 
     async def csrf_token_of(self, token: str) -> str:
         """Return the CSRF token of a session. Raises AuthenticationFailed if the token is not a session's."""

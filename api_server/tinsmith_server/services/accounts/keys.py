@@ -7,12 +7,13 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
 from tinsmith_server.errors import AuthenticationFailed, Conflict, Forbidden, TokenRefused, Unprocessable
 from tinsmith_server.services.accounts.callers import DEFAULT_TENANT, LOCAL_CALLER, STATIC_KEY, Caller, account_entry
-from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Tokens
+from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Login, Tokens
 from tinsmith_server.services.rows import RowCache
 from tinsmith_server.store.records import ApiKey, Clock, Role, utc_now
 from tinsmith_server.store.store import Store
@@ -56,6 +57,8 @@ class Keys:
         self._clock = clock
         self._seen: RowCache[str, Caller] = RowCache(CACHE_SECONDS)
         self._owners: RowCache[str, str] = RowCache(OWNER_SECONDS)
+        # Whether a login of the console has ended.
+        self._ended: RowCache[str, bool] = RowCache(CACHE_SECONDS)
         # The credentials by the digests of their tokens.
         self._read: RowCache[str, Credential] = RowCache(OWNER_SECONDS)
 
@@ -82,10 +85,25 @@ class Keys:
             return LOCAL_CALLER
 
     async def _known_caller(self, secret: str | None) -> Caller:
-        digest = (await self.credential(secret)).key_hash
+        credential = await self.credential(secret)
+        digest = credential.key_hash
+        if credential.login is not None and await self._is_ended(credential.login):
+            raise TokenRefused("the session of the console has ended: log in again")
         if self._is_static(digest):
             return STATIC_KEY
         return self._seen.get(digest) or await self._look_up(digest)
+
+    async def end_login(self, login: Login) -> None:
+        """End a login of the console. Other replicas notice the end within CACHE_SECONDS."""
+        await self._store.end_login(login.login_id, datetime.fromtimestamp(login.ends, UTC), self._clock())
+        self._ended.put(login.login_id, True)
+
+    async def _is_ended(self, login: Login) -> bool:
+        ended = self._ended.get(login.login_id)
+        if ended is None:
+            ended = await self._store.is_login_ended(login.login_id)
+            self._ended.put(login.login_id, ended)
+        return ended
 
     def owner(self, secret: str) -> str | None:
         """Return the tenant of a key that was used recently.
@@ -104,10 +122,12 @@ class Keys:
     async def token_for(self, secret: str | None) -> str:
         """Return a token that is valid for an hour. If `secret` is a token, the new token expires at the same time.
 
-        Raises AuthenticationFailed.
+        Raises AuthenticationFailed, and Forbidden for a session of the console, whose tokens must end with a logout.
         """
-        tenant = await self.authenticate(secret)
-        return await self.tokens.issue(await self.credential(secret), tenant)
+        tenant, credential = await self.authenticate(secret), await self.credential(secret)
+        if credential.login is not None:
+            raise Forbidden("a session of the console gets no other tokens: exchange the key itself")
+        return await self.tokens.issue(credential, tenant)
 
     async def record_of(self, secret: str | None) -> ApiKey | None:
         """Return the stored key of the caller, or None for the static key. Raises AuthenticationFailed."""

@@ -1,4 +1,4 @@
-"""Queries about API keys."""
+"""Queries about API keys, and about ended logins with a key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, exists, select, update
+from sqlalchemy import ColumnElement, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.accounting import write_extra_rows
@@ -18,7 +18,7 @@ from tinsmith_server.store.queries.base import (
     select_records,
 )
 from tinsmith_server.store.records import ApiKey, ExtraRows, Role
-from tinsmith_server.store.tables import api_keys, secrets
+from tinsmith_server.store.tables import api_keys, ended_logins, secrets
 
 _FIRST_KEY = "first key"
 
@@ -97,6 +97,18 @@ class KeyQueries(Queries):
             return True
 
         return await self._database.write(revoke)
+
+    async def end_login(self, login_id: str, expires_at: datetime, now: datetime) -> None:
+        """Record the end of a login of the console, and forget ended logins whose tokens have expired."""
+
+        async def end(connection: AsyncConnection) -> None:
+            await connection.execute(delete(ended_logins).where(ended_logins.c.expires_at <= now))
+            await insert_unless_there(connection, ended_logins, {"login_id": login_id, "expires_at": expires_at})
+
+        await self._database.write(end)
+
+    async def is_login_ended(self, login_id: str) -> bool:
+        return bool(await self._count(select(func.count()).where(ended_logins.c.login_id == login_id)))
 
 
 def _row(tenant: str, name: str, prefix: str, key_hash: str, now: datetime, role: Role) -> dict[str, Any]:

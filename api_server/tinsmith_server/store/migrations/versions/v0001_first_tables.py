@@ -36,6 +36,12 @@ def _keys_and_sessions() -> None:
         sa.UniqueConstraint("key_hash", name="uq_api_keys_key_hash"),
     )
     op.create_table(
+        "ended_logins",
+        sa.Column("login_id", sa.Text(), nullable=False),
+        sa.Column("expires_at", _TIME, nullable=False),
+        sa.PrimaryKeyConstraint("login_id", name="pk_ended_logins"),
+    )
+    op.create_table(
         "tenant_limits",
         sa.Column("tenant", sa.Text(), nullable=False),
         sa.Column("adapters", sa.BigInteger()),
