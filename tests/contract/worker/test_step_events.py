@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -61,6 +62,18 @@ async def test_the_gap_to_the_sampler_is_the_mean_over_tokens_with_an_advantage(
     output = wire_pb2.ForwardBackwardOutput.FromString(payload).loss_fn_outputs[0].fields["logprobs"]
     [drawn, _] = memoryview(output.data).cast("f")
     assert one.sampler_gap == pytest.approx((abs(drawn + 1) + abs(drawn + 3)) / 2, rel=1e-4)
+
+
+async def test_calls_for_events_end_when_the_worker_stops_and_after_it_has_stopped(worker: Worker) -> None:
+    await worker.submit(create(), train(1), step(2))
+    await worker.finished(2)
+    last = (await worker.events())[-1].event_id
+    held = asyncio.create_task(worker.service.events(last, 600))
+    await asyncio.sleep(0)
+    await worker.service.drain()
+    async with asyncio.timeout(30):
+        assert await held == []
+        assert await worker.service.events(last, 600) == []
 
 
 async def test_a_failed_step_is_not_reported_and_the_next_one_does_not_count_its_gradients(worker: Worker) -> None:

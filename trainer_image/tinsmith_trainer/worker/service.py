@@ -142,6 +142,7 @@ class WorkerService:
             reports_co_batching=parts.reports_co_batching,
         )
         self._waiters: dict[tuple[str, int], asyncio.Event] = {}
+        self._journal_is_closed = False
         self._new_events = asyncio.Event()
         self._acknowledged_event_id = 0
         self._last_contact_at = time.monotonic()
@@ -201,6 +202,7 @@ class WorkerService:
         if self._draining:
             return
         self._draining = True
+        self._new_events.set()
         self.scheduler.prepare_stop()
         if self.samples is not None:
             self.samples.stop_taking()
@@ -212,6 +214,7 @@ class WorkerService:
             await asyncio.to_thread(self.parts.sampler.close)
         await asyncio.to_thread(self.parts.engine.close)
         await asyncio.to_thread(self.accounting.keep)
+        self._journal_is_closed = True
         await asyncio.to_thread(self.journal.close)
         self._marker.close()
 
@@ -315,7 +318,9 @@ class WorkerService:
         deadline = self._loop.time() + timeout_seconds
         while True:
             self._new_events.clear()
-            found = await self._read(lambda db: result_tables.read_events(db, after))
+            # A read of a closed journal would never end. Later events are read from the next process.
+            reads = not self._journal_is_closed
+            found = await self._read(lambda db: result_tables.read_events(db, after)) if reads else []
             remaining = deadline - self._loop.time()
             if found or remaining <= 0:
                 return found
