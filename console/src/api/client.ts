@@ -51,6 +51,7 @@ export async function send(method: string, path: string, options: Options = {}):
   if (method !== "GET") headers["X-CSRF-Token"] = csrfToken;
   if (options.body !== undefined) headers["Content-Type"] = "application/json";
   let response: Response;
+  const sentAt = performance.now();
   connection.calls += 1;
   try {
     response = await fetch(address(path), {
@@ -68,7 +69,7 @@ export async function send(method: string, path: string, options: Options = {}):
   } finally {
     connection.calls -= 1;
   }
-  connection.restore();
+  connection.restore(sentAt);
   if (response.ok) return response;
   const refused = new Refused(response.status, detailOf(await response.text(), response.status));
   if (response.status === 401 && !options.keepsSession) onLogout();

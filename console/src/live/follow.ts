@@ -47,10 +47,11 @@ export function follow(source: Source): () => void {
       void poll();
       return;
     }
+    const sentAt = performance.now();
     events = new EventSource(address(source.path()));
     events.onopen = () => {
       failures = 0;
-      connection.restore();
+      connection.restore(sentAt);
       // Nothing was sent while there was no connection.
       if (hasConnected) void source.poll().catch(() => undefined);
       hasConnected = true;

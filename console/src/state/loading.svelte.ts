@@ -1,6 +1,7 @@
 /** A value from the server, its error, and whether it has come. */
 
 import { ConnectionLost } from "../api/client";
+import { connection } from "./connection.svelte";
 
 export class Loading<T> {
   value = $state.raw<T | undefined>(undefined);
@@ -14,7 +15,7 @@ export class Loading<T> {
     return this.value === undefined && this.error === null;
   }
 
-  /** Ask again. An answer that a later one has overtaken is dropped. The banner of the page reports a lost connection. */
+  /** Ask again. An answer that a later one has overtaken is dropped. After a lost connection, it asks once more. */
   refresh = async (): Promise<void> => {
     this.#sent += 1;
     const number = this.#sent;
@@ -24,7 +25,11 @@ export class Loading<T> {
       this.value = value;
       this.error = null;
     } catch (error) {
-      if (error instanceof ConnectionLost || this.#isOvertaken(number)) return;
+      if (error instanceof ConnectionLost) {
+        connection.whenRestored(this.refresh);
+        return;
+      }
+      if (this.#isOvertaken(number)) return;
       this.error = error as Error;
     }
   };
