@@ -18,6 +18,7 @@ FOLDED_POINTS = 2_000
 SLACK = 1_000
 """The points above a limit before a round of folding, so that a round has some work."""
 RECENT_LOSSES = 100
+LARGEST_FLOAT32 = 3.4028234663852886e38
 # The weight of the newest interval in the moving averages.
 NEWEST_WEIGHT = 0.1
 
@@ -28,7 +29,6 @@ def advance(progress: RunProgress, step: RunStep) -> RunProgress:
     rates = (progress.tokens_per_second, progress.seconds_per_step)
     if elapsed > 0:
         rates = (_averaged(rates[0], step.tokens / elapsed), _averaged(rates[1], elapsed))
-    loss = math.nan if step.loss is None else step.loss
     return replace(
         progress,
         position=step.position,
@@ -37,7 +37,7 @@ def advance(progress: RunProgress, step: RunStep) -> RunProgress:
         loss=step.loss,
         tokens_per_second=rates[0],
         seconds_per_step=rates[1],
-        recent_losses=(progress.recent_losses + struct.pack("<f", loss))[-4 * RECENT_LOSSES :],
+        recent_losses=(progress.recent_losses + _packed(step.loss))[-4 * RECENT_LOSSES :],
         unfolded=progress.unfolded + 1,
     )
 
@@ -46,6 +46,12 @@ def recent_losses(progress: RunProgress, most: int) -> list[float | None]:
     """Return the newest losses, the newest last."""
     losses = struct.unpack(f"<{len(progress.recent_losses) // 4}f", progress.recent_losses)
     return [None if math.isnan(loss) else loss for loss in losses[max(0, len(losses) - most) :]]
+
+
+def _packed(loss: float | None) -> bytes:
+    # A client chooses the weights of its loss, so the loss may be larger than a float32.
+    value = math.nan if loss is None else math.copysign(min(abs(loss), LARGEST_FLOAT32), loss)
+    return struct.pack("<f", value)
 
 
 def surplus(points: int, steps: int) -> int:

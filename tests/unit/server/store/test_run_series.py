@@ -80,3 +80,12 @@ def test_the_newest_losses_are_kept_and_a_missing_one_has_its_place() -> None:
     assert losses == [None, pytest.approx(math.sqrt(118)), None]
     assert len(recent_losses(progress, 1000)) == RECENT_LOSSES
     assert recent_losses(progress, 0) == []
+
+
+@given(st.none() | st.floats(allow_nan=False, allow_infinity=False))
+def test_every_loss_that_a_worker_can_report_has_its_place(loss: float | None) -> None:
+    """A step that the store refuses would block all later events of its worker."""
+    [kept] = recent_losses(advance(RunProgress("run"), a_step(loss=loss)), 1)
+    largest = 3.4028234663852886e38
+    expected = None if loss is None else min(max(loss, -largest), largest)
+    assert kept == (None if expected is None else pytest.approx(expected, rel=1e-6, abs=1e-44))
