@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from support.server.http_server import TestedServer
+from tinsmith_server.services.rows import RowCache
 from tinsmith_server.services.runs import series
 
 pytestmark = pytest.mark.core
@@ -130,6 +131,7 @@ async def test_live_streams_send_what_is_new_until_the_server_stops(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(series, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server.services.run_series, "_digests", RowCache(0))
     model_id = await trained(server, 2)
     curve = asyncio.create_task(server.client.get(f"/training_runs/{model_id}/metrics/live", params={"after": 1}))
     runs = asyncio.create_task(server.client.get("/training_runs/live"))
@@ -144,6 +146,23 @@ async def test_live_streams_send_what_is_new_until_the_server_stops(
     assert (events[0]["after"], events[1]["reported"][0]["values"]) == (2, {"reward": 0.5})
     assert ": alive" in (await curve).text
     assert (await runs).text.count("data: {}") == 2
+
+
+async def test_the_streams_of_a_tenant_look_together(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look counts all runs of the tenant, so each open page would cost as much."""
+    looks: list[str] = []
+
+    async def counted(tenant: str) -> list[object]:
+        looks.append(tenant)
+        await asyncio.sleep(0)
+        return [len(looks)]
+
+    monkeypatch.setattr(server.services._store, "runs_digest", counted)
+    streams = [server.services.run_series.live_list("ada") for _ in range(5)]
+    assert await asyncio.gather(*(anext(stream) for stream in streams)) == [True] * 5
+    assert looks == ["ada"]
+    for stream in streams:
+        await stream.aclose()
 
 
 async def test_a_tenant_may_hold_a_limited_number_of_streams(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from support.server.store_records import NOW, a_model, a_session, later
@@ -99,7 +100,7 @@ async def test_of_many_old_reports_every_tenth_stays(
     assert [one.step for one in await stores[0].run_reports(RUN, 0, 100)] == [20, 30, 40, *range(50, 70)]
 
 
-async def test_the_digest_of_a_tenants_runs_changes_with_each_step_report_and_end(
+async def test_the_digest_of_a_tenants_runs_changes_with_each_step_report_length_and_end(
     stores: tuple[Store, Store],
 ) -> None:
     seen = [await stores[0].runs_digest("ada")]
@@ -107,8 +108,18 @@ async def test_the_digest_of_a_tenants_runs_changes_with_each_step_report_and_en
     seen.append(await stores[0].runs_digest("ada"))
     await stores[1].add_reports(RUN, [report(1, a=1.0)], 100)
     seen.append(await stores[0].runs_digest("ada"))
+    await stores[1].add_reports(RUN, [], 100, total_steps=40)
+    seen.append(await stores[0].runs_digest("ada"))
     await stores[1].end_model(RUN, "released")
     seen.append(await stores[0].runs_digest("ada"))
-    assert len({str(one) for one in seen}) == 4
+    assert len({str(one) for one in seen}) == 5
     assert await stores[0].runs_digest("ada") == seen[-1]
-    assert await stores[0].runs_digest("bob") == []
+    assert await stores[0].runs_digest("bob") == [0]
+
+
+async def test_the_digest_holds_whatever_numbers_clients_give_their_operations(stores: tuple[Store, Store]) -> None:
+    second = a_model(model_seq_id=1)
+    await stores[0].add_model(second)
+    highest = RunStep(RUN, 2**63 - 1, 2**63 - 1, NOW, tokens=10)
+    await stores[0].add_steps([highest, replace(highest, run_id=second.model_id)])
+    assert await stores[0].runs_digest("ada") == await stores[1].runs_digest("ada")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from tinsmith_server.errors import TooBusy, Unprocessable
-from tinsmith_server.services.polling.long_polls import LongPolls
-from tinsmith_server.services.rows import owned_model
+from tinsmith_server.services.polling.long_polls import LongPolls, SharedCalls
+from tinsmith_server.services.rows import RowCache, owned_model
 from tinsmith_server.store.records import Clock, RunReport, RunStep, utc_now
 from tinsmith_server.store.store import Store
 from tinsmith_server.wire.requests import RunMetricsRequest
@@ -23,6 +23,8 @@ ALIVE_LOOKS = 15
 LIVE_STREAMS = 64
 """The live streams of one tenant at one server."""
 LIVE_POINTS = 1000
+DIGEST_SECONDS = LOOK_SECONDS / 2
+"""The time for which the streams of one tenant share what they have read of its runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class RunSeries:
         self._most_report_bytes = most_report_bytes
         self._clock = clock
         self._live: Counter[str] = Counter()
+        self._digests: RowCache[str, object] = RowCache(DIGEST_SECONDS)
+        self._reads: SharedCalls[str, object] = SharedCalls()
 
     async def part(self, tenant: str, run_id: str, after: int, after_reported: int, limit: int) -> SeriesPart:
         """Return at most `limit` points of each kind after the cursors. Raises NotFound."""
@@ -87,12 +91,19 @@ class RunSeries:
         with self._stream_of(tenant):
             seen: object = None
             async for is_due in self._looks():
-                now = await self._store.runs_digest(tenant)
+                now = await self._digest(tenant)
                 if seen != now:
                     yield True
                 elif is_due:
                     yield False
                 seen = now
+
+    async def _digest(self, tenant: str) -> object:
+        digest = self._digests.get(tenant)
+        if digest is None:
+            digest = await self._reads.result(tenant, lambda: self._store.runs_digest(tenant))
+            self._digests.put(tenant, digest)
+        return digest
 
     async def _looks(self) -> AsyncIterator[bool]:
         """Yield once for each look until the server stops: whether the stream is to show that it is alive."""

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 
 import orjson
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import Double, Select, cast, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import (
@@ -20,7 +20,7 @@ from tinsmith_server.store.queries.base import (
     select_records,
     values,
 )
-from tinsmith_server.store.records import RunProgress, RunReport, RunStep
+from tinsmith_server.store.records import LIVE, RunProgress, RunReport, RunStep
 from tinsmith_server.store.run_series import FOLD, FULL_STEPS, SLACK, advance, fold, surplus
 from tinsmith_server.store.tables import models, run_progress, run_reports, run_steps
 
@@ -106,23 +106,24 @@ class RunQueries(Queries):
         return {one.run_id: one for one in await self._read_all(RunProgress, query)}
 
     async def runs_digest(self, tenant: str) -> Sequence[object]:
-        """Return a value that differs if a list of the tenant's runs may look different."""
-        query = (
+        """Return a value that differs if a list of the tenant's runs may look different.
+
+        A run that has ended is only counted, because a tenant may have a hundred thousand of them.
+        """
+        all_runs = select(func.count()).select_from(models).where(models.c.tenant == tenant)
+        sums = [func.sum(cast(run_progress.c[name], Double)) for name in ("step", "revision", "total_steps")]
+        live = (
             select(
-                models.c.state,
-                func.count(),
-                func.max(models.c.last_request_at),
-                func.sum(run_progress.c.position),
-                func.sum(run_progress.c.revision),
+                models.c.state, func.count(), func.max(models.c.last_request_at), func.max(run_progress.c.at), *sums
             )
             .select_from(models.outerjoin(run_progress, run_progress.c.run_id == models.c.model_id))
-            .where(models.c.tenant == tenant)
+            .where(models.c.tenant == tenant, models.c.state.in_(LIVE))
             .group_by(models.c.state)
             .order_by(models.c.state)
         )
 
         async def read(connection: AsyncConnection) -> Sequence[object]:
-            return [tuple(row) for row in await connection.execute(query)]
+            return [await connection.scalar(all_runs), *(tuple(row) for row in await connection.execute(live))]
 
         return await self._database.read(read)
 
