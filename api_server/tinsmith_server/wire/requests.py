@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
@@ -400,12 +401,17 @@ class CancelFutureRequest(Request):
 # ---- runs
 
 
+# A database cannot hold the first and last hours of the calendar in each time zone.
+FIRST_TIME, LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+ReportTime = Annotated[AwareDatetime, Field(strict=False, ge=FIRST_TIME, lt=LAST_TIME)]
+
+
 class RunMetricsPoint(Request):
     """Values that a program reports for a step. A value of null is ignored: JSON has no NaN."""
 
     step: Annotated[int, Field(ge=0, lt=2**53)]
     values: Annotated[dict[Annotated[str, Field(min_length=1, max_length=128)], Finite | None], Field(max_length=64)]
-    time: Annotated[AwareDatetime | None, Field(strict=False)] = None
+    time: ReportTime | None = None
 
     @property
     def known(self) -> dict[str, float]:

@@ -93,6 +93,8 @@ async def test_what_a_program_reports_stands_next_to_its_steps(server: TestedSer
         ({"step": 1, "values": {"n" * 129: 1.0}}, "values"),
         ({"step": 1, "values": {str(number): 1.0 for number in range(65)}}, "64"),
         ({"step": 1, "values": {"a": 1.0}, "time": "yesterday"}, "time"),
+        ({"step": 1, "values": {"a": 1.0}, "time": "0001-01-01T00:00:00+14:00"}, "time"),
+        ({"step": 1, "values": {"a": 1.0}, "time": "9999-12-31T23:59:59-12:00"}, "time"),
     ],
 )
 async def test_a_report_that_cannot_be_read_is_refused_with_its_field(
