@@ -29,8 +29,8 @@ def steps(*numbers: int, run_id: str = RUN) -> list[RunStep]:
     return [RunStep(run_id, 3 * number, number, later(number), tokens=10, loss=1.0 / number) for number in numbers]
 
 
-def report(step: int, **values: float) -> RunReport:
-    return RunReport(RUN, step, 0, NOW, values)
+def report(step: int, run_id: str = RUN, **values: float) -> RunReport:
+    return RunReport(run_id, step, 0, NOW, values)
 
 
 async def positions(store: Store) -> Sequence[int]:
@@ -98,6 +98,28 @@ async def test_of_many_old_reports_every_tenth_stays(
     await stores[0].add_reports(RUN, [report(step, a=step) for step in range(70)], 10_000)
     await stores[0].fold_series()
     assert [one.step for one in await stores[0].run_reports(RUN, 0, 100)] == [20, 30, 40, *range(50, 70)]
+
+
+async def test_a_run_whose_reports_are_thinned_already_keeps_no_other_run_from_it(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("FULL_STEPS", 20), ("SLACK", 5), ("MOST_REPORTS", 40), ("RUNS_AT_ONCE", 1)):
+        monkeypatch.setattr(runs, name, value)
+    second = a_model(model_seq_id=1).model_id
+    await stores[0].add_model(a_model(model_seq_id=1))
+    await stores[0].add_reports(RUN, [report(10 * step, a=step) for step in range(50)], 10_000)
+    await stores[0].add_reports(second, [report(step, second, a=step) for step in range(70)], 10_000)
+    await stores[0].fold_series()
+    await stores[0].fold_series()
+    assert len(await stores[0].run_reports(RUN, 0, 100)) == 40
+    assert len(await stores[0].run_reports(second, 0, 100)) == 25
+    before = await stores[0].progress_of([RUN, second])
+    await stores[0].add_reports(second, [report(step, second, a=step) for step in range(60, 76)], 10_000)
+    after = await stores[0].progress_of([RUN, second])
+    assert after[RUN] == before[RUN]
+    assert after[second].reports == before[second].reports + 6
+    await stores[0].fold_series()
+    assert len(await stores[0].run_reports(second, 0, 100)) == 26
 
 
 async def test_the_digest_of_a_tenants_runs_changes_with_each_step_report_length_and_end(

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import (
     Queries,
+    count,
     fetch_all,
     fetch_made,
     insert_into,
@@ -69,26 +70,17 @@ class RunQueries(Queries):
             size_bytes = progress.report_bytes + sum(_size_bytes(one.values) for one in reports)
             if size_bytes > most_bytes:
                 return False
-            merged = await _merged(connection, run_id, reports)
+            merged, new = await _merged(connection, run_id, reports)
             numbered = [replace(one, revision=progress.revision + number) for number, one in enumerate(merged, 1)]
-            for first in range(0, len(numbered), ROWS_AT_ONCE):
-                rows = [values(one) for one in numbered[first : first + ROWS_AT_ONCE]]
-                insert = insert_into(connection, run_reports, rows)
-                changed = {name: insert.excluded[name] for name in ("revision", "at", "values")}
-                upsert = insert.on_conflict_do_update(index_elements=list(run_reports.primary_key), set_=changed)
-                await connection.execute(upsert)
-            count = select(func.count()).select_from(run_reports).where(run_reports.c.run_id == run_id)
-            rows_now = int(await connection.scalar(count) or 0)
-            await _put(
-                connection,
-                replace(
-                    progress,
-                    revision=progress.revision + len(numbered),
-                    reports=rows_now,
-                    report_bytes=size_bytes,
-                    total_steps=total_steps or progress.total_steps,
-                ),
+            await _put_reports(connection, numbered)
+            grown = replace(
+                progress,
+                revision=progress.revision + len(numbered),
+                reports=progress.reports + new,
+                report_bytes=size_bytes,
+                total_steps=total_steps or progress.total_steps,
             )
+            await _put(connection, grown)
             return True
 
         return await self._database.write(add)
@@ -113,9 +105,7 @@ class RunQueries(Queries):
         all_runs = select(func.count()).select_from(models).where(models.c.tenant == tenant)
         sums = [func.sum(cast(run_progress.c[name], Double)) for name in ("step", "revision", "total_steps")]
         live = (
-            select(
-                models.c.state, func.count(), func.max(models.c.last_request_at), func.max(run_progress.c.at), *sums
-            )
+            select(models.c.state, func.count(), func.max(models.c.last_request_at), func.max(run_progress.c.at), *sums)
             .select_from(models.outerjoin(run_progress, run_progress.c.run_id == models.c.model_id))
             .where(models.c.tenant == tenant, models.c.state.in_(LIVE))
             .group_by(models.c.state)
@@ -172,15 +162,26 @@ async def _insert(connection: AsyncConnection, points: Sequence[RunStep]) -> Non
         await connection.execute(insert_into(connection, run_steps, rows))
 
 
-async def _merged(connection: AsyncConnection, run_id: str, reports: Sequence[RunReport]) -> list[RunReport]:
-    """Return one report for each step, with the values that the step has already."""
+async def _merged(
+    connection: AsyncConnection, run_id: str, reports: Sequence[RunReport]
+) -> tuple[list[RunReport], int]:
+    """Return one report for each step, with the values that the step has already, and the number of new steps."""
     of_steps = (run_reports.c.run_id == run_id) & run_reports.c.step.in_({one.step for one in reports})
     found = await fetch_all(connection, RunReport, select_records(run_reports, RunReport).where(of_steps))
     merged = {one.step: one for one in found}
     for one in reports:
         earlier = merged.get(one.step)
         merged[one.step] = one if earlier is None else replace(one, values={**earlier.values, **one.values})
-    return sorted(merged.values(), key=lambda one: one.step)
+    return sorted(merged.values(), key=lambda one: one.step), len(merged) - len(found)
+
+
+async def _put_reports(connection: AsyncConnection, reports: Sequence[RunReport]) -> None:
+    for first in range(0, len(reports), ROWS_AT_ONCE):
+        rows = [values(one) for one in reports[first : first + ROWS_AT_ONCE]]
+        insert = insert_into(connection, run_reports, rows)
+        changed = {name: insert.excluded[name] for name in ("revision", "at", "values")}
+        upsert = insert.on_conflict_do_update(index_elements=list(run_reports.primary_key), set_=changed)
+        await connection.execute(upsert)
 
 
 def _size_bytes(reported: Mapping[str, float]) -> int:
@@ -193,9 +194,9 @@ async def _shorten(connection: AsyncConnection, run_id: str) -> None:
     while folded := await _fold(connection, run_id, steps):
         unfolded -= folded if steps == 1 else 0
         steps *= FOLD
-    reports = await _thin_reports(connection, run_id) if progress.reports > FULL_STEPS + SLACK else progress.reports
-    left_bytes = progress.report_bytes * reports // max(progress.reports, 1)
-    await _put(connection, replace(progress, unfolded=unfolded, reports=reports, report_bytes=left_bytes))
+    if progress.reports > FULL_STEPS + SLACK:
+        progress = await _thin_reports(connection, progress)
+    await _put(connection, replace(progress, unfolded=unfolded))
 
 
 async def _fold(connection: AsyncConnection, run_id: str, steps: int) -> int:
@@ -211,10 +212,12 @@ async def _fold(connection: AsyncConnection, run_id: str, steps: int) -> int:
     return number
 
 
-async def _thin_reports(connection: AsyncConnection, run_id: str) -> int:
-    """Keep the newest reports, and of the older ones those of every tenth step. Return how many rows are left."""
-    of_run = run_reports.c.run_id == run_id
+async def _thin_reports(connection: AsyncConnection, progress: RunProgress) -> RunProgress:
+    """Keep the newest reports, and of the older ones those of every tenth step. Return the new progress."""
+    of_run = run_reports.c.run_id == progress.run_id
+    number = select(func.count()).select_from(run_reports).where(of_run)
     newest = select(run_reports.c.step).where(of_run).order_by(run_reports.c.step.desc())
+    before = await count(connection, number)
     full_from = await connection.scalar(newest.offset(FULL_STEPS - 1).limit(1))
     if full_from is not None:
         between = of_run & (run_reports.c.step < full_from) & (run_reports.c.step % FOLD != 0)
@@ -222,4 +225,5 @@ async def _thin_reports(connection: AsyncConnection, run_id: str) -> int:
     kept_from = await connection.scalar(newest.offset(MOST_REPORTS - 1).limit(1))
     if kept_from is not None:
         await connection.execute(delete(run_reports).where(of_run, run_reports.c.step < kept_from))
-    return int(await connection.scalar(select(func.count()).select_from(run_reports).where(of_run)) or 0)
+    left_bytes = progress.report_bytes * await count(connection, number) // max(before, 1)
+    return replace(progress, reports=FULL_STEPS, report_bytes=left_bytes)
