@@ -93,7 +93,7 @@ class ServerLogger(ml_log.Logger):
                     return
                 time.sleep(TOGETHER_SECONDS)
             else:
-                self._drop(len(points))
+                self._drop(points)
 
     def _next_points(self) -> list[dict[str, Any]]:
         """Wait for points, and return them. Return no points at the end. They stay queued until they are sent."""
@@ -102,10 +102,12 @@ class ServerLogger(ml_log.Logger):
             self._changed.wait_for(lambda: self._closing, TOGETHER_SECONDS)
             return list(self._waiting)[:POINTS_AT_ONCE]
 
-    def _drop(self, sent: int) -> None:
+    def _drop(self, sent: Sequence[Mapping[str, Any]]) -> None:
+        """Remove the points that were sent. Newer points may have replaced some of them in the meantime."""
         with self._changed:
-            for _ in range(min(sent, len(self._waiting))):
-                self._waiting.popleft()
+            for point in sent:
+                if self._waiting and self._waiting[0] is point:
+                    self._waiting.popleft()
 
     def _send(self, points: Sequence[Mapping[str, Any]]) -> None:
         body: dict[str, Any] = {"metrics": points}

@@ -71,6 +71,26 @@ def test_a_failed_request_is_told_once_and_made_again(calls: Calls) -> None:
     assert [point["step"] for body in calls.bodies for point in body["metrics"]] == [1, 2]
 
 
+def test_points_that_replace_others_during_a_request_are_sent(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_WAITING", 3)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **more: Any) -> None:
+        begun.set()
+        assert may_end.wait(10)
+        calls.send(*arguments, **more)
+
+    monkeypatch.setattr(server, "send", slow)
+    log = ServerLogger(CLIENT, None)
+    log.log_metrics({"loss": 1.0}, 1)
+    assert begun.wait(10)
+    for step in range(2, 6):
+        log.log_metrics({"loss": 1.0}, step)
+    may_end.set()
+    log.close()
+    assert [point["step"] for body in calls.bodies for point in body["metrics"]] == [1, 3, 4, 5]
+
+
 def test_a_run_that_ends_without_an_answer_says_how_much_is_missing(calls: Calls) -> None:
     calls.errors += [ConnectionError("no answer")] * 100
     log = ServerLogger(CLIENT, None)
