@@ -100,7 +100,7 @@ async def test_of_many_old_reports_every_tenth_stays(
     assert [one.step for one in await stores[0].run_reports(RUN, 0, 100)] == [20, 30, 40, *range(50, 70)]
 
 
-async def test_a_run_whose_reports_are_thinned_already_keeps_no_other_run_from_it(
+async def test_a_run_whose_reports_are_thinned_already_does_not_delay_other_runs(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("FULL_STEPS", 20), ("SLACK", 5), ("MOST_REPORTS", 40), ("RUNS_AT_ONCE", 1)):
@@ -139,7 +139,7 @@ async def test_the_digest_of_a_tenants_runs_changes_with_each_step_report_length
     assert await stores[0].runs_digest("bob") == [0]
 
 
-async def test_the_digest_holds_whatever_numbers_clients_give_their_operations(stores: tuple[Store, Store]) -> None:
+async def test_the_digest_holds_for_the_highest_numbers_of_operations(stores: tuple[Store, Store]) -> None:
     second = a_model(model_seq_id=1)
     await stores[0].add_model(second)
     highest = RunStep(RUN, 2**63 - 1, 2**63 - 1, NOW, tokens=10)
