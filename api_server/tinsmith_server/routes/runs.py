@@ -112,7 +112,11 @@ async def report_metrics(
 async def live_metrics(
     run_id: str, tenant: Tenant, services: ServicesDep, after: After = 0, after_reported: After = 0
 ) -> Response:
-    """Send each new part of the series as an event, in the form of the call without `/live`."""
+    """Send each new part of the series as an event, in the form of the call without `/live`.
+
+    The stream ends after a quarter of an hour, or when the server stops. Open it again with the cursors of the last
+    event.
+    """
     parts = services.run_series.live(tenant, run_id, after, after_reported)
     return await _stream(parts, lambda part: _part(part).model_dump_json(exclude_none=True) if part else None)
 

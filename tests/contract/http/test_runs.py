@@ -132,7 +132,8 @@ async def test_the_series_of_another_tenant_look_as_if_they_were_not_there(serve
 async def test_live_streams_send_what_is_new_until_the_server_stops(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(series, "LOOK_SECONDS", 0.01)
+    for name, value in (("LOOK_SECONDS", 0.01), ("ALIVE_LOOKS", 2)):
+        monkeypatch.setattr(series, name, value)
     monkeypatch.setattr(server.services.run_series, "_digests", RowCache(0))
     model_id = await trained(server, 2)
     curve = asyncio.create_task(server.client.get(f"/training_runs/{model_id}/metrics/live", params={"after": 1}))
@@ -148,6 +149,16 @@ async def test_live_streams_send_what_is_new_until_the_server_stops(
     assert (events[0]["after"], events[1]["reported"][0]["values"]) == (2, {"reward": 0.5})
     assert ": alive" in (await curve).text
     assert (await runs).text.count("data: {}") == 2
+
+
+async def test_a_stream_ends_so_that_its_client_shows_its_key_again(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("LOOK_SECONDS", 0.01), ("STREAM_LOOKS", 3)):
+        monkeypatch.setattr(series, name, value)
+    model_id = await trained(server, 1)
+    for path in ("/training_runs/live", f"/training_runs/{model_id}/metrics/live"):
+        assert (await server.client.get(path)).text.count("data: ") == 1
 
 
 async def test_the_streams_of_a_tenant_look_together(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:

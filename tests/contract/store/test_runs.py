@@ -100,7 +100,7 @@ async def test_of_many_old_reports_every_tenth_stays(
     assert [one.step for one in await stores[0].run_reports(RUN, 0, 100)] == [20, 30, 40, *range(50, 70)]
 
 
-async def test_a_run_whose_reports_are_thinned_already_does_not_delay_other_runs(
+async def test_runs_with_thinned_reports_do_not_delay_other_runs(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("FULL_STEPS", 20), ("SLACK", 5), ("MOST_REPORTS", 40), ("RUNS_AT_ONCE", 1)):

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 
 from tinsmith_server.errors import TooBusy, Unprocessable
 from tinsmith_server.services.polling.long_polls import LongPolls, SharedCalls
@@ -20,6 +19,8 @@ LOOK_SECONDS = 1.0
 """The time between two looks of a live stream into the store."""
 ALIVE_LOOKS = 15
 """A stream without news shows after this number of looks that it is alive."""
+STREAM_LOOKS = 900
+"""The looks of one stream. The client then opens another one, which needs a key that is still valid."""
 LIVE_STREAMS = 64
 """The live streams of one tenant at one server."""
 LIVE_POINTS = 1000
@@ -106,8 +107,11 @@ class RunSeries:
         return digest
 
     async def _looks(self) -> AsyncIterator[bool]:
-        """Yield once for each look until the server stops: whether the stream is to show that it is alive."""
-        for number in count():
+        """Yield once for each look of a stream: whether the stream is to show that it is alive.
+
+        The looks end early if the server stops.
+        """
+        for number in range(STREAM_LOOKS):
             yield number % ALIVE_LOOKS == 0
             if await self._long_polls.hold(asyncio.sleep(LOOK_SECONDS, False), released=True):
                 return
