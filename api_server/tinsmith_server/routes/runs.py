@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Response
 
+from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.routes.checkpoints import checkpoint_response
 from tinsmith_server.routes.http.bodies import body_as
-from tinsmith_server.routes.http.dependencies import API_PREFIX, Limit, Offset, ServicesDep, Tenant
+from tinsmith_server.routes.http.dependencies import API_PREFIX, ApiKey, Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.http.event_stream import EventStream
 from tinsmith_server.routes.http.openapi import takes
+from tinsmith_server.services.accounts.callers import Caller
 from tinsmith_server.services.runs.runs import TrainingRun
 from tinsmith_server.services.runs.series import SeriesPart
 from tinsmith_server.store.run_series import RECENT_LOSSES, recent_losses
@@ -61,8 +64,9 @@ async def list_training_runs(
     response_class=Response,
     responses=EVENTS,
 )
-async def live_training_runs(tenant: Tenant, services: ServicesDep) -> Response:
-    return await _stream(services.run_series.live_list(tenant), lambda has_changed: "{}" if has_changed else None)
+async def live_training_runs(tenant: Tenant, services: ServicesDep, key: ApiKey) -> Response:
+    changes = services.run_series.live_list(tenant)
+    return await _stream(changes, lambda has_changed: "{}" if has_changed else None, partial(services.keys.caller, key))
 
 
 @router.get("/training_runs/{run_id}", response_model_exclude_none=True)
@@ -110,7 +114,12 @@ async def report_metrics(
     responses=EVENTS,
 )
 async def live_metrics(
-    run_id: str, tenant: Tenant, services: ServicesDep, after: After = 0, after_reported: After = 0
+    run_id: str,
+    tenant: Tenant,
+    services: ServicesDep,
+    key: ApiKey,
+    after: After = 0,
+    after_reported: After = 0,
 ) -> Response:
     """Send each new part of the series as an event, in the form of the call without `/live`.
 
@@ -118,16 +127,28 @@ async def live_metrics(
     event.
     """
     parts = services.run_series.live(tenant, run_id, after, after_reported)
-    return await _stream(parts, lambda part: _part(part).model_dump_json(exclude_none=True) if part else None)
+    check_key = partial(services.keys.caller, key)
+    return await _stream(
+        parts, lambda part: _part(part).model_dump_json(exclude_none=True) if part else None, check_key
+    )
 
 
-async def _stream(news: AsyncGenerator[T, None], data_of: Callable[[T], str | None]) -> EventStream:
-    """Return a stream with an event for each item that has data. Raises the error of the first item."""
+async def _stream(
+    news: AsyncGenerator[T, None], data_of: Callable[[T], str | None], check_key: Callable[[], Awaitable[Caller]]
+) -> EventStream:
+    """Return a stream with an event for each item that has data. Raises the error of the first item.
+
+    The stream ends at the first item after the end of the key, or of the session of the console.
+    """
     first = await anext(news)
 
     async def events() -> AsyncIterator[bytes]:
         yield _event(data_of(first))
         async for item in news:
+            try:
+                await check_key()
+            except AuthenticationFailed:
+                return
             yield _event(data_of(item))
 
     return EventStream(events(), news.aclose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import API_KEY, TestedServer, running_server, running_servers, settings_for
+from tinsmith_server.services.runs import series
 
 pytestmark = pytest.mark.core
 
@@ -161,6 +163,27 @@ async def test_a_session_ends_with_its_key(tmp_path: Path, fleet: FakeFleet, mon
             assert (await page.client.get(SESSION)).status_code == 401
             assert (await page.client.get("/api/v1/sessions")).status_code == 401
             assert (await page.client.post(f"{SESSION}/renew", headers=page.csrf)).status_code == 401
+
+
+async def test_a_stream_ends_with_the_logout_of_its_session_and_with_its_key(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream may be open for days, and its key is checked at each event."""
+    monkeypatch.setattr(series, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(series, "ALIVE_LOOKS", 1)
+    made = await server.services.keys.create("default", "laptop")
+    async with logged_in(server, made.secret) as page:
+        by_cookie = asyncio.create_task(page.client.get("/api/v1/training_runs/live"))
+        headers = {"X-API-Key": made.secret}
+        by_key = asyncio.create_task(server.client.get("/training_runs/live", headers=headers))
+        await asyncio.sleep(0.1)
+        await page.client.delete(SESSION, headers=page.csrf)
+        async with asyncio.timeout(10):
+            assert (await by_cookie).text.startswith("data: {}")
+        assert not by_key.done()
+        await server.services.keys.revoke(made.record.key_id)
+        async with asyncio.timeout(10):
+            assert (await by_key).status_code == 200
 
 
 async def test_every_replica_knows_a_session(tmp_path: Path, fleet: FakeFleet) -> None:

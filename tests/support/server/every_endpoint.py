@@ -41,6 +41,7 @@ OTHERS: dict[str, Any] = {
     "recording_id": "rec-0",
     "key_id": "1",
     "tenant": "victim",
+    "metrics": [{"step": 1, "values": {"loss": 0.5}}],
     **written(node("loss", "sum", ref("logprobs"), op="call_method")),
 }
 
