@@ -75,7 +75,8 @@ const wholeSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute:
 /** The label of a time on an axis whose marks are `apart` seconds from each other. Midnight has the name of its day. */
 export function timeTick(seconds: number, apart: number): string {
   const at = new Date(seconds * 1000);
-  if (apart >= 86_400 || (at.getHours() === 0 && at.getMinutes() === 0 && at.getSeconds() === 0)) return days.format(at);
+  if (apart >= 86_400 || (at.getHours() === 0 && at.getMinutes() === 0 && at.getSeconds() === 0))
+    return days.format(at);
   return (apart < 60 ? wholeSeconds : minutes).format(at);
 }
 

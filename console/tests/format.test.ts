@@ -1,5 +1,17 @@
 import { describe, expect, it } from "vitest";
-import { ago, bytes, duration, measure, modelLabel, modelName, runName, short, timeTick, UNKNOWN, until } from "../src/format";
+import {
+  ago,
+  bytes,
+  duration,
+  measure,
+  modelLabel,
+  modelName,
+  runName,
+  short,
+  timeTick,
+  UNKNOWN,
+  until,
+} from "../src/format";
 
 describe("numbers", () => {
   it("show unknown and infinite values as a dash", () => {

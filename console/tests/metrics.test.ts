@@ -5,7 +5,13 @@ import { RunPoints, smooth, summary, TRAINING } from "../src/series/metrics";
 const time = "2026-01-01T00:00:00Z";
 
 function answer(steps: Step[], reported: Reported[] = []): Metrics {
-  return { steps, reported, after: steps.at(-1)?.position ?? 0, after_reported: reported.at(-1)?.revision ?? 0, more: false };
+  return {
+    steps,
+    reported,
+    after: steps.at(-1)?.position ?? 0,
+    after_reported: reported.at(-1)?.revision ?? 0,
+    more: false,
+  };
 }
 
 function step(position: number, values: Partial<Step> = {}): Step {
@@ -28,7 +34,9 @@ describe("the points of a run", () => {
 
   it("leave out unknown values and curves without any", () => {
     const points = new RunPoints();
-    points.add(answer([step(1), step(2, { loss: 2, tokens: 100, seconds: 4 }), step(3, { loss: NaN, tokens: 5, seconds: 0 })]));
+    points.add(
+      answer([step(1), step(2, { loss: 2, tokens: 100, seconds: 4 }), step(3, { loss: NaN, tokens: 5, seconds: 0 })]),
+    );
     expect(values(points, TRAINING)).toEqual({ Loss: [2], "Tokens per second": [25] });
   });
 

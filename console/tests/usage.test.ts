@@ -8,7 +8,14 @@ const HOUR = 3_600_000;
 
 function used(hour: number, info: UsageInfo, model = "a"): UsageEvent {
   const at = (number: number) => new Date(number * HOUR).toISOString();
-  return { bucket_start: at(hour), bucket_end: at(hour + 1), base_model: model, user_id: "t", user_name: "t", event_info: info };
+  return {
+    bucket_start: at(hour),
+    bucket_end: at(hour + 1),
+    base_model: model,
+    user_id: "t",
+    user_name: "t",
+    event_info: info,
+  };
 }
 
 const EVENTS: UsageEvent[] = [
@@ -56,7 +63,10 @@ function run(facts: Partial<Run>): Run {
 }
 
 it("settings of runs are compared with their metadata, without what only the server reads", () => {
-  const metadata: Record<string, string>[] = [{ lr: "1e-4", seed: "1" }, { lr: "1e-3", seed: "1", "tinsmith-total-steps": "5" }];
+  const metadata: Record<string, string>[] = [
+    { lr: "1e-4", seed: "1" },
+    { lr: "1e-3", seed: "1", "tinsmith-total-steps": "5" },
+  ];
   const rows = settingRows(metadata.map((user_metadata) => run({ user_metadata })));
   expect(rows.filter((row) => row.differs).map((row) => [row.name, row.values])).toEqual([["lr", ["1e-4", "1e-3"]]]);
 });

@@ -1,8 +1,8 @@
 """Build the web console: build_console.py [--check | --install].
 
-The program writes the types of the API from the server's OpenAPI document, checks and tests the sources, and builds
-the bundle that the server serves. With `--check`, the program changes no file, and exits with 1 if the committed types
-or the committed bundle differ from those of the sources. Without Node the check is left out, except in CI. With
+The program writes the types of the API from the server's OpenAPI document, formats, checks and tests the sources, and
+builds the bundle that the server serves. With `--check`, the program changes no file, and exits with 1 if the committed
+types or the committed bundle differ from those of the sources. Without Node the check is left out, except in CI. With
 `--install`, the program only installs the packages, which the tests in a browser also need.
 """
 
@@ -114,9 +114,9 @@ def build(folder: Path) -> None:
 
 
 def check_sources() -> None:
-    """Check types and accessibility rules, and run the unit tests."""
+    """Check formatting, types and accessibility rules, and run the unit tests."""
     with ThreadPoolExecutor() as pool:
-        for ended in [pool.submit(run, ["npm", "run", "--silent", name]) for name in ("check", "test")]:
+        for ended in [pool.submit(run, ["npm", "run", "--silent", name]) for name in ("format-check", "check", "test")]:
             ended.result()
 
 
@@ -174,6 +174,7 @@ def main() -> int:
             check()
         elif not options.install:
             write_types(TYPES)
+            run(["npm", "run", "--silent", "format"])
             check_sources()
             build(BUNDLE)
             check_size(BUNDLE)

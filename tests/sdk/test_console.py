@@ -231,6 +231,7 @@ def test_two_adapters_answer_one_prompt_side_by_side(page: Page, trained: Traine
 def test_a_long_answer_is_stopped(page: Page) -> None:
     show(page, f"#/playground?left={MODEL}", "Playground")
     page.get_by_label("Prompt", exact=True).fill(QUESTION)
+    page.get_by_label("Temperature").fill("0")
     page.get_by_label("Most tokens").fill("8000")
     page.get_by_role("button", name="Run").click()
     expect(page.get_by_role("log")).not_to_be_empty()
@@ -359,4 +360,4 @@ def save_picture(page: Page, file: Path) -> None:
     """Write a small picture: few colours suffice for a page."""
     file.parent.mkdir(parents=True, exist_ok=True)
     picture = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
-    picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)

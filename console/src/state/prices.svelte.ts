@@ -10,7 +10,9 @@ class StoredPrices {
 
   constructor() {
     try {
-      const stored = JSON.parse(localStorage.getItem(KEY) ?? "{}") as { currency?: unknown } & Partial<Record<Kind, unknown>>;
+      const stored = JSON.parse(localStorage.getItem(KEY) ?? "{}") as { currency?: unknown } & Partial<
+        Record<Kind, unknown>
+      >;
       for (const kind of KINDS) {
         const value = stored[kind];
         if (typeof value === "number" && value >= 0) this.values[kind] = value;
