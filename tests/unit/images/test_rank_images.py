@@ -9,9 +9,12 @@ from images.sources import version
 from support.base_images import MODULES, OnABase, imported_by_the_worker
 
 PROGRAMS = {"nemo-rl": "/opt/nemo_rl_venv/bin/python", "miles": "python3"}
-NOT_THERE = {"nemo-rl": {"peft", "liger_kernel", "miles"}, "miles": {"peft", "liger_kernel", "nemo_rl"}}
-"""The parity gate's yardstick, which no worker imports; a kernel of the PEFT engine, which does without it; and what
-stands behind another engine's door."""
+NOT_THERE = {
+    "nemo-rl": {"peft", "liger_kernel", "opentelemetry", "miles"},
+    "miles": {"peft", "liger_kernel", "opentelemetry", "nemo_rl"},
+}
+"""The parity gate's yardstick, which no worker imports; a kernel of the PEFT engine, which does without it; traces,
+which a worker does without; and what stands behind another engine's door."""
 
 
 @pytest.fixture(params=list(PROGRAMS))

@@ -46,9 +46,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         tracing.start("tinsmith-worker")
     except tracing.TracingUnavailable as error:
-        write_termination_log(options.termination_log, error)
-        print_reason(error)
-        return EXIT_CANNOT_START
+        # The images of vLLM, SGLang, NeMo RL and Miles have OpenTelemetry only if their base has it.
+        log.warning("no traces", reason=str(error))
     if options.parent_fd is not None:
         _die_with_parent(options.parent_fd)
     try:
