@@ -73,6 +73,21 @@ async def test_the_surplus_of_a_run_is_what_is_older_than_the_newest_of_its_type
     assert await store.surplus_checkpoints("ada", 9, 10) == []
 
 
+async def test_the_newest_checkpoints_of_runs_are_one_of_each_type_that_has_not_expired(store: Store) -> None:
+    for number in range(3):
+        for type in ("training", "sampler", "ephemeral"):
+            await store.put_checkpoint(
+                a_checkpoint(f"{type}-{number}", type, event_id=number + 1, created_at=later(number))  # type: ignore[arg-type]
+            )
+    await store.put_checkpoint(a_checkpoint("of-another-run", run_id="session-2:train:0"))
+    await store.put_checkpoint(a_checkpoint("of-a-third-run", run_id="session-3:train:0"))
+    await store.set_checkpoint_expiry(RUN, "sampler", "sampler-2", later(9))
+
+    two = [RUN, "session-2:train:0", "unknown"]
+    assert set(await names(store.newest_checkpoints(two, later(8)))) == {"of-another-run", "sampler-2", "training-2"}
+    assert set(await names(store.newest_checkpoints(two, later(9)))) == {"of-another-run", "sampler-1", "training-2"}
+
+
 async def test_a_checkpoint_that_became_public_is_not_deleted_as_surplus(store: Store) -> None:
     await store.put_checkpoint(a_checkpoint(public=True))
     assert await store.delete_checkpoint(RUN, "training", "first", later(1), unless_public=True) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,30 +89,21 @@ class Runs:
         return run
 
     async def _described(self, models: Sequence[Model]) -> list[TrainingRun]:
-        progress = await self._store.progress_of([model.model_id for model in models])
+        run_ids = [model.model_id for model in models]
+        progress = await self._store.progress_of(run_ids)
+        newest = await self._store.newest_checkpoints(run_ids, self._clock())
+        checkpoints = {(one.run_id, one.type): one for one in newest}
         names = await self._store.session_names({model.session_id for model in models})
         waits = await self._binding.waits_of([model for model in models if model.state == "accepted"])
-        return [await self._run(model, progress, names, waits) for model in models]
-
-    async def _run(
-        self,
-        model: Model,
-        progress: Mapping[str, RunProgress],
-        names: Mapping[str, str],
-        waits: Mapping[str, Wait],
-    ) -> TrainingRun:
-        now = self._clock()
-        checkpoints = [
-            one
-            for one in await self._store.checkpoints_of_run(model.model_id)
-            if one.expires_at is None or one.expires_at > now
+        return [
+            TrainingRun(
+                model=model,
+                display_name=names.get(model.session_id),
+                last_checkpoint=checkpoints.get((model.model_id, "training")),
+                last_sampler_checkpoint=checkpoints.get((model.model_id, "sampler")),
+                progress=progress.get(model.model_id),
+                status=self._inspection.models.get(model.model_id) if model.state == "bound" else None,
+                wait=waits.get(model.model_id),
+            )
+            for model in models
         ]
-        return TrainingRun(
-            model=model,
-            display_name=names.get(model.session_id),
-            last_checkpoint=next((one for one in checkpoints if one.type == "training"), None),
-            last_sampler_checkpoint=next((one for one in checkpoints if one.type == "sampler"), None),
-            progress=progress.get(model.model_id),
-            status=self._inspection.models.get(model.model_id) if model.state == "bound" else None,
-            wait=waits.get(model.model_id),
-        )

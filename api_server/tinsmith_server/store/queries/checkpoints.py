@@ -10,7 +10,7 @@ from dataclasses import astuple
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, exists, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, Subquery, delete, exists, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.accounting import write_extra_rows
@@ -73,6 +73,13 @@ class CheckpointQueries(Queries):
         """Return the named checkpoints of the run, newest first."""
         query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
         return await self._read_all(Checkpoint, query.order_by(*newest_first(*_AGE)))
+
+    async def newest_checkpoints(self, run_ids: Collection[str], now: datetime) -> Sequence[Checkpoint]:
+        """Return each run's newest named checkpoint of each type, without those that have expired."""
+        valid = checkpoints.c.expires_at.is_(None) | (checkpoints.c.expires_at > now)
+        named = checkpoints.c.run_id.in_(run_ids) & _NOT_DELETED & ~_EPHEMERAL & valid
+        ranked = _ranked_by_age(named)
+        return await self._read_all(Checkpoint, select(ranked).where(ranked.c.age == 1))
 
     async def list_checkpoints(
         self, tenant: str, limit: int, offset: int, types: Collection[CheckpointType] | None = None
@@ -149,9 +156,7 @@ class CheckpointQueries(Queries):
         Public checkpoints are counted, but not returned.
         """
         named = (checkpoints.c.tenant == tenant) & _NOT_DELETED & ~_EPHEMERAL
-        order = (checkpoints.c.created_at.desc(), checkpoints.c.epoch.desc(), checkpoints.c.event_id.desc())
-        age = func.row_number().over(partition_by=(checkpoints.c.run_id, checkpoints.c.type), order_by=order)
-        ranked = select(checkpoints, age.label("age")).where(named).subquery()
+        ranked = _ranked_by_age(named)
         surplus = select(ranked).where(ranked.c.age > kept, ~ranked.c.public)
         oldest_first = surplus.order_by(ranked.c.created_at, ranked.c.run_id, ranked.c.type, ranked.c.name)
         return await self._read_all(Checkpoint, oldest_first.limit(limit))
@@ -279,6 +284,13 @@ class CheckpointQueries(Queries):
 
 def _select() -> Select[Any]:
     return select_records(checkpoints, Checkpoint).where(_NOT_DELETED)
+
+
+def _ranked_by_age(where: ColumnElement[bool]) -> Subquery:
+    """Return the checkpoints with their `age` among those of the same run and type, from 1 for the newest."""
+    order = (checkpoints.c.created_at.desc(), checkpoints.c.epoch.desc(), checkpoints.c.event_id.desc())
+    age = func.row_number().over(partition_by=(checkpoints.c.run_id, checkpoints.c.type), order_by=order)
+    return select(checkpoints, age.label("age")).where(where).subquery()
 
 
 def _named(run_id: str, type: CheckpointType, name: str) -> ColumnElement[bool]:
