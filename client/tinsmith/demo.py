@@ -109,4 +109,5 @@ def _say_what_next(console: Console, out: Path, port: int, seconds: float) -> No
     console.print(f"  cd {out} && source environment")
     console.print(f"  tinsmith serve --data server --model {MODEL} --port {port} --log-level warning &")
     console.print(f"  tinsmith doctor --wait {SERVE_SECONDS} && tinker checkpoint list")
-    console.print("\n`kill %1` stops that server; what it keeps is there when it starts again.")
+    console.print(f"\nIts console is at http://127.0.0.1:{port}/console; log in with the key in `environment`.")
+    console.print("`kill %1` stops that server; what it keeps is there when it starts again.")

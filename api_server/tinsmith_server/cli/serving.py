@@ -270,7 +270,7 @@ def boxed(url: str, key: str | None, *, is_exposed: bool) -> list[str]:
     The lines have no borders at the sides, so that a selection can be pasted.
     """
     rule = "─" * min(shutil.get_terminal_size().columns, WIDEST_RULE)
-    lines = [f"Tinsmith answers at {url}"]
+    lines = [f"Tinsmith answers at {url}", f"Console: {url.rstrip('/')}/console"]
     lines += [UNENCRYPTED] if is_exposed else []
     lines += [f"API key, shown only this once: {key}"] if key else []
     assigned = f"TINKER_BASE_URL={url}" + (f" TINKER_API_KEY={key}" if key else "")

@@ -35,14 +35,14 @@ router = APIRouter(prefix=API_PREFIX, tags=["runs"])
 T = TypeVar("T")
 
 Losses = Annotated[int, Query(ge=0, le=RECENT_LOSSES, description="Add this many of the newest losses to each run.")]
-After = Annotated[int, Query(ge=0, lt=2**62)]
+After = Annotated[int, Query(ge=0, lt=2**62, description="The cursor of the same name in the previous answer.")]
 Points = Annotated[int, Query(ge=1, le=10_000)]
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 # A comment, by which clients and proxies see that the stream is alive.
 ALIVE = b": alive\n\n"
 
 
-@router.get("/training_runs", response_model_exclude_none=True)
+@router.get("/training_runs", summary="Runs, newest first, with their progress", response_model_exclude_none=True)
 async def list_training_runs(
     tenant: Tenant,
     services: ServicesDep,
@@ -69,7 +69,7 @@ async def live_training_runs(tenant: Tenant, services: ServicesDep, key: ApiKey)
     return await _stream(changes, lambda has_changed: "{}" if has_changed else None, partial(services.keys.caller, key))
 
 
-@router.get("/training_runs/{run_id}", response_model_exclude_none=True)
+@router.get("/training_runs/{run_id}", summary="A run and its progress", response_model_exclude_none=True)
 async def get_training_run(
     run_id: str, tenant: Tenant, services: ServicesDep, losses: Losses = 0
 ) -> TrainingRunResponse:
@@ -78,7 +78,7 @@ async def get_training_run(
 
 @router.get(
     "/training_runs/{run_id}/metrics",
-    summary="A part of a run's series",
+    summary="Steps and reported metrics of a run, after a cursor",
     response_model_exclude_none=True,
 )
 async def run_metrics(
@@ -94,7 +94,7 @@ async def run_metrics(
 
 @router.post(
     "/training_runs/{run_id}/metrics",
-    summary="Report what only the program knows: rewards, evaluations",
+    summary="Report metrics that the program computes, such as rewards",
     openapi_extra=takes(RunMetricsRequest),
 )
 async def report_metrics(
@@ -166,7 +166,7 @@ def _run(run: TrainingRun, losses: int) -> TrainingRunResponse:
         model_owner=model.tenant,
         lora_rank=model.lora_rank,
         corrupted=model.state == "corrupted",
-        last_request_time=model.last_request_at,
+        last_request_time=run.last_request_at,
         last_checkpoint=checkpoint_response(run.last_checkpoint) if run.last_checkpoint else None,
         last_sampler_checkpoint=(
             checkpoint_response(run.last_sampler_checkpoint) if run.last_sampler_checkpoint else None

@@ -38,6 +38,7 @@ async def test_a_run_says_how_far_it_is(server: TestedServer) -> None:
     assert (run["state"], run["progress"]["step"], run["progress"]["total_steps"]) == ("ready", 3, 10)
     assert run["progress"]["loss"] == pytest.approx(1 / 3)
     assert run["progress"]["eta_seconds"] >= 0
+    assert run["last_request_time"] >= run["progress"]["last_step_at"]
     assert run["losses"] == [pytest.approx(1 / 2), pytest.approx(1 / 3)]
     [listed] = (await server.client.get("/training_runs")).json()["training_runs"]
     assert "losses" not in listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from tinsmith_rpc import worker_pb2
@@ -43,6 +44,12 @@ class TrainingRun:
                 return "parked" if self.status is not None and self.status.parked else "ready"
             case ended:
                 return ended
+
+    @property
+    def last_request_at(self) -> datetime:
+        """The time of the last known request, which for a model is not stored at each request."""
+        stepped = self.progress.at if self.progress is not None else None
+        return max(self.model.last_request_at, stepped or self.model.last_request_at)
 
     @property
     def failure(self) -> str | None:

@@ -46,6 +46,7 @@ def test_a_person_gets_the_url_the_key_and_the_next_command(
     url = url_at(*listener.getsockname())
     assert lines_of(capsys) == [
         f"Tinsmith answers at {url}",
+        f"Console: {url}/console",
         "API key, shown only this once: tml-a-secret",
         "",
         "In the terminal of your programs:",
