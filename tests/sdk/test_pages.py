@@ -141,6 +141,27 @@ def test_the_steps_of_the_page_delete_a_tenant_and_leave_others_alone(reader: Re
     assert first["revoked_at"] is not None
 
 
+def test_the_tutorial_about_the_console_trains_two_named_runs_and_calls_the_promoted_one(reader: Reader) -> None:
+    """A few steps show what the console draws."""
+    server, page = reader.server, "tutorials/8_console.md"
+    Path(MODEL).parent.mkdir()
+    Path(MODEL).symlink_to(server.models[MODEL])
+    trains, calls = block(page, containing="lesson.py"), block(page, containing="curl")
+    program = fill_in(block(page, containing="run_log"), {"demo/tiny": MODEL, ", 300": ", 10"})
+    for command in trains.split("&"):
+        rate = command.split()[-1]
+        reader.monkeypatch.setattr(sys, "argv", ["lesson.py", rate])
+        sampler = reader.run_program(program).split()[-1]
+        run = server.get(f"/api/v1/training_runs/{sampler.split('/')[2]}").json()
+        assert run["display_name"] == f"Lesson at {float(rate):g}"
+        assert (run["progress"]["step"], run["progress"]["total_steps"]) == (10, 10)
+        [reported] = server.get(f"/api/v1/training_runs/{run['training_run_id']}/metrics").json()["reported"]
+        assert reported["values"].keys() == {"eval/other_wording"}
+    reader.type_lines(f"tinsmith promote teacher {sampler}")
+    answered = subprocess.run(["bash", "-ec", calls], check=True, capture_output=True, text=True).stdout
+    assert json.loads(answered)["choices"][0]["message"]["role"] == "assistant"
+
+
 # peft calls transformers
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_the_commands_of_the_page_move_an_adapter_between_servers(reader: Reader) -> None:
