@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from tinsmith_server.errors import AuthenticationFailed
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.checkpoints import checkpoint_response
 from tinsmith_server.routes.http.bodies import body_as
 from tinsmith_server.routes.http.dependencies import API_PREFIX, ApiKey, Limit, Offset, ServicesDep, Tenant
@@ -29,6 +30,8 @@ from tinsmith_server.wire.responses import (
     TrainingRunResponse,
     TrainingRunsResponse,
 )
+
+log = get_logger(__name__)
 
 router = APIRouter(prefix=API_PREFIX, tags=["runs"])
 
@@ -138,18 +141,19 @@ async def _stream(
 ) -> EventStream:
     """Return a stream with an event for each item that has data. Raises the error of the first item.
 
-    The stream ends at the first item after the end of the key, or of the session of the console.
+    The stream ends at the first item after the end of the key, or of the session of the console. It also ends at a
+    later error: its client opens another stream, and gets the error of that request.
     """
     first = await anext(news)
 
     async def events() -> AsyncIterator[bytes]:
         yield _event(data_of(first))
-        async for item in news:
-            try:
+        try:
+            async for item in news:
                 await check_key()
-            except AuthenticationFailed:
-                return
-            yield _event(data_of(item))
+                yield _event(data_of(item))
+        except TinsmithError as error:
+            log.info("live stream ended", reason=str(error))
 
     return EventStream(events(), news.aclose)
 

@@ -10,6 +10,7 @@ import pytest
 from support.server.http_server import TestedServer
 from tinsmith_server.services.rows import RowCache
 from tinsmith_server.services.runs import series
+from tinsmith_server.store.connection import StoreUnavailable
 
 pytestmark = pytest.mark.core
 
@@ -160,6 +161,23 @@ async def test_a_stream_ends_so_that_its_client_shows_its_key_again(
     model_id = await trained(server, 1)
     for path in ("/training_runs/live", f"/training_runs/{model_id}/metrics/live"):
         assert (await server.client.get(path)).text.count("data: ") == 1
+
+
+async def test_a_stream_ends_without_a_crash_when_the_store_fails(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series, "LOOK_SECONDS", 0.01)
+    model_id = await trained(server, 1)
+    answers: list[Any] = [await server.services._store.run_steps(model_id, 0, 10)]
+
+    async def once(*_: object) -> Any:
+        if not answers:
+            raise StoreUnavailable("the database restarts")
+        return answers.pop()
+
+    monkeypatch.setattr(server.services._store, "run_steps", once)
+    assert (await server.client.get(f"/training_runs/{model_id}/metrics/live")).text.count("data: ") == 1
+    assert (await server.client.get(f"/training_runs/{model_id}/metrics/live")).status_code == 503
 
 
 async def test_the_streams_of_a_tenant_look_together(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
