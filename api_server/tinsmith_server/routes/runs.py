@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -82,7 +83,7 @@ async def get_training_run(
 @router.get(
     "/training_runs/{run_id}/metrics",
     summary="Steps and reported metrics of a run, after a cursor",
-    response_model_exclude_none=True,
+    response_model=RunMetricsResponse,
 )
 async def run_metrics(
     run_id: str,
@@ -91,8 +92,10 @@ async def run_metrics(
     after: After = 0,
     after_reported: After = 0,
     limit: Points = 1000,
-) -> RunMetricsResponse:
-    return _part(await services.run_series.part(tenant, run_id, after, after_reported, limit))
+) -> Response:
+    part = await services.run_series.part(tenant, run_id, after, after_reported, limit)
+    # Ten thousand points would block the event loop for a second.
+    return Response(await asyncio.to_thread(_part_json, part), media_type="application/json")
 
 
 @router.post(
@@ -131,9 +134,7 @@ async def live_metrics(
     """
     parts = services.run_series.live(tenant, run_id, after, after_reported)
     check_key = partial(services.keys.caller, key)
-    return await _stream(
-        parts, lambda part: _part(part).model_dump_json(exclude_none=True) if part else None, check_key
-    )
+    return await _stream(parts, lambda part: _part_json(part) if part else None, check_key)
 
 
 async def _stream(
@@ -203,8 +204,9 @@ def _progress(run: TrainingRun) -> RunProgressResponse | None:
     )
 
 
-def _part(part: SeriesPart) -> RunMetricsResponse:
-    return RunMetricsResponse(
+def _part_json(part: SeriesPart) -> str:
+    """Return the JSON of a RunMetricsResponse."""
+    response = RunMetricsResponse(
         steps=[
             RunStepResponse(
                 position=one.position,
@@ -228,3 +230,4 @@ def _part(part: SeriesPart) -> RunMetricsResponse:
         after_reported=part.after_reported,
         more=part.more,
     )
+    return response.model_dump_json(exclude_none=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import orjson
 import pytest
 from support.server.http_server import TestedServer
+from tinsmith_server.routes import runs
 from tinsmith_server.services.rows import RowCache
 from tinsmith_server.services.runs import series
 from tinsmith_server.store.connection import StoreUnavailable
@@ -71,6 +73,21 @@ async def test_a_series_is_read_in_parts_behind_a_cursor(server: TestedServer) -
     assert [one["step"] for one in rest["steps"]] == [4, 5]
     assert (rest["more"], rest["after"]) == (False, 5)
     assert await metrics(server, model_id, after=5) == rest | {"steps": []}
+
+
+async def test_a_long_series_is_not_written_in_the_event_loop(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_id, threads = await trained(server, 1), []
+
+    def noted(part: series.SeriesPart) -> str:
+        threads.append(threading.current_thread())
+        return write(part)
+
+    write = runs._part_json
+    monkeypatch.setattr(runs, "_part_json", noted)
+    assert len((await metrics(server, model_id))["steps"]) == 1
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.core("POST /api/v1/training_runs/{run_id}/metrics")
@@ -139,7 +156,7 @@ async def test_live_streams_send_what_is_new_until_the_server_stops(
     monkeypatch.setattr(server.services.run_series, "_digests", RowCache(0))
     model_id = await trained(server, 2)
     curve = asyncio.create_task(server.client.get(f"/training_runs/{model_id}/metrics/live", params={"after": 1}))
-    runs = asyncio.create_task(server.client.get("/training_runs/live"))
+    listed = asyncio.create_task(server.client.get("/training_runs/live"))
     await asyncio.sleep(0.2)
     report = {"metrics": [{"step": 2, "values": {"reward": 0.5}}]}
     await server.post(f"/training_runs/{model_id}/metrics", report)
@@ -150,7 +167,7 @@ async def test_live_streams_send_what_is_new_until_the_server_stops(
     assert [len(event["steps"]) for event in events] == [1, 0]
     assert (events[0]["after"], events[1]["reported"][0]["values"]) == (2, {"reward": 0.5})
     assert ": alive" in (await curve).text
-    assert (await runs).text.count("data: {}") == 2
+    assert (await listed).text.count("data: {}") == 2
 
 
 async def test_a_stream_ends_so_that_its_client_shows_its_key_again(
