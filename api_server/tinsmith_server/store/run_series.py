@@ -21,6 +21,9 @@ RECENT_LOSSES = 100
 LARGEST_FLOAT32 = 3.4028234663852886e38
 # The weight of the newest interval in the moving averages.
 NEWEST_WEIGHT = 0.1
+# A program that was stopped, and resumed hours later, does not take hours for each step.
+LONGEST_STEP = 10.0
+"""The longest step that counts, in averages of the earlier ones."""
 
 
 def advance(progress: RunProgress, step: RunStep) -> RunProgress:
@@ -28,7 +31,8 @@ def advance(progress: RunProgress, step: RunStep) -> RunProgress:
     elapsed = (step.at - progress.at).total_seconds() if progress.at is not None else 0.0
     rates = (progress.tokens_per_second, progress.seconds_per_step)
     if elapsed > 0:
-        rates = (_averaged(rates[0], step.tokens / elapsed), _averaged(rates[1], elapsed))
+        longest = elapsed if rates[1] is None else LONGEST_STEP * rates[1]
+        rates = (_averaged(rates[0], step.tokens / elapsed), _averaged(rates[1], min(elapsed, longest)))
     return replace(
         progress,
         position=step.position,

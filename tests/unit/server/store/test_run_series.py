@@ -72,6 +72,22 @@ def test_the_first_step_and_two_steps_of_one_moment_have_no_rate() -> None:
     assert advance(first, replace(a_step(2), at=first.at or NOW)).tokens_per_second is None
 
 
+def test_a_pause_of_hours_hardly_changes_the_time_that_a_step_takes() -> None:
+    progress = RunProgress("run")
+    for number in range(1, 20):
+        progress = advance(progress, a_step(number))
+    progress = advance(progress, a_step(20, at=later(10 * 3600.0)))
+    assert progress.seconds_per_step == pytest.approx(3.8)
+    assert progress.step == 20
+
+
+def test_steps_that_become_slower_are_soon_counted_as_slow() -> None:
+    progress = RunProgress("run")
+    for number in range(1, 60):
+        progress = advance(progress, a_step(number, at=later(2.0 * number if number < 10 else 200.0 * number)))
+    assert progress.seconds_per_step == pytest.approx(200.0, rel=0.02)
+
+
 def test_the_newest_losses_are_kept_and_a_missing_one_has_its_place() -> None:
     progress = RunProgress("run")
     for number in range(1, RECENT_LOSSES + 20):
