@@ -417,7 +417,7 @@ class RunProgress:
     `position` and `step` are those of the newest step; they are 0 before the first one. Rates are moving averages of
     the time between steps. `recent_losses` are float32 in little-endian form, newest last; NaN for a missing loss.
     `total_steps` is the number that the client has announced. `unfolded` is the number of points with one step.
-    `revision` is the newest one of the client's reports, which have about `report_bytes` together. `reports` is the
+    `revision` is the newest one of the client's reports, for which about `report_bytes` were written. `reports` is the
     number of these that have never been thinned out.
     """
 

@@ -90,6 +90,12 @@ async def test_a_report_over_the_limit_changes_nothing(stores: tuple[Store, Stor
     assert [one.step for one in await stores[0].run_reports(RUN, 0, 10)] == [1]
 
 
+async def test_a_step_with_many_values_counts_whenever_it_is_written(stores: tuple[Store, Store]) -> None:
+    """Otherwise small requests could make the store write many megabytes each."""
+    added = [await stores[0].add_reports(RUN, [report(1, **{f"name{n}": 1.0})], 100) for n in range(5)]
+    assert added == [True, True, True, False, False]
+
+
 async def test_of_many_old_reports_every_tenth_stays(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:

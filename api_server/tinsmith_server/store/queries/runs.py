@@ -59,7 +59,7 @@ class RunQueries(Queries):
     async def add_reports(
         self, run_id: str, reports: Sequence[RunReport], most_bytes: int, total_steps: int | None = None
     ) -> bool:
-        """Add values to the steps of a run. Returns False if the run's reports would be larger than `most_bytes`.
+        """Add values to the steps of a run. Returns False if more than `most_bytes` would be written for the run.
 
         A value of the same step and name is replaced. The store assigns the revisions. `total_steps` is the length of
         the run, if the client has told it.
@@ -67,10 +67,11 @@ class RunQueries(Queries):
 
         async def add(connection: AsyncConnection) -> bool:
             progress = await _locked(connection, run_id)
-            size_bytes = progress.report_bytes + sum(_size_bytes(one.values) for one in reports)
+            merged, new = await _merged(connection, run_id, reports)
+            # A step is written again with all of its values, so they count again.
+            size_bytes = progress.report_bytes + sum(_size_bytes(one.values) for one in merged)
             if size_bytes > most_bytes:
                 return False
-            merged, new = await _merged(connection, run_id, reports)
             numbered = [replace(one, revision=progress.revision + number) for number, one in enumerate(merged, 1)]
             await _put_reports(connection, numbered)
             grown = replace(
