@@ -142,24 +142,25 @@ def test_the_steps_of_the_page_delete_a_tenant_and_leave_others_alone(reader: Re
 
 
 def test_the_tutorial_about_the_console_trains_two_named_runs_and_calls_the_promoted_one(reader: Reader) -> None:
-    """A few steps show what the console draws."""
     server, page = reader.server, "tutorials/8_console.md"
     Path(MODEL).parent.mkdir()
     Path(MODEL).symlink_to(server.models[MODEL])
     trains, calls = block(page, containing="lesson.py"), block(page, containing="curl")
-    program = fill_in(block(page, containing="run_log"), {"demo/tiny": MODEL, ", 300": ", 10"})
+    program = fill_in(block(page, containing="run_log"), {"demo/tiny": MODEL, ", 300": ", 60"})
     for command in trains.split("&"):
         rate = command.split()[-1]
         reader.monkeypatch.setattr(sys, "argv", ["lesson.py", rate])
         sampler = reader.run_program(program).split()[-1]
         run = server.get(f"/api/v1/training_runs/{sampler.split('/')[2]}").json()
         assert run["display_name"] == f"Lesson at {float(rate):g}"
-        assert (run["progress"]["step"], run["progress"]["total_steps"]) == (10, 10)
-        [reported] = server.get(f"/api/v1/training_runs/{run['training_run_id']}/metrics").json()["reported"]
-        assert reported["values"].keys() == {"eval/other_wording"}
+        assert (run["progress"]["step"], run["progress"]["total_steps"]) == (60, 60)
+        reported = server.get(f"/api/v1/training_runs/{run['training_run_id']}/metrics").json()["reported"]
+        assert [(one["step"], *one["values"]) for one in reported] == [
+            (step, "eval/other_wording") for step in range(10, 70, 10)
+        ]
     reader.type_lines(f"tinsmith promote teacher {sampler}")
     answered = subprocess.run(["bash", "-ec", calls], check=True, capture_output=True, text=True).stdout
-    assert json.loads(answered)["choices"][0]["message"]["role"] == "assistant"
+    assert json.loads(answered)["choices"][0]["message"]["content"] == "Pots, pans and lanterns."
 
 
 # peft calls transformers
