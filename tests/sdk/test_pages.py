@@ -147,18 +147,19 @@ def test_the_tutorial_about_the_console_trains_two_named_runs_and_calls_the_prom
     Path(MODEL).symlink_to(server.models[MODEL])
     trains, calls = block(page, containing="lesson.py"), block(page, containing="curl")
     program = fill_in(block(page, containing="run_log"), {"demo/tiny": MODEL, ", 300": ", 60"})
+    samplers = []
     for command in trains.split("&"):
         rate = command.split()[-1]
         reader.monkeypatch.setattr(sys, "argv", ["lesson.py", rate])
-        sampler = reader.run_program(program).split()[-1]
-        run = server.get(f"/api/v1/training_runs/{sampler.split('/')[2]}").json()
+        samplers.append(reader.run_program(program).split()[-1])
+        run = server.get(f"/api/v1/training_runs/{samplers[-1].split('/')[2]}").json()
         assert run["display_name"] == f"Lesson at {float(rate):g}"
         assert (run["progress"]["step"], run["progress"]["total_steps"]) == (60, 60)
         reported = server.get(f"/api/v1/training_runs/{run['training_run_id']}/metrics").json()["reported"]
         assert [(one["step"], *one["values"]) for one in reported] == [
             (step, "eval/other_wording") for step in range(10, 70, 10)
         ]
-    reader.type_lines(f"tinsmith promote teacher {sampler}")
+    reader.type_lines(f"tinsmith promote teacher {samplers[-1]}")
     answered = subprocess.run(["bash", "-ec", calls], check=True, capture_output=True, text=True).stdout
     assert json.loads(answered)["choices"][0]["message"]["content"] == "Pots, pans and lanterns."
 
