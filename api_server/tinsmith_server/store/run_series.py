@@ -17,6 +17,8 @@ FOLDED_POINTS = 2_000
 """The points of each coarser kind that are kept before they are folded again."""
 SLACK = 1_000
 """The points above a limit before a round of folding, so that a round has some work."""
+MOST_FOLDED = 10_000
+"""The points that a round folds at most. Other writes wait for a round, 0.7 s for this number on SQLite."""
 RECENT_LOSSES = 100
 LARGEST_FLOAT32 = 3.4028234663852886e38
 # The weight of the newest interval in the moving averages.
@@ -61,7 +63,7 @@ def _packed(loss: float | None) -> bytes:
 def surplus(points: int, steps: int) -> int:
     """Return how many of a run's points with this number of steps are to be folded, a multiple of `FOLD`."""
     kept = FULL_STEPS if steps == 1 else FOLDED_POINTS
-    return (points - kept) // FOLD * FOLD if points > kept + SLACK else 0
+    return min((points - kept) // FOLD * FOLD, MOST_FOLDED) if points > kept + SLACK else 0
 
 
 def fold(points: Sequence[RunStep]) -> list[RunStep]:

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 POINTS_AT_ONCE = 100
 NAMES_IN_A_POINT = 64
-"""The limits of one request and of one point."""
+NAME_CHARACTERS = 128
+"""The limits of one request, of one point and of one name."""
 MOST_WAITING = 10_000
 """The points that wait for the server. Further points replace the oldest ones."""
 TOGETHER_SECONDS = 1.0
@@ -87,6 +88,9 @@ class ServerLogger(ml_log.Logger):
                 self._is_offered = False
                 self._waiting.clear()
                 return
+            except MetricsNotReported as refused:
+                self._failure = refused  # the same points would be refused again
+                self._drop(points)
             except Exception as error:
                 self._failure = MetricsNotReported(f"metrics of the run cannot be reported: {error}")
                 if self._closing:
@@ -123,8 +127,11 @@ class ServerLogger(ml_log.Logger):
 
 
 def points_of(numbers: Mapping[str, float], step: int, at: float) -> list[dict[str, Any]]:
-    """Return the points of a step. Values that JSON cannot hold are left out. `at` is in Unix seconds."""
-    finite = [(name, value) for name, value in numbers.items() if math.isfinite(value)]
+    """Return the points of a step. Values that JSON cannot hold are left out, and long names are cut.
+
+    `at` is in Unix seconds.
+    """
+    finite = [(name[:NAME_CHARACTERS], value) for name, value in numbers.items() if math.isfinite(value)]
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
     return [
         {"step": step, "time": moment, "values": dict(finite[first : first + NAMES_IN_A_POINT])}

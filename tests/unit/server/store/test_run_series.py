@@ -14,6 +14,7 @@ from tinsmith_server.store.run_series import (
     FOLD,
     FOLDED_POINTS,
     FULL_STEPS,
+    MOST_FOLDED,
     RECENT_LOSSES,
     SLACK,
     advance,
@@ -41,12 +42,15 @@ def test_a_folded_point_is_the_mean_of_what_is_known_at_the_place_of_its_last_st
 
 @given(st.integers(0, 2_000_000))
 def test_a_series_is_bounded_however_many_steps_it_has(steps: int) -> None:
-    """Each round of folding leaves at most the limits and the slack of the kinds that the steps can fill."""
+    """Rounds of folding leave at most the limits and the slack of the kinds that the steps can fill."""
     points, kind, total = steps, 1, 0
     while True:
-        folded = surplus(points, kind)
-        assert folded % FOLD == 0
-        left = points - folded
+        left = points
+        while round_ := surplus(left, kind):
+            assert round_ % FOLD == 0
+            assert round_ <= MOST_FOLDED
+            left -= round_
+        folded = points - left
         assert left <= (FULL_STEPS if kind == 1 else FOLDED_POINTS) + SLACK
         assert left >= min(points, FULL_STEPS if kind == 1 else FOLDED_POINTS)
         total += left

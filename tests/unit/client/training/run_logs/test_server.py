@@ -91,6 +91,19 @@ def test_points_that_replace_others_during_a_request_are_sent(calls: Calls, monk
     assert [point["step"] for body in calls.bodies for point in body["metrics"]] == [1, 3, 4, 5]
 
 
+def test_refused_metrics_do_not_keep_later_ones_waiting(calls: Calls) -> None:
+    calls.errors.append(MetricsNotReported("metrics[0].step is too large"))
+    log = ServerLogger(CLIENT, None)
+    log.log_metrics({"loss": 1.0}, 2**60)
+    assert calls.failed.wait(10)
+    while log._waiting:
+        pass
+    with pytest.raises(MetricsNotReported, match="too large"):
+        log.log_metrics({"x" * 200: 0.5}, 2)
+    log.close()
+    assert [point["values"] for body in calls.bodies for point in body["metrics"]] == [{"x" * 128: 0.5}]
+
+
 def test_a_run_that_ends_without_an_answer_says_how_much_is_missing(calls: Calls) -> None:
     calls.errors += [ConnectionError("no answer")] * 100
     log = ServerLogger(CLIENT, None)
