@@ -37,7 +37,7 @@ describe("the points of a run", () => {
     points.add(
       answer([step(1), step(2, { loss: 2, tokens: 100, seconds: 4 }), step(3, { loss: NaN, tokens: 5, seconds: 0 })]),
     );
-    expect(values(points, TRAINING)).toEqual({ Loss: [2], "Tokens per second": [25] });
+    expect(values(points, TRAINING)).toEqual({ Loss: [2], "Tokens per second of the engine": [25] });
   });
 
   it("merge reported values of a step by name", () => {

@@ -29,7 +29,7 @@ const BUILT_IN: { name: string; of: (step: Step) => number | undefined }[] = [
   { name: "Loss", of: (step) => step.loss },
   { name: "Gradient norm", of: (step) => step.grad_norm },
   { name: "Learning rate", of: (step) => step.learning_rate },
-  { name: "Tokens per second", of: tokensPerSecond },
+  { name: "Tokens per second of the engine", of: tokensPerSecond },
   { name: "Sampler gap", of: (step) => step.sampler_gap },
 ];
 export const TRAINING = "Training";

@@ -61,6 +61,15 @@ async def test_a_run_without_steps_or_with_a_total_that_is_no_number_has_neither
         assert "eta_seconds" not in progress
 
 
+async def test_a_run_is_called_by_its_own_name_or_by_that_of_its_session(server: TestedServer) -> None:
+    named = {"tags": [], "user_metadata": {}, "sdk_version": "0", "display_name": "melting points"}
+    session_id = (await server.post("/create_session", named)).json()["session_id"]
+    await server.create_model(session_id, 0)
+    await server.create_model(session_id, 1, user_metadata={"name": "a higher rate"})
+    runs = (await server.client.get("/training_runs")).json()["training_runs"]
+    assert [run["display_name"] for run in runs] == ["a higher rate", "melting points"]
+
+
 @pytest.mark.core("GET /api/v1/training_runs/{run_id}/metrics")
 async def test_a_series_is_read_in_parts_behind_a_cursor(server: TestedServer) -> None:
     model_id = await trained(server, 5)

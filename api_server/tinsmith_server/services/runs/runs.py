@@ -17,6 +17,8 @@ from tinsmith_server.services.training.slot_assignment import Wait
 from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, RunProgress, utc_now
 from tinsmith_server.store.store import Store
 
+NAME = "name"
+"""The key of a model's `user_metadata` with a name for people, which `tinsmith train` sets."""
 TOTAL_STEPS = "tinsmith-total-steps"
 """The key of a model's `user_metadata` with the number of steps that its program will run."""
 
@@ -105,7 +107,7 @@ class Runs:
         return [
             TrainingRun(
                 model=model,
-                display_name=names.get(model.session_id),
+                display_name=(model.user_metadata or {}).get(NAME) or names.get(model.session_id),
                 last_checkpoint=checkpoints.get((model.model_id, "training")),
                 last_sampler_checkpoint=checkpoints.get((model.model_id, "sampler")),
                 progress=progress.get(model.model_id),
