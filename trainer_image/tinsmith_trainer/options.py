@@ -139,7 +139,8 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
     add_model_flags(parser)
     _add_worker_flags(parser)
     _add_listen_flags(parser)
-    _add_engine(parser)
+    for add in (_add_engine, _add_numerics, _add_computation, _add_durability):
+        add(parser)
     add_server_flags(parser)
     add_rank_flags(parser)
     parser.add_argument("--log-format", choices=("json", "console"), default="json")
@@ -257,6 +258,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help="add the metric co_batched_fb:max to training results: the most models in one forward of the call; "
         "results then depend on other clients",
     )
+
+
+def _add_numerics(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
     parser.add_argument(
         "--dtype",
@@ -276,6 +280,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "several models share forwards on a GPU; by default exact on a CPU in float32, else fast",
     )
     parser.add_argument("--deterministic-sampling", action=argparse.BooleanOptionalAction, default=True)
+
+
+def _add_computation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-budget", type=int, help="tokens of a microbatch; by default 1024, on a GPU by its memory"
     )
@@ -299,6 +306,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"
     )
+
+
+def _add_durability(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="longest replay after a crash")
     parser.add_argument("--snapshot-cost-factor", type=float, default=20.0, help="or as a multiple of a snapshot")
     parser.add_argument("--reserved-bytes", type=int, default=64 * 1024**2, help="kept free on the volume")
