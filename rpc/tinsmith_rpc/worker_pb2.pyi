@@ -2422,6 +2422,7 @@ class Event(_message.Message):
     MODEL_RELEASED_FIELD_NUMBER: _builtins.int
     MODEL_CORRUPTED_FIELD_NUMBER: _builtins.int
     STEP_DONE_FIELD_NUMBER: _builtins.int
+    MODEL_FAILED_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     epoch: _builtins.int
     time: _builtins.float
@@ -2436,6 +2437,8 @@ class Event(_message.Message):
     def model_corrupted(self) -> Global___ModelCorrupted: ...
     @_builtins.property
     def step_done(self) -> Global___StepDone: ...
+    @_builtins.property
+    def model_failed(self) -> Global___ModelFailed: ...
     def __init__(
         self,
         *,
@@ -2447,16 +2450,42 @@ class Event(_message.Message):
         model_released: Global___ModelReleased | None = ...,
         model_corrupted: Global___ModelCorrupted | None = ...,
         step_done: Global___StepDone | None = ...,
+        model_failed: Global___ModelFailed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "step_done", b"step_done", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_failed", b"model_failed", "model_released", b"model_released", "step_done", b"step_done", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "epoch", b"epoch", "event_id", b"event_id", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "step_done", b"step_done", "time", b"time", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "epoch", b"epoch", "event_id", b"event_id", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_failed", b"model_failed", "model_released", b"model_released", "step_done", b"step_done", "time", b"time", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["checkpoint_saved", "model_created", "model_released", "model_corrupted", "step_done"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["checkpoint_saved", "model_created", "model_released", "model_corrupted", "step_done", "model_failed"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class ModelFailed(_message.Message):
+    """A model that could not be created. It holds no place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    model_id: _builtins.str
+    @_builtins.property
+    def failure(self) -> Global___Failure: ...
+    def __init__(
+        self,
+        *,
+        model_id: _builtins.str = ...,
+        failure: Global___Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "model_id", b"model_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelFailed: _TypeAlias = ModelFailed  # noqa: Y015
 
 @_typing.final
 class StepDone(_message.Message):

@@ -68,6 +68,19 @@ async def test_a_model_that_the_worker_refuses_fails_and_so_does_work_for_it(ser
     assert late["error"] == "rank 512 is above the limit of 64"
 
 
+async def test_a_refused_model_has_failed_and_holds_no_place_although_its_client_does_not_ask(
+    server: TestedServer,
+) -> None:
+    server.worker.create_failure = "rank 512 is above the limit of 64"
+    model_id = (await server.create_model(await server.session())).json()["model_id"]
+    await server.services.binding.wait_until_bound(await server.services.models.owned("default", model_id), 10)
+    await server.services._events.drain(server.handle.worker_id)
+    run = (await server.client.get(f"/training_runs/{model_id}")).json()
+    assert (run["state"], run["failure"]) == ("failed", "rank 512 is above the limit of 64")
+    queue = await server.services._store.placement_queue([run["base_model"]], [server.handle.worker_id])
+    assert queue.holders == ()
+
+
 async def test_a_model_directory_that_cannot_be_loaded_fails_the_model_with_the_workers_sentence(
     server: TestedServer,
 ) -> None:

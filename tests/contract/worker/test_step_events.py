@@ -64,6 +64,21 @@ async def test_the_gap_to_the_sampler_is_the_mean_over_tokens_with_an_advantage(
     assert one.sampler_gap == pytest.approx((abs(drawn + 1) + abs(drawn + 3)) / 2, rel=1e-4)
 
 
+async def test_a_model_that_cannot_be_created_is_reported_once_with_its_failure(start: StartWorker) -> None:
+    worker = await start(max_rank=2)
+    await worker.submit(create())
+    failure = (await worker.finished(0)).failure
+    assert failure is not None
+    [failed] = [event.model_failed for event in await worker.events() if event.HasField("model_failed")]
+    assert (failed.model_id, failed.failure.message, failed.failure.category) == (
+        MODEL,
+        failure.message,
+        worker_pb2.USER,
+    )
+    successor = await start(max_rank=2)
+    assert len([event for event in await successor.events() if event.HasField("model_failed")]) == 1
+
+
 async def test_calls_for_events_end_when_the_worker_stops_and_after_it_has_stopped(worker: Worker) -> None:
     await worker.submit(create(), train(1), step(2))
     await worker.finished(2)

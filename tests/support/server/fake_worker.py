@@ -387,7 +387,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         match request.kind:
             case worker_pb2.CREATE_MODEL | worker_pb2.LOAD_MODEL:
                 made = json_result({"model_id": request.model_id, "type": "create_model"})
-                return user_failure(self.create_failure) if self.create_failure else made
+                return self._not_created(request.model_id, self.create_failure) if self.create_failure else made
             case worker_pb2.FORWARD_BACKWARD:
                 output = wire_pb2.ForwardBackwardOutput(metrics={"loss:sum": float(request.seq_id)})
                 return proto_result(output.SerializeToString())
@@ -399,6 +399,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             reason = worker_pb2.ReleaseModel.FromString(request.payload).reason
             self._report(model_released=worker_pb2.ModelReleased(model_id=request.model_id, reason=reason))
         return outcome
+
+    def _not_created(self, model_id: str, message: str) -> worker_pb2.AwaitReply:
+        failed = user_failure(message)
+        self._report(model_failed=worker_pb2.ModelFailed(model_id=model_id, failure=failed.failure))
+        return failed
 
     def _step(self, request: worker_pb2.SubmitRequest) -> worker_pb2.StepDone:
         """Return a step as a worker reports it; the numbers only tell steps apart."""

@@ -268,7 +268,8 @@ class OperationRunner:
     def _failed(self, queue: ModelQueue, entry: Entry, failure: Failure) -> OperationResult:
         self._note_failure(queue, entry, failure)
         forward_only = not entry.may_bear_a_gradient if entry.operation.is_forward_backward else None
-        return OperationResult(failure=failure, forward_only=forward_only)
+        events = (_not_created(queue.model_id, failure),) if entry.operation.kind in CREATES else ()
+        return OperationResult(failure=failure, forward_only=forward_only, events=events)
 
     def _note_success(self, queue: ModelQueue, operation: Operation, result: OperationResult, seconds: float) -> None:
         queue.replay_seconds += seconds if operation.changes_the_adapter else 0.0
@@ -329,3 +330,9 @@ class OperationRunner:
             self._tools.snapshots.replace(queue, None, entry.operation.seq_id)
             self._queues.close_model(queue, "released", result.releases)
         self._queues.publish(queue, entry, result.failure)
+
+
+def _not_created(model_id: str, failure: Failure) -> worker_pb2.Event:
+    category = worker_pb2.USER if failure.category == "user" else worker_pb2.SERVER
+    told = worker_pb2.Failure(category=category, message=failure.message)
+    return worker_pb2.Event(model_failed=worker_pb2.ModelFailed(model_id=model_id, failure=told))

@@ -148,6 +148,9 @@ class Events:
                 # released the model.
                 why = Failure("user", released.reason).to_row() if released.reason else None
                 await self._end(worker_id, released.model_id, "released", why)
+            case "model_failed":
+                failed = event.model_failed
+                await self._end(worker_id, failed.model_id, "failed", Failure.from_worker(failed.failure).to_row())
             case "model_created":
                 await self._model_created(worker_id, event.model_created.model_id)
 
