@@ -1,4 +1,4 @@
-"""Build the documentation as a site that works offline: pages, notebooks, search, and the training library's API.
+"""Build the documentation as a site that works offline: pages, notebooks, search, the library's API, and all CRDs.
 
 Docs_site.py [--out DIR] [--repository URL --ref REF] Sphinx builds copies of the pages; a warning, such as a link to a
 page or heading that does not exist, fails the build. Links to files outside docs/ become plain text, or links to a
@@ -15,12 +15,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from posixpath import normpath
 
+import yaml
 from package_environment import DOCS_SITE, environment_directory
 from packages import MANUAL, Repository
+from resource_reference import field_rows
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -32,6 +35,8 @@ PICTURES = {".png", ".jpg", ".svg", ".webp"}
 SOURCES = {".md", ".ipynb", *PICTURES}
 INDEX, ROOT_PAGE = "README.md", "index.md"
 API_PAGE = "reference/api.rst"
+RESOURCES_PAGE = "reference/custom-resources.md"
+CRDS = ROOT / "crds"
 LIBRARY = "tinsmith.training"
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -58,6 +63,7 @@ def stage(target: Path, repository: Repository | None = None) -> None:
     index = target / ROOT_PAGE
     index.write_text(index.read_text() + contents((DOCS / INDEX).read_text()))
     (target / API_PAGE).write_text(api_page())
+    (target / RESOURCES_PAGE).write_text(resources_page())
 
 
 def page(text: str, name: str, repository: Repository | None) -> str:
@@ -118,7 +124,7 @@ def contents(index: str) -> str:
         if caption == "Tutorials":
             names += [f"tutorials/{path.name}" for path in sorted((DOCS / "tutorials").glob("*.ipynb"))]
         if caption == "Reference":
-            names.append(API_PAGE)
+            names += [API_PAGE, RESOURCES_PAGE]
         tables.append("\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"]))
     return "\n\n".join([_API_LINKS, *tables, ""])
 
@@ -127,6 +133,7 @@ _API_LINKS = """
 ## In this site
 
 - [API of the training library](reference/api.rst): its classes and functions.
+- [Custom resources](reference/custom-resources.md): each field of the definitions.
 - <a href="../docs">All calls of this server</a> as an OpenAPI page, if an API server serves this site.
 """
 
@@ -144,6 +151,21 @@ def api_page() -> str:
         kind = "autoclass" if isinstance(member, type) else "autofunction" if callable(member) else "autodata"
         lines += [name, "-" * len(name), "", f".. {kind}:: {LIBRARY}.{name}", ""]
     return "\n".join(lines)
+
+
+def resources_page() -> str:
+    """Return a page with each field of the custom resource definitions."""
+    parts = ["# Custom resources"]
+    for crd in sorted(CRDS.glob("*.yaml")):
+        names = yaml.safe_load(crd.read_text())["spec"]["names"]
+        rows = [row for part in ("spec", "status") for row in field_rows(crd, part)]
+        table = ["| Field | Type | Default | Meaning |", "|---|---|---|---|", *(_row(cells) for cells in rows)]
+        parts.append("\n".join([f"## {names['kind']}", "", *table]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def build(out: Path, repository: Repository | None) -> None:
