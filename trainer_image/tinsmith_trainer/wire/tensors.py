@@ -51,7 +51,8 @@ def decode_tensor(
 ) -> Numbers:
     """Return a dense array of int64 or float32.
 
-    Entries that the compressed rows do not list have the value `unlisted`.
+    Entries that the compressed rows do not list have the value `unlisted`. A dense tensor without a shape has one
+    dimension.
     """
     dtype = NUMPY_DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -70,6 +71,8 @@ def decode_tensor(
 
 
 def _reshape(where: str, flat: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+    if not shape:
+        return flat
     if math.prod(shape) != len(flat):
         raise UserError(f"{where} has {len(flat)} values, but its shape {list(shape)} needs {math.prod(shape)}.")
     return flat.reshape(shape)

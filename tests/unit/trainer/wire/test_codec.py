@@ -89,6 +89,15 @@ def test_a_shape_that_disagrees_with_its_data_is_refused() -> None:
         read(forward_backward([message]), zstd=False)
 
 
+def test_a_dense_tensor_without_a_shape_has_one_dimension() -> None:
+    """The SDK sends none for `TensorData(data, dtype)`."""
+    message = next_token_datum([1, 2, 3])
+    for tensor in message.loss_fn_inputs.values():
+        tensor.ClearField("shape")
+    inputs = read(forward_backward([message]), zstd=False).datums[0].loss_inputs
+    assert {name: values.shape for name, values in inputs.items()} == {"target_tokens": (2,), "weights": (2,)}
+
+
 def test_a_sparse_tensor_too_large_to_densify_is_refused() -> None:
     message = next_token_datum([1, 2])
     weights = message.loss_fn_inputs["weights"]
