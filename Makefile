@@ -63,7 +63,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check console console-check console-packages console-pictures sizes docs golden format proto lock bench \
-    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-tinker-cloud test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-tinker-cloud test-rllm test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean upgrade packages set-version audit sbom chart image-list docs-site
 
 help: ## list the targets
@@ -156,6 +156,10 @@ test-miles: venv ## run the tests of Miles itself on this machine's CPU; MILES=�
 
 test-tinker-cloud: venv ## run tinker-cloud's acceptance programs from a checkout: TINKER_CLOUD=…
 	TINKER_CLOUD="$(TINKER_CLOUD)" $(PYTEST) -m tinker_cloud tests/real_tinker_cloud
+
+test-rllm: venv ## run rLLM's commands for training from a checkout: RLLM=…
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py rllm
+	RLLM="$(RLLM)" $(PYTEST) -m rllm tests/real_rllm
 
 sdk-environments: venv ## install each generation of the tinker SDK once, in separate environments
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/sdk_environments.py
@@ -266,7 +270,7 @@ lock: ## resolve dev/requirements/*.txt again
 	    $(RESOLVE_ALONE) --python-version 3.11 --no-annotate dev/requirements/$$lock.in --output-file dev/requirements/$$lock.txt || exit 1; \
 	done
 	@# Packages that are added to third-party images, and packages that tests install over the locked ones.
-	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 playground:3.11 art:3.11 verifiers:3.11 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
+	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 playground:3.11 art:3.11 rllm:3.11 verifiers:3.11 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
 	    "$$(dev/scripts/find-uv)" pip compile $(UPGRADE) --quiet --no-config --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	        --python-version $${lock#*:} dev/requirements/$${lock%:*}.in \
 	        --output-file dev/requirements/$${lock%:*}.txt || exit 1; \

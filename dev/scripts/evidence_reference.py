@@ -63,6 +63,12 @@ SUBJECTS = (
         ("tinker",),
     ),
     Subject(
+        "rllm",
+        "rLLM at 9beb6e0, supervised and reinforcement learning: steps, losses, rewards, checkpoints, resumption",
+        "make test-rllm RLLM=../rllm",
+        ("tinker", "tinker-cookbook"),
+    ),
+    Subject(
         "vllm",
         "the promises of samplers, asked of vLLM itself on a CPU",
         "make test-vllm",

@@ -69,6 +69,7 @@ THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_an
 COOKBOOK_EXTRAS = Packages("cookbook-extras", "Further packages of parts of tinker-cookbook", on_running_python=True)
 PLAYGROUND = Packages("playground", "A playground for checkpoints", on_running_python=True)
 ART = Packages("art", "A trainer of agents", on_running_python=True)
+RLLM = Packages("rllm", "What rLLM needs", on_running_python=True)
 VERIFIERS = Packages("verifiers", "Environments of verifiers 0.4", on_running_python=True)
 RELEASE_TOOLS = Packages("release-tools", "Tools of a release", on_running_python=True)
 DOCS_SITE = Packages("docs-site", "Sphinx for the documentation site", on_running_python=True)
@@ -88,6 +89,7 @@ KNOWN: Mapping[str, Packages] = {
         COOKBOOK_EXTRAS,
         PLAYGROUND,
         ART,
+        RLLM,
         VERIFIERS,
         RELEASE_TOOLS,
         DOCS_SITE,

@@ -29,6 +29,7 @@ NOT_ASKED_FOR = {
     "nemo_rl": "They ask NeMo RL itself, and were not asked for: `make test-nemo-rl` runs them.",
     "miles": "They ask Miles itself, and were not asked for: `make test-miles` runs them.",
     "tinker_cloud": "They are programs of tinker-cloud, and were not asked for: `make test-tinker-cloud` runs them.",
+    "rllm": "They are programs of rLLM, and were not asked for: `make test-rllm` runs them.",
     "keda": "They need KEDA, whose build takes minutes, and were not asked for: `make test-keda` runs them.",
     "recipes": "They are programs that take minutes, and were not asked for: `make recipes` runs them.",
 }
@@ -49,6 +50,7 @@ LANES = {
     "gpu": "gpu",
     "real_miles": "miles",
     "real_nemo_rl": "nemo-rl",
+    "real_rllm": "rllm",
     "real_tinker_cloud": "tinker-cloud",
     "recipes": "recipes",
     "sdk": "programs",
