@@ -167,14 +167,15 @@ def test_the_tutorial_about_the_console_trains_two_named_runs_and_calls_the_prom
 # peft calls transformers
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_the_commands_of_the_page_move_an_adapter_between_servers(reader: Reader) -> None:
-    server, page, path = reader.server, "how-to/from-hosted-tinker.md", train_one_step(reader.server)[0]
+    server, (path, sampler) = reader.server, train_one_step(reader.server)
     Path(MODEL).parent.mkdir()
     Path(MODEL).symlink_to(server.models[MODEL])
-    reader.type_lines(fill_in(block(page, containing="checkpoint download"), placeholders_of(path)))
-    imported = reader.type_lines(fill_in(block(page, containing="tinsmith import"), placeholders_of(path))).strip()
-    assert imported in listed_paths(server)
-    places = {**placeholders_of(path), "PATH": str(server.models[MODEL])}
-    reader.type_lines(fill_in(block(page, containing="tinsmith export"), places))
+    moved = block("how-to/from-hosted-tinker.md", containing="tinsmith import")
+    assert reader.type_lines(fill_in(moved, placeholders_of(path))).split()[-1] in listed_paths(server) - {path}
+    peft, merged = block("reference/commands.md", containing="--layout merged").splitlines()
+    reader.type_lines(fill_in(peft, {**placeholders_of(path), "OUT": "adapter"}))
+    places = {**placeholders_of(sampler), "OUT": "model", "PATH": str(server.models[MODEL])}
+    reader.type_lines(fill_in(merged, places))
     assert Path("model/config.json").is_file()
     [downloaded] = Path("downloads").glob("*/adapter_model.safetensors")
     before, after = load_file(downloaded), load_file("adapter/adapter_model.safetensors")
