@@ -44,7 +44,7 @@ class RoundingEngine(ReferenceEngine):
         fault, self._fault = self._fault, None
         if fault == LOST:
             self.clear_gradients(adapter_id)
-            return {"grad_norm": 0.0}
+            return {"grad_norm": 0.0, "step": float(self._adapters[adapter_id].step)}
         if fault == DOUBLED:
             gradients = dict(self._adapters[adapter_id].gradients)
             super().optim_step(adapter_id, params)
