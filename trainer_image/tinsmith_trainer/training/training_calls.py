@@ -174,7 +174,7 @@ class TrainingCalls:
 def _gradient_sums(call: ForwardBackward, outcome: Outcome, gaps: NDArray[np.float32]) -> GradientSums:
     """Return what the call adds to the figures of the next step."""
     is_custom = call.loss.name == CUSTOM_LOSS  # its metrics may have any meaning
-    loss_terms = len(call.datums) if is_custom else int(outcome.metrics["tokens:sum"])
+    loss_terms = len(call.datums) if is_custom else int(outcome.metrics.get("tokens:sum", len(call.datums)))
     gap = float(gaps.sum(dtype=np.float64))
     return GradientSums(outcome.input_tokens, outcome.metrics["loss:sum"], loss_terms, gap, gaps.size)
 
