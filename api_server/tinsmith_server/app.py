@@ -19,7 +19,7 @@ from tinsmith_server.metrics.workers import DescribedWorker
 from tinsmith_server.routes import (
     checkpoints,
     futures,
-    manual,
+    package_folders,
     pages,
     promotions,
     runs,
@@ -30,7 +30,7 @@ from tinsmith_server.routes import (
     usage,
 )
 from tinsmith_server.routes.administration import keys, tenants, workers
-from tinsmith_server.routes.console import bundle, session
+from tinsmith_server.routes.console import session
 from tinsmith_server.routes.console.cookies import ConsoleCookies
 from tinsmith_server.routes.dialects import anthropic, openai, recordings
 from tinsmith_server.routes.dialects.requests import ShortPaths
@@ -116,8 +116,8 @@ def create_app(
         routes=[
             *ROUTES,
             *_OUTSIDE_THE_API.routes,
-            *bundle.console_files(bundle.BUNDLE).routes,
-            *manual.manual_pages(manual.SITE).routes,
+            *package_folders.console_files(package_folders.BUNDLE).routes,
+            *package_folders.manual_pages(package_folders.SITE).routes,
         ],
     )
     app.add_api_route(
@@ -130,7 +130,7 @@ def create_app(
     app.add_middleware(HeadRequests)
     app.add_middleware(ShortPaths)
     app.add_middleware(ConcurrencyLimit)
-    guarded = {*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH, *manual.manual_paths(manual.SITE)}
+    guarded = {*pages.DOCS_PATHS, pages.OPENAPI_PATH, METRICS_PATH, *package_folders.manual_paths(package_folders.SITE)}
     app.add_middleware(PageAuth, settings=settings, pages=guarded)
     if settings.require_keys:
         app.add_middleware(ConsoleCookies)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, running_server, settings_for
-from tinsmith_server.routes.console import bundle
+from tinsmith_server.routes import package_folders
 
 pytestmark = pytest.mark.core
 
@@ -28,7 +28,7 @@ async def server(tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPat
         (file := tmp_path / "bundle" / name).parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     (tmp_path / "secret.html").write_text("not of the bundle")
-    monkeypatch.setattr(bundle, "BUNDLE", tmp_path / "bundle")
+    monkeypatch.setattr(package_folders, "BUNDLE", tmp_path / "bundle")
     async with running_server(settings_for(tmp_path / "data"), fleet) as server:
         yield server
 
@@ -95,7 +95,7 @@ async def test_a_browser_is_led_to_the_console_by_relative_addresses(server: Tes
 async def test_an_installation_without_the_files_says_so(
     tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle, "BUNDLE", tmp_path / "nothing")
+    monkeypatch.setattr(package_folders, "BUNDLE", tmp_path / "nothing")
     async with running_server(settings_for(tmp_path), fleet) as server:
         answer = await fetched(server, "/console/")
         assert (answer.status_code, "no console" in answer.json()["detail"]) == (404, True)

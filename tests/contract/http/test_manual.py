@@ -11,7 +11,7 @@ import httpx
 import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import API_KEY, TestedServer, running_server, settings_for
-from tinsmith_server.routes import manual
+from tinsmith_server.routes import package_folders
 
 pytestmark = pytest.mark.core
 
@@ -30,7 +30,7 @@ async def server(tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPat
         (file := tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     (tmp_path / "secret.html").write_text("not of the site")
-    monkeypatch.setattr(manual, "SITE", tmp_path / "site")
+    monkeypatch.setattr(package_folders, "SITE", tmp_path / "site")
     async with running_server(settings_for(tmp_path / "data", pages_need_key="always"), fleet) as server:
         yield server
 
@@ -97,7 +97,7 @@ async def test_a_browser_is_led_to_the_folder_by_a_relative_address(server: Test
 async def test_an_installation_without_a_manual_says_how_to_build_it(
     tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manual, "SITE", tmp_path / "nothing")
+    monkeypatch.setattr(package_folders, "SITE", tmp_path / "nothing")
     async with running_server(settings_for(tmp_path), fleet) as server:
         answer = await fetched(server, "/manual/", **{"X-API-Key": API_KEY})
         assert (answer.status_code, "make docs-site" in answer.json()["detail"]) == (404, True)
