@@ -12,7 +12,7 @@ from tinsmith_operator.api.names import API_VERSION, MANAGER
 from tinsmith_operator.api.owner import Owner, Reconciled
 from tinsmith_operator.common.actions import Emit
 from tinsmith_operator.common.observed import KubernetesWarning
-from tinsmith_operator.errors import AlreadyExists, ClusterError
+from tinsmith_operator.errors import AlreadyExists, ClusterError, Conflict, NotFound, Refused
 from tinsmith_operator.kube.client import Cluster, shortened
 from tinsmith_operator.kube.resources import EVENTS
 from tinsmith_operator.logs import get_logger
@@ -46,7 +46,7 @@ class Events:
     async def emit(self, owner: Reconciled, event: Emit) -> None:
         """Write the Event.
 
-        Raises NotLeading. Failures other than NotLeading are only logged, because nothing depends on Events.
+        Raises NotLeading and Unavailable. Other failures are only logged, because nothing depends on Events.
         """
         manifest = self._manifest(owner, event)
         try:
@@ -54,7 +54,7 @@ class Events:
                 await self._cluster.create(EVENTS, manifest)
             except AlreadyExists:
                 await self._count(owner, manifest)
-        except ClusterError as error:
+        except (Conflict, NotFound, Refused) as error:
             log.warning("event not written", reason=event.reason, error=str(error))
 
     async def _count(self, owner: Reconciled, manifest: Manifest) -> None:

@@ -1,6 +1,7 @@
 """The component that carries out actions by sending requests. This module makes no decisions.
 
-If an action fails, the remaining actions of the decision are skipped.
+If an action fails, the remaining actions of the decision are skipped. Events are the exception: once the status is
+written, no decision contains them again. Events that were not written are therefore written in the next round.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tinsmith_operator.common.actions import (
 )
 from tinsmith_operator.common.drift import own_managed_fields, with_answer
 from tinsmith_operator.common.observed import Stored
-from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, Refused
+from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, Refused, Unavailable
 from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.client import Cluster
 from tinsmith_operator.kube.events import Events
@@ -35,6 +36,8 @@ from tinsmith_operator.logs import get_logger
 
 # How long the cache keeps an object that no watch shows, before the operator reads it again.
 BELIEVED_SECONDS = 60.0
+# The number of unwritten Events of one owner that the operator keeps while the API server accepts none.
+MAX_UNWRITTEN_EVENTS = 10
 
 log = get_logger(__name__)
 
@@ -49,6 +52,7 @@ class Actor:
         self._events = events
         self._refusals: dict[Key, dict[str, str]] = {}
         self._stored: dict[Key, dict[str, Stored]] = {}
+        self._unwritten: dict[Key, list[Emit]] = {}
 
     def refusals(self, key: Key) -> dict[str, str]:
         """Return, for each kind, the API server's message if the latest create or apply was refused.
@@ -64,6 +68,7 @@ class Actor:
     def forget(self, key: Key) -> None:
         self._refusals.pop(key, None)
         self._stored.pop(key, None)
+        self._unwritten.pop(key, None)
 
     async def act(self, owner: Reconciled, actions: Sequence[Action]) -> None:
         """Carry out the actions in order. Raises ClusterError and NotLeading.
@@ -73,9 +78,18 @@ class Actor:
         status, the children are still written.
         """
         round_ = _Round(owner)
+        unwritten = self._unwritten.pop(_key(owner), [])
+        all_actions = [*(event for event in unwritten if event not in actions), *actions]
+        try:
+            await self._carry_out(round_, all_actions)
+        finally:
+            if round_.unwritten_events:
+                self._unwritten[_key(owner)] = round_.unwritten_events[-MAX_UNWRITTEN_EVENTS:]
+
+    async def _carry_out(self, round_: _Round, actions: Sequence[Action]) -> None:
         refusals: list[Refused] = []
         only_reports = False
-        for action in actions:
+        for index, action in enumerate(actions):
             if only_reports and not isinstance(action, WriteStatus | Emit):
                 continue
             try:
@@ -83,6 +97,11 @@ class Actor:
             except Refused as error:
                 refusals.append(error)
                 only_reports = only_reports or not isinstance(action, WriteStatus)
+            except (NotLeading, Unavailable) as error:
+                # The lease may have been renewed late. A status that was not answered may have been written.
+                if isinstance(action, Emit) or (isinstance(action, WriteStatus) and isinstance(error, Unavailable)):
+                    round_.unwritten_events += [each for each in actions[index:] if isinstance(each, Emit)]
+                raise
         if refusals:
             raise Refused("; ".join(map(str, refusals))) from refusals[0]
 
@@ -106,9 +125,20 @@ class Actor:
                 left = tuple(name for name in round_.owner.finalizers if name != action.name)
                 await self._write_finalizers(round_, left)
             case Emit():
-                await self._events.emit(round_.owner, action)
+                await self._emit(round_, action)
             case _:
                 assert_never(action)
+
+    async def _emit(self, round_: _Round, event: Emit) -> None:
+        """Write the Event. If the API server does not answer, keep this Event and the round's later ones."""
+        if not round_.unwritten_events:
+            try:
+                await self._events.emit(round_.owner, event)
+            except Unavailable as error:
+                log.warning("event not written yet", reason=event.reason, error=str(error))
+            else:
+                return
+        round_.unwritten_events.append(event)
 
     async def _create(self, owner: Reconciled, manifest: Manifest) -> None:
         resource, ref = BY_KIND[manifest["kind"]], ref_of(manifest)
@@ -267,6 +297,7 @@ class _Round:
         self.owner = owner
         self.resource = BY_KIND[owner.KIND]
         self.version = owner.resource_version
+        self.unwritten_events: list[Emit] = []
 
     @property
     def place(self) -> Manifest:

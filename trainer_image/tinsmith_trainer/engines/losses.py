@@ -307,9 +307,10 @@ def _checked_inputs(
     targets = datum.loss_inputs[TARGETS]
     _check_targets(index, datum, loss, several_targets=definition.several_targets)
     arrays: dict[str, NDArray[np.float32]] = {}
-    for name, values in datum.loss_inputs.items():
+    for name, given in datum.loss_inputs.items():
         if name == TARGETS:
             continue
+        values = given.reshape(given.shape or 1)  # one value without a shape
         if values.shape != targets.shape:
             raise UserError(
                 f"Datum {index}: {name} has shape {list(values.shape)}, {TARGETS} has {list(targets.shape)}; "

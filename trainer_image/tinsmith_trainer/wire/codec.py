@@ -111,8 +111,10 @@ def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
         name: decode_tensor(f"{where}, loss_fn_inputs[{name!r}]", tensor)
         for name, tensor in datum.loss_fn_inputs.items()
     }
-    if "target_tokens" in inputs and inputs["target_tokens"].dtype != np.int64:
-        raise UserError(f"{where}, loss_fn_inputs['target_tokens'] holds floats; it must be int64.")
+    if "target_tokens" in inputs:
+        if inputs["target_tokens"].dtype != np.int64:
+            raise UserError(f"{where}, loss_fn_inputs['target_tokens'] holds floats; it must be int64.")
+        inputs["target_tokens"] = inputs["target_tokens"].reshape(inputs["target_tokens"].shape or 1)
     return Datum(tokens, inputs, images)
 
 

@@ -51,8 +51,8 @@ def decode_tensor(
 ) -> Numbers:
     """Return a dense array of int64 or float32.
 
-    Entries that the compressed rows do not list have the value `unlisted`. A dense tensor without a shape has one
-    dimension.
+    Entries that the compressed rows do not list have the value `unlisted`. A dense tensor without a shape is a
+    scalar if it has one value, and has one dimension otherwise: a message cannot tell the shape `[]` from none.
     """
     dtype = NUMPY_DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -71,7 +71,7 @@ def decode_tensor(
 
 
 def _reshape(where: str, flat: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
-    if not shape:
+    if not shape and len(flat) != 1:
         return flat
     if math.prod(shape) != len(flat):
         raise UserError(f"{where} has {len(flat)} values, but its shape {list(shape)} needs {math.prod(shape)}.")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, cast
 
 import pytest
@@ -22,7 +23,7 @@ from tinsmith_operator.common.actions import (
     WriteStatus,
 )
 from tinsmith_operator.common.drift import as_stored, holds
-from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, Refused
+from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, Refused, Unavailable
 from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.resources import SECRETS, SERVICES, SESSIONS, Key, Ref
@@ -54,6 +55,9 @@ class House:
     @property
     def session(self) -> TrainingSession:
         return parse_session(self.cluster.objects[SESSION])
+
+    def events(self) -> list[tuple[str, int]]:
+        return [(each["reason"], each["count"]) for ref, each in self.cluster.objects.items() if ref.kind == "Event"]
 
     async def act(self, *actions: Any) -> None:
         await self.actor.act(self.session, actions)
@@ -247,6 +251,34 @@ async def test_the_first_failure_ends_the_round(house: House) -> None:
     with pytest.raises(NotLeading):
         await house.act(Create(manifest(SERVICE)), WriteStatus({"epoch": 3}))
     assert "status" not in house.cluster.objects[SESSION]
+
+
+@pytest.mark.parametrize(
+    ("verb", "error"),
+    [("create", NotLeading("no lease")), ("create", Unavailable("down")), ("apply", Unavailable("no answer"))],
+    ids=["lease renewed late", "event not answered", "status not answered"],
+)
+async def test_an_event_that_was_not_written_is_written_once_in_the_next_round(
+    house: House, verb: str, error: Exception
+) -> None:
+    house.cluster.failures[verb] = [error]
+    with contextlib.suppress(NotLeading, Unavailable):
+        await house.act(WriteStatus({"epoch": 3}), EVENT)
+    assert house.events() == []
+    await house.act(*((WriteStatus({"epoch": 3}), EVENT) if verb == "apply" else ()))
+    assert house.events() == [("Ready", 1)]
+    await house.act()
+    assert house.events() == [("Ready", 1)]
+
+
+async def test_while_no_event_is_answered_the_rest_is_done_and_one_request_is_made_a_round(house: House) -> None:
+    other = Emit(EventType.WARNING, "JournalReplaced", "The claim is another one.")
+    house.cluster.failures["create"] = [Unavailable("down")]
+    await house.act(EVENT, other, WriteStatus({"epoch": 3}))
+    assert house.cluster.objects[SESSION]["status"] == {"epoch": 3}
+    assert [verb for verb, kind, _ in house.cluster.requests if kind == "Event"] == ["create"]
+    await house.act()
+    assert house.events() == [("Ready", 1), ("JournalReplaced", 1)]
 
 
 async def test_a_refusal_is_kept_until_it_succeeds_and_does_not_keep_the_status_from_being_told(house: House) -> None:

@@ -199,6 +199,11 @@ def test_a_microbatch_of_datums_with_and_without_optional_inputs_is_complete() -
     assert arrays.loss_inputs["clip_high_threshold"][:2, 0].tolist() == pytest.approx([1.3, 1.5])
 
 
+def test_an_input_of_one_token_needs_no_shape() -> None:
+    loss = prepare_loss(LossSpec("cross_entropy"), [with_inputs(sft_datum(1), weights=np.float32(0.5))])
+    assert loss.arrays[0]["weights"].tolist() == [0.5]
+
+
 def test_every_loss_a_client_may_ask_for_has_a_function_or_a_stand_in() -> None:
     assert loss_names() == ("cross_entropy", *POLICY_LOSSES, "stable_reinforce")
     assert loss_names(map_stable_reinforce=False) == ("cross_entropy", *POLICY_LOSSES)

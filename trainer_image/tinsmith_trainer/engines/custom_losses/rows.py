@@ -83,6 +83,8 @@ def _input_of(index: int, datum: Datum, declared: LossInput) -> Numbers:
     values = datum.loss_inputs.get(declared.name)
     if values is None:
         raise UserError(f"Datum {index}: the custom loss needs the input {declared.name}.")
+    if declared.rank == datum.length == 1:
+        values = values.reshape(values.shape or 1)  # one value without a shape
     if values.ndim != declared.rank:
         raise UserError(
             f"Datum {index}: {declared.name} has shape {list(values.shape)}; the custom loss declares rank "
