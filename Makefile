@@ -270,7 +270,7 @@ lock: ## resolve dev/requirements/*.txt again
 	    $(RESOLVE_ALONE) --python-version 3.11 --no-annotate dev/requirements/$$lock.in --output-file dev/requirements/$$lock.txt || exit 1; \
 	done
 	@# Packages that are added to third-party images, and packages that tests install over the locked ones.
-	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 playground:3.11 art:3.11 rllm:3.11 verifiers:3.11 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
+	for lock in nemo-rl-image:3.13 gpu-image:3.13 gpu-wheels:3.12 miles-image:3.12 playground:3.11 art:3.11 rlcli:3.11 rllm:3.11 verifiers:3.11 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
 	    "$$(dev/scripts/find-uv)" pip compile $(UPGRADE) --quiet --no-config --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	        --python-version $${lock#*:} dev/requirements/$${lock%:*}.in \
 	        --output-file dev/requirements/$${lock%:*}.txt || exit 1; \
@@ -304,8 +304,8 @@ zoo: venv ## compare a tiny model of each family with plain PEFT and its own sam
 tutorials: venv ## run the notebooks of docs/tutorials and write their outputs; ONLY=… selects some
 	TINSMITH_TUTORIALS=write $(BIN)/pytest tests/tutorials/test_tutorials.py tests/cluster/node/test_tutorial.py -k "test_runs_to_its_end and ($(ONLY))"
 
-recipes: venv ## run and check the cookbook's programs and seven other programs; writes docs/reference/recipes.md; PROGRAMS="sl_loop …" selects some
-	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py third-party cookbook-extras playground art verifiers
+recipes: venv ## run and check the cookbook's programs and eight other programs; writes docs/reference/recipes.md; PROGRAMS="sl_loop …" selects some
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py third-party cookbook-extras playground art rlcli verifiers
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/cookbook_sources.py
 	PYTHONPATH=tests:dev/testcluster:dev/scripts $(BIN)/python -m support.recipes $(PROGRAMS)
 

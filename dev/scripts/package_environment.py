@@ -69,6 +69,7 @@ THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_an
 COOKBOOK_EXTRAS = Packages("cookbook-extras", "Further packages of parts of tinker-cookbook", on_running_python=True)
 PLAYGROUND = Packages("playground", "A playground for checkpoints", on_running_python=True)
 ART = Packages("art", "A trainer of agents", on_running_python=True)
+RLCLI = Packages("rlcli", "A command line for training", on_running_python=True)
 RLLM = Packages("rllm", "What rLLM needs", on_running_python=True)
 VERIFIERS = Packages("verifiers", "Environments of verifiers 0.4", on_running_python=True)
 RELEASE_TOOLS = Packages("release-tools", "Tools of a release", on_running_python=True)
@@ -89,6 +90,7 @@ KNOWN: Mapping[str, Packages] = {
         COOKBOOK_EXTRAS,
         PLAYGROUND,
         ART,
+        RLCLI,
         RLLM,
         VERIFIERS,
         RELEASE_TOOLS,

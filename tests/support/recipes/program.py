@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cookbook_sources import sources_directory
-from package_environment import ART, COOKBOOK_EXTRAS, PLAYGROUND, THIRD_PARTY, VERIFIERS, environment_directory
+from package_environment import ART, COOKBOOK_EXTRAS, PLAYGROUND, RLCLI, THIRD_PARTY, VERIFIERS, environment_directory
 from support.recipes.checks import Check, problems
 from support.recipes.names import BRIEF, MODELS
 from support.recipes.running import Run, Runner
@@ -56,6 +56,7 @@ class Program:
         places = {"folder": str(runner.folder(self.name)), "third_party": str(environment_directory(THIRD_PARTY))}
         places |= {"url": runner.server.url, "playground": str(environment_directory(PLAYGROUND))}
         places |= {"art": str(environment_directory(ART)), "verifiers": str(environment_directory(VERIFIERS))}
+        places |= {"rlcli": str(environment_directory(RLCLI))}
         places |= {"sources": str(sources_directory()), "extras": str(environment_directory(COOKBOOK_EXTRAS))}
         if self.after is not None:
             last = _last_checkpoint(runner.folder(self.after))

@@ -7,6 +7,7 @@ recipe has by default is left alone.
 from __future__ import annotations
 
 from support.recipes.program import Program
+from support.recipes.programs.command_lines import COMMAND_LINES
 from support.recipes.programs.cookbook_tests import OWN_TESTS
 from support.recipes.programs.games import GAMES
 from support.recipes.programs.judgements import JUDGEMENTS
@@ -18,4 +19,4 @@ from support.recipes.programs.teachers import TEACHERS
 from support.recipes.programs.third_parties import THIRD_PARTIES
 
 TRAINING = (*SUPERVISED, *REWARD, *GAMES, *PREFERENCE, *TEACHERS, *JUDGEMENTS)
-PROGRAMS: tuple[Program, ...] = (*TRAINING, *SAVED_SAMPLERS, *OWN_TESTS, *THIRD_PARTIES)
+PROGRAMS: tuple[Program, ...] = (*TRAINING, *SAVED_SAMPLERS, *COMMAND_LINES, *OWN_TESTS, *THIRD_PARTIES)
