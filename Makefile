@@ -63,7 +63,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv light-venv test-light demo demo-cluster demo-kind kind-node-image test test-all test-rest test-one test-unit test-gpu gpu-run gpu-wheels gpu-rehearsal test-other-pythons check console console-check console-packages console-pictures sizes docs golden format proto lock bench \
-    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-tinker-cloud test-rllm test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
+    test-nodes test-programs test-clusters test-faults test-contracts test-recipes test-vllm test-nemo-rl test-miles test-tinker-cloud test-rllm test-skyrl-agent test-keda package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-load cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean upgrade packages set-version audit sbom chart image-list docs-site
 
 help: ## list the targets
@@ -160,6 +160,10 @@ test-tinker-cloud: venv ## run tinker-cloud's acceptance programs from a checkou
 test-rllm: venv ## run rLLM's commands for training from a checkout: RLLM=…
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py rllm
 	RLLM="$(RLLM)" $(PYTEST) -m rllm tests/real_rllm
+
+test-skyrl-agent: venv ## run SkyRL-agent's training from checkouts: SKYRL=… TEVATRON=…
+	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/package_environment.py skyrl-agent
+	SKYRL="$(SKYRL)" TEVATRON="$(TEVATRON)" $(PYTEST) -m skyrl_agent tests/real_skyrl_agent
 
 sdk-environments: venv ## install each generation of the tinker SDK once, in separate environments
 	@PYTHONPATH=dev/testcluster $(BIN)/python dev/scripts/sdk_environments.py
@@ -262,6 +266,9 @@ lock: ## resolve dev/requirements/*.txt again
 	$(RESOLVE_ALONE) --python-version 3.11 dev/requirements/cookbook-extras.in --output-file dev/requirements/cookbook-extras.txt
 	$(RESOLVE_ALONE) --python-version 3.13 --override dev/requirements/nemo-rl-cpu-overrides.txt dev/requirements/nemo-rl-cpu.in \
 	    --output-file dev/requirements/nemo-rl-cpu.txt
+	$(RESOLVE_ALONE) --python-version 3.12 --constraints $(LOCK) --override dev/requirements/nemo-rl-cpu-overrides.txt \
+	    dev/requirements/skyrl-agent.in \
+	    --output-file dev/requirements/skyrl-agent.txt
 	$(RESOLVE) --python-version 3.12 --override dev/requirements/nemo-rl-cpu-overrides.txt \
 	    --config-file dev/requirements/miles-cpu.toml dev/requirements/miles-cpu.in --output-file dev/requirements/miles-cpu.txt
 	$(RESOLVE_ALONE) --python-version 3.12 --override dev/requirements/nemo-rl-cpu-overrides.txt dev/requirements/gpu-lookalike.in \

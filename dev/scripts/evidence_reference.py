@@ -69,6 +69,12 @@ SUBJECTS = (
         ("tinker", "tinker-cookbook"),
     ),
     Subject(
+        "skyrl-agent",
+        "SkyRL-agent at a956457, reinforcement learning: steps, rewards, checkpoints, resumption",
+        "make test-skyrl-agent SKYRL=../SkyRL TEVATRON=../tevatron",
+        ("tinker",),
+    ),
+    Subject(
         "vllm",
         "the promises of samplers, asked of vLLM itself on a CPU",
         "make test-vllm",

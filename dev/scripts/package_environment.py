@@ -71,6 +71,7 @@ PLAYGROUND = Packages("playground", "A playground for checkpoints", on_running_p
 ART = Packages("art", "A trainer of agents", on_running_python=True)
 RLCLI = Packages("rlcli", "A command line for training", on_running_python=True)
 RLLM = Packages("rllm", "What rLLM needs", on_running_python=True)
+SKYRL_AGENT = Packages("skyrl-agent", "What SkyRL-agent needs on a CPU", python="3.12")
 VERIFIERS = Packages("verifiers", "Environments of verifiers 0.4", on_running_python=True)
 RELEASE_TOOLS = Packages("release-tools", "Tools of a release", on_running_python=True)
 DOCS_SITE = Packages("docs-site", "Sphinx for the documentation site", on_running_python=True)
@@ -92,6 +93,7 @@ KNOWN: Mapping[str, Packages] = {
         ART,
         RLCLI,
         RLLM,
+        SKYRL_AGENT,
         VERIFIERS,
         RELEASE_TOOLS,
         DOCS_SITE,

@@ -10,97 +10,42 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from package_environment import RLLM, environment_directory
-from tinsmith.local_server import free_port, running_server
+from support.server.other_programs import Installation, checkout, installation, run_of
+from tinsmith.local_server import free_port
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.rllm, pytest.mark.timeout(900)]
 
 # rLLM chooses the chat format by the name of the model.
 MODEL = "Qwen/Qwen3-8B"
-API_KEY = "tml-dev-key"
 STEPS = 8
 MEAN_REWARD = re.compile(r"^step:(\d+) .*reward/letters/mean:np\.float64\(([0-9.e-]+)\)", re.MULTILINE)
 MEAN_NLL = re.compile(r"train_mean_nll:([0-9.]+)")
 
 
-@dataclass(frozen=True)
-class Place:
-    """A server, and the folder in which the commands run. The folder of the model has the model's name."""
-
-    url: str
-    folder: Path
-    checkout: Path
-
-    def rllm(self, *arguments: object) -> str:
-        """Run a command of rLLM, and return its output."""
-        command = [sys.executable, "-m", "rllm.cli.main", *map(str, arguments)]
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self._environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-    def get(self, path: str) -> dict[str, list[dict[str, object]]]:
-        answer = httpx.get(f"{self.url}/api/v1/training_runs{path}", headers={"X-API-Key": API_KEY})
-        found: dict[str, list[dict[str, object]]] = answer.raise_for_status().json()
-        return found
-
-    def optimizer_steps(self, run_id: str) -> int:
-        """Return the number of optimizer steps that the server counted."""
-        return len(self.get(f"/{run_id}/metrics")["steps"])
-
-    def checkpoints(self, run_id: str) -> set[object]:
-        return {checkpoint["tinker_path"] for checkpoint in self.get(f"/{run_id}/checkpoints")["checkpoints"]}
-
-    def _environment(self) -> dict[str, str]:
-        environment = str(environment_directory(RLLM))
-        packages = sysconfig.get_path("purelib", vars={"base": environment, "platbase": environment})
-        folders = (packages, self.checkout, self.checkout / "rllm-model-gateway" / "src", Path(__file__).parent)
-        return {
-            **os.environ,
-            "TINKER_BASE_URL": self.url,
-            "TINKER_API_KEY": API_KEY,
-            "TINKER_TELEMETRY": "0",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(map(str, folders)),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "RLLM_HOME": str(self.folder / "home"),
-        }
-
-
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    checkout = os.environ.get("RLLM")
-    if not checkout:
-        pytest.fail("set RLLM to a checkout of rllm-org/rllm")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     folder = tmp_path_factory.mktemp("rllm")
-    model = folder / MODEL
-    model.parent.mkdir()
-    make_tiny_model(model)
-    arguments = [f"--data={folder}/data", f"--model={MODEL}={model}", "--log-level=warning"]
-    with running_server(arguments, API_KEY, folder) as url:
-        yield Place(url, folder, Path(checkout).absolute())
+    make_tiny_model(folder / MODEL)
+    with installation(folder, MODEL) as started:
+        yield started
 
 
-def run_of(checkpoint: str) -> str:
-    return checkpoint.removeprefix("tinker://").partition("/")[0]
+def rllm(place: Installation, *arguments: object) -> str:
+    """Run a command of rLLM, and return its output."""
+    source = checkout("RLLM", "rllm-org/rllm")
+    environment = str(environment_directory(RLLM))
+    packages = sysconfig.get_path("purelib", vars={"base": environment, "platbase": environment})
+    folders = (packages, source, source / "rllm-model-gateway" / "src", Path(__file__).parent)
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "RLLM_HOME": str(place.folder / "home")}
+    return place.run([sys.executable, "-m", "rllm.cli.main", *arguments], variables)
 
 
 def last_checkpoint(output: Path) -> dict[str, str]:
@@ -115,7 +60,7 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def test_supervised_training_lowers_the_loss_and_saves_checkpoints(place: Place) -> None:
+def test_supervised_training_lowers_the_loss_and_saves_checkpoints(place: Installation) -> None:
     sums = [(first, second) for first in range(8) for second in range(8)]
     conversations: list[dict[str, object]] = [
         {
@@ -127,7 +72,8 @@ def test_supervised_training_lowers_the_loss_and_saves_checkpoints(place: Place)
         for first, second in sums
     ]
     file, output = write_rows(place.folder / "sums.jsonl", conversations), place.folder / "supervised"
-    said = place.rllm(
+    said = rllm(
+        place,
         *("sft", "--train-file", file, "--model", MODEL, "--output", output),
         *("--lr", 0.003, "--batch-size", len(sums) // STEPS, "--save-freq", STEPS // 2),
     )
@@ -139,9 +85,10 @@ def test_supervised_training_lowers_the_loss_and_saves_checkpoints(place: Place)
     assert place.checkpoints(run_id) == {row[kind] for row in saved for kind in ("state_path", "sampler_path")}
 
 
-def test_reinforcement_learning_raises_the_reward_and_resumes(place: Place) -> None:
+def test_reinforcement_learning_raises_the_reward_and_resumes(place: Installation) -> None:
     tasks: list[dict[str, object]] = [{"question": f"Write about {number}."} for number in range(2 * STEPS)]
-    place.rllm(
+    rllm(
+        place,
         *("dataset", "register", "letters", "--split", "train"),
         *("--file", write_rows(place.folder / "tasks.jsonl", tasks)),
     )
@@ -153,7 +100,7 @@ def test_reinforcement_learning_raises_the_reward_and_resumes(place: Place) -> N
         *("--model", MODEL, "--lr", 0.01, "--batch-size", 2, "--group-size", 16, "--max-tokens", 8),
         *("--save-freq", STEPS // 2, "--config", gateway, "--output", output),
     )
-    rewards = {int(step): float(reward) for step, reward in MEAN_REWARD.findall(place.rllm(*train))}
+    rewards = {int(step): float(reward) for step, reward in MEAN_REWARD.findall(rllm(place, *train))}
     assert sorted(rewards) == [*range(1, STEPS + 1)]
     means = [rewards[step] for step in sorted(rewards)]
     assert statistics.mean(means[-2:]) > statistics.mean(means[:2]), means
@@ -162,7 +109,7 @@ def test_reinforcement_learning_raises_the_reward_and_resumes(place: Place) -> N
     assert place.optimizer_steps(run_id) == STEPS
     assert {last["state_path"], last["sampler_path"]} <= place.checkpoints(run_id)
 
-    later = {int(step): float(reward) for step, reward in MEAN_REWARD.findall(place.rllm(*train, "--epochs", 2))}
+    later = {int(step): float(reward) for step, reward in MEAN_REWARD.findall(rllm(place, *train, "--epochs", 2))}
     assert len(later) == STEPS
     assert min(later) > STEPS
     assert later[min(later)] > means[0], (means, later)

@@ -30,6 +30,7 @@ NOT_ASKED_FOR = {
     "miles": "They ask Miles itself, and were not asked for: `make test-miles` runs them.",
     "tinker_cloud": "They are programs of tinker-cloud, and were not asked for: `make test-tinker-cloud` runs them.",
     "rllm": "They are programs of rLLM, and were not asked for: `make test-rllm` runs them.",
+    "skyrl_agent": "They are programs of SkyRL-agent, and were not asked for: `make test-skyrl-agent` runs them.",
     "keda": "They need KEDA, whose build takes minutes, and were not asked for: `make test-keda` runs them.",
     "recipes": "They are programs that take minutes, and were not asked for: `make recipes` runs them.",
 }
@@ -51,6 +52,7 @@ LANES = {
     "real_miles": "miles",
     "real_nemo_rl": "nemo-rl",
     "real_rllm": "rllm",
+    "real_skyrl_agent": "skyrl-agent",
     "real_tinker_cloud": "tinker-cloud",
     "recipes": "recipes",
     "sdk": "programs",

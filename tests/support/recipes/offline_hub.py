@@ -38,11 +38,11 @@ def make_offline_hub(directory: Path) -> None:
     for seed, name in enumerate(MODELS):
         if name == SEEING:
             make_tiny_vision_model(directory / name)
+        elif name in BRIEF_ONES:
+            make_brief_model(directory / name, seed=seed)
         else:
             family: Family = "llama3" if name == LLAMA else "qwen3"
             make_tiny_model(directory / name, family=family, shape=SHAPE, seed=seed)
-    for name in BRIEF_ONES:
-        _answer_briefly(directory / name)
     tokenizer = directory / LLAMA_TOKENIZER
     tokenizer.mkdir(parents=True)
     for file in TOKENIZER_FILES:
@@ -56,12 +56,13 @@ def make_offline_hub(directory: Path) -> None:
     sentences.write_text("".join(sentences.read_text().splitlines(keepends=True)[:SENTENCES]))
 
 
-def _answer_briefly(directory: Path) -> None:
-    """Make a random model say BOX, a digit and the end of its turn, or else end after a few tokens.
+def make_brief_model(directory: Path, *, seed: int = 0) -> None:
+    """Make a random model that says BOX, a digit and the end of its turn, or else ends after a few tokens.
 
     Embedding values that are far larger than the others reach the end of the residual stream unchanged: the first
     exists for every token, and there is one more for each token that another has to follow.
     """
+    make_tiny_model(directory, family="qwen3", shape=SHAPE, seed=seed)
     model = AutoModelForCausalLM.from_pretrained(directory)
     chain = _chain(AutoTokenizer.from_pretrained(directory))
     head, embeddings = model.lm_head.weight, model.model.embed_tokens.weight
