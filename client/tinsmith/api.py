@@ -173,6 +173,18 @@ class Api(ServerClient):
         waiting = self._call("GET", "/waiting_models").get("waiting_models", [])
         return [WaitingModel(model["model_id"], model["waiting_seconds"], model.get("reason")) for model in waiting]
 
+    def training_runs(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest training runs of the key's tenant, newest first."""
+        return list(self._call("GET", f"/training_runs?limit={limit}")["training_runs"])
+
+    def training_run(self, run_id: str) -> dict[str, Any]:
+        return self._call("GET", f"/training_runs/{quote(run_id)}")
+
+    def run_series(self, run_id: str, after: int = 0, after_reported: int = 0) -> dict[str, Any]:
+        """Return the part of a run's series after the cursors, with the cursors of the next call."""
+        cursors = f"after={after}&after_reported={after_reported}&limit=10000"
+        return self._call("GET", f"/training_runs/{quote(run_id)}/metrics?{cursors}")
+
     def tokenizer_archive(self, base_model: str) -> bytes:
         """Return the zip file of the base model's tokenizer. Wait while the base model is loaded."""
         path = f"/models/{quote(base_model)}/tokenizer"

@@ -36,6 +36,20 @@ def fail(command: str, message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def figure(value: float | str | None) -> str:
+    """Return a number with four significant digits. Other values are returned as text."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Return hours, minutes and seconds, for example `1:05` for 65 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A line in a tree, and the branches below this line. `style` is a style of rich, used only on terminals."""

@@ -24,6 +24,10 @@ ANSWERS = {
     "/api/v1/create_session": (422, {"detail": f"there is no room for {ID}"}),
     "/api/v1/get_server_capabilities": (200, {"supported_models": [{"model_name": ID}]}),
     "/api/v1/waiting_models": (200, {"waiting_models": [{"model_id": ID, "waiting_seconds": 1, "reason": ID}]}),
+    "/api/v1/training_runs?limit=20": (
+        200,
+        {"training_runs": [{"training_run_id": ID, "base_model": ID, "state": "ready"}]},
+    ),
     f"/api/v1/models/{quote(ID)}/tokenizer": (404, {"detail": f"there is no base model {ID}"}),
     f"/api/v1/promotions/{ID}": (404, {"detail": f"you have no promoted name {ID}"}),
     "/api/v1/promotions": (
@@ -49,6 +53,7 @@ COMMANDS = {
     "models": [],
     "parity": ["--engine", f"module:{ID}", "--engine", "peft", "--model", ID],
     "promote": ["--list"],
+    "runs": [],
     "serve": ["--config", ID],
     "tenants": ["list", "--data", ID],
     "tokenizer": [ID],

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from tinker_cookbook.utils import ml_log
 from typing_extensions import override
 
-from tinsmith.console import make_console
+from tinsmith.console import duration, figure, make_console
 from tinsmith.training.run_logs.metrics import Plain, numbers_of
 
 HEADLINES = {
@@ -61,7 +61,7 @@ class ConsoleLogger(ml_log.Logger):
             self._pace.note(step, trained)
             self._show_step(step, self._pace.rate | headlines(trained))
         if evaluated:
-            self._print(_line(step, {name: _figure(value) for name, value in evaluated.items()}))
+            self._print(_line(step, {name: figure(value) for name, value in evaluated.items()}))
 
     @override
     def close(self) -> None:
@@ -71,7 +71,7 @@ class ConsoleLogger(ml_log.Logger):
     def _show_step(self, step: int, figures: dict[str, str]) -> None:
         if not self._console.is_terminal:
             left = self._pace.seconds_left(step, self._total)
-            self._print(_line(step, figures | ({} if left is None else {"left": _duration(left)}), self._total))
+            self._print(_line(step, figures | ({} if left is None else {"left": duration(left)}), self._total))
             return
         if self._progress is None or self._task is None:
             self._progress, self._task = self._bar()
@@ -102,7 +102,7 @@ class _Pace:
         now = self._clock()
         tokens = next((float(metrics[name]) for name in TOKENS if name in metrics), None)
         if tokens is not None and now > self._noted_at:
-            self.rate = {"tokens/s": _figure(tokens / (now - self._noted_at))}
+            self.rate = {"tokens/s": figure(tokens / (now - self._noted_at))}
         self._noted_at = now
         self._began = self._began or (step, now)
 
@@ -116,10 +116,10 @@ class _Pace:
 
 def headlines(metrics: Mapping[str, Plain]) -> dict[str, str]:
     """Return the metrics of a step to show: the metrics in HEADLINES, or else the first few numbers."""
-    known = {HEADLINES[name]: _figure(value) for name, value in metrics.items() if name in HEADLINES}
+    known = {HEADLINES[name]: figure(value) for name, value in metrics.items() if name in HEADLINES}
     if known:
         return known
-    return {name: _figure(value) for name, value in list(numbers_of(metrics).items())[:MOST_OTHERS]}
+    return {name: figure(value) for name, value in list(numbers_of(metrics).items())[:MOST_OTHERS]}
 
 
 def _line(step: int | None, figures: Mapping[str, str], total: int | None = None) -> str:
@@ -129,15 +129,3 @@ def _line(step: int | None, figures: Mapping[str, str], total: int | None = None
 
 def _words(figures: Mapping[str, str]) -> str:
     return "  ".join(f"{name} {value}" for name, value in figures.items())
-
-
-def _figure(value: Plain) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
