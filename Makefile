@@ -351,7 +351,7 @@ images: ## build the container images into archives, with docker or buildah
 images-clean: ## remove the images' archives and their build caches
 	$(IMAGES) clean
 
-test-trainer-image: ## run the tests of engines, models and the built-in sampler with the Python and PyTorch of the trainer's image
+test-trainer-image: ## run the quick tests of engines, models and the built-in sampler with the Python and PyTorch of the trainer's image
 	$(IMAGES) test-trainer
 
 debian-packages: ## install the Debian packages that the tests need: PostgreSQL and the parts of a test cluster (as root, on Debian)

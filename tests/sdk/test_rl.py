@@ -1,9 +1,8 @@
-"""Reinforcement learning on the real server: the programs of docs/how-to/training.md, kills, shadows, verifiers."""
+"""Reinforcement learning on the real server: the programs of docs/how-to/training.md, shadows, verifiers."""
 
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -20,20 +19,12 @@ from tinsmith.training import MinibatchPlan, RLTrainer, ShadowClient, StepReport
 
 MODEL = "tiny/other-name"
 FORECASTER = "forecasting("
-KILLS = 3
-SHORT_STEPS = 6
 PROGRAM_OF_VERIFIERS = Path(__file__).parents[1] / "support" / "client" / "verifiers_program.py"
 
 
 def steps_of(program: PageProgram) -> list[list[float]]:
     """Return what the program prints for each step, the reward first."""
     return [[float(word) for word in said.split()] for _, said in sorted(program.run().values.items())]
-
-
-def short(source: str) -> str:
-    """Return the same program with as many steps as a kill needs."""
-    assert "24, 16" in source
-    return source.replace("24, 16", f"{SHORT_STEPS}, 4")
 
 
 def test_the_forecaster_of_the_page_learns_to_report_its_belief(server: ServedInstallation, tmp_path: Path) -> None:
@@ -54,24 +45,6 @@ def test_the_game_of_the_example_is_played_off_policy_to_its_bound_while_a_shado
     assert len(steps) == 8
     assert {stale for _, stale, _ in steps} == {0, 1}, "0 is the first step's"
     assert steps[-1][-1] > 0, "the shadow trains meanwhile"
-
-
-def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undisturbed_one(
-    server: ServedInstallation, tmp_path: Path
-) -> None:
-    source = short(page_program(FORECASTER))
-    undisturbed = PageProgram(server, tmp_path / "undisturbed", source, MODEL)
-    disturbed = PageProgram(server, tmp_path / "disturbed", source, MODEL)
-    expected = undisturbed.run().values
-    assert sorted(expected) == list(range(1, SHORT_STEPS + 1))
-    seed = random.randrange(2**32)
-    moments = random.Random(seed)
-    lives = [disturbed.run((moments.randint(1, 3), moments.uniform(0, 0.5))) for _ in range(KILLS)]
-    lives.append(disturbed.run())
-    assert lives[0].killed
-    for life in lives:
-        assert life.values.items() <= expected.items(), f"seed {seed}"
-    assert disturbed.adapter(SHORT_STEPS) == undisturbed.adapter(SHORT_STEPS), f"seed {seed}"
 
 
 async def trained(client: tinker.ServiceClient, *, shadows: list[ShadowClient]) -> tuple[list[float], list[float]]:

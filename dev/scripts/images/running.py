@@ -19,8 +19,11 @@ TOOLS_LOCK = ROOT / "dev" / "requirements" / "image-tests.txt"
 FIND_UV = ROOT / "dev" / "scripts" / "find-uv"
 SOURCE = "/tmp/source"
 TOOLS = "/tmp/tools"
-# Tests whose results could differ with another Python or another PyTorch build.
+# Tests whose results could differ with another Python or another PyTorch build. The slow tests repeat these promises
+# on other devices, in other precisions and at larger sizes.
 TRAINER_TESTS = (
+    "-m",
+    "quick",
     "tests/contract/engine",
     *(f"tests/unit/trainer/{folder}" for folder in ("engines", "sampling/builtin", "torch_model")),
 )
