@@ -123,7 +123,7 @@ class Settings(BaseSettings):
         600, description="Seconds for which a deletion waits until the session's adapters are saved."
     )
     resync_seconds: Seconds = Field(
-        600, description="Most seconds between two reconciles of a session; they cost no request."
+        3600, description="Period in which each session is reconciled once, even without an event; it costs no request."
     )
     describe_seconds: float = Field(60, ge=1, description="Seconds between two calls of `Describe` to a worker.")
     concurrent_reconciles: int = Field(16, ge=1, description="Sessions and pools reconciled at the same time.")

@@ -6,7 +6,7 @@ After a reconcile, the controller requeues the key immediately, later, or with a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tinsmith_operator.api.owner import Unreadable
@@ -78,6 +78,19 @@ class Controller:
             self._queue.settle(key)
             self._queue.release(key)
         self._queue.add(key, self._precedence(key))
+
+    async def resync(self, keys: Callable[[], Sequence[Key]], seconds: float) -> None:
+        """Enqueue each key once in a period of this many seconds, until cancelled.
+
+        The keys are spread over the period. Five thousand at once would delay events by 12 s.
+        """
+        while True:
+            known = keys()
+            for key in known:
+                await asyncio.sleep(seconds / len(known))
+                self.enqueue(key)
+            if not known:
+                await asyncio.sleep(seconds)
 
     async def run(self) -> None:
         """Reconcile keys until cancelled.

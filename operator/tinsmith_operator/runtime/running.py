@@ -344,10 +344,11 @@ class Operator:
             self._enqueue_all()
         self._acts.set()
 
-    async def _resync(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.resync_seconds)
-            self._enqueue_all()
+    def _resync(self) -> Coroutine[Any, Any, None]:
+        return self._controller.resync(self._known_keys, self._settings.resync_seconds)
+
+    def _known_keys(self) -> list[Key]:
+        return [key for key in self._cache.reconciled() if self._informer.knows(key.namespace)]
 
     def _enqueue(self, key: Key) -> None:
         """Enqueue a key if the state of its namespace is known.
@@ -358,8 +359,8 @@ class Operator:
             self._controller.enqueue(key)
 
     def _enqueue_all(self) -> None:
-        for key in self._cache.reconciled():
-            self._enqueue(key)
+        for key in self._known_keys():
+            self._controller.enqueue(key)
 
     def _on_leading(self, leading: bool) -> None:
         if leading:

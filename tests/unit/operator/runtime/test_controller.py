@@ -175,6 +175,29 @@ async def test_a_session_met_while_the_lease_was_renewed_late_is_checked_again_i
 
 
 @simulated_time
+async def test_a_resync_spreads_the_keys_over_its_period() -> None:
+    times: list[tuple[float, str]] = []
+    began = asyncio.get_running_loop().time()
+
+    async def reconcile(key: Key) -> ReconcileResult:
+        times.append((asyncio.get_running_loop().time() - began, key.name))
+        return SETTLED
+
+    known: list[Key] = []
+    acts = asyncio.Event()
+    acts.set()
+    controller = Controller(WorkQueue(), reconcile, unchanged, Metrics(), acts)
+    tasks = [asyncio.create_task(controller.run()), asyncio.create_task(controller.resync(lambda: [*known], 60))]
+    await asyncio.sleep(30)
+    known += [Key("tin", name, "TrainingSession") for name in "abc"]
+    await asyncio.sleep(155)
+    assert times == [(80, "a"), (100, "b"), (120, "c"), (140, "a"), (160, "b"), (180, "c")]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@simulated_time
 async def test_other_tasks_have_their_turn_between_any_two_keys_at_rest() -> None:
     """Otherwise a resync of hundreds of keys would delay the renewal of the Lease."""
     seen: list[str] = []
