@@ -32,7 +32,7 @@ class Precedence(IntEnum):
     STARTING = 3
 
 
-MOST_OVERTAKEN = {Precedence.NEW: 16, Precedence.FIRST_STATUS: 24, Precedence.STARTING: 64}
+MOST_OVERTAKEN = {Precedence.NEW: 16, Precedence.FIRST_STATUS: 16, Precedence.STARTING: 64}
 """The largest number of other keys that may overtake the oldest key of this precedence."""
 
 
