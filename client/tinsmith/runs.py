@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
@@ -53,7 +53,7 @@ def runs(
         fail("runs", str(error))
 
 
-def _print_runs(found: list[Fields], *, as_json: bool) -> None:
+def _print_runs(found: Sequence[Fields], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
     elif not found:
@@ -62,7 +62,7 @@ def _print_runs(found: list[Fields], *, as_json: bool) -> None:
         make_console().print(_table(found))
 
 
-def _table(found: list[Fields]) -> Table:
+def _table(found: Sequence[Fields]) -> Table:
     named = any(run.get("display_name") for run in found)
     table = Table(box=None, pad_edge=False)
     # A narrow terminal must not cut the IDs, which are copied from here.
