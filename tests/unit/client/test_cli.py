@@ -50,6 +50,7 @@ def test_all_packages_register_their_commands() -> None:
         "models",
         "parity",
         "promote",
+        "runs",
         "serve",
         "tenants",
         "tokenizer",
