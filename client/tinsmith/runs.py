@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from rich.table import Table
 
 from tinsmith.api import Api, ApiError, NotYet, Unreachable
-from tinsmith.console import AsJson, BaseUrl, duration, fail, figure, make_console
+from tinsmith.console import AsJson, BaseUrl, duration, fail, figure, make_console, print_error
 from tinsmith.credentials import api_key_from_environment, base_url_from_environment
 
 FOLLOW_SECONDS = 2.0
@@ -98,14 +99,20 @@ def _progress(run: Fields) -> tuple[str, str, str, str]:
 def _print_series(api: Api, run_id: str, limit: int, follow: bool, as_json: bool) -> None:
     """Print the newest points of the series, then the new points until the run ends if `follow` is true."""
     series = _Series(api, run_id)
-    points = series.new_points()
+    points = deque(series.new_points(), maxlen=limit)
     if not points and not follow:
         make_console(stderr=True).print(f"{run_id} has run no optimizer step yet; --follow waits for the first")
-    _print_points(points[-limit:], as_json=as_json)
+    _print_points(points, as_json=as_json)
+    is_away = False
     while follow and not series.has_ended:
         time.sleep(FOLLOW_SECONDS)
-        with suppress(Unreachable, NotYet):  # the server restarts
+        try:
             _print_points(series.new_points(), as_json=as_json)
+            is_away = False
+        except (Unreachable, NotYet) as error:
+            if not is_away:
+                print_error(f"tinsmith runs: {error}; trying again until the server answers")
+            is_away = True
 
 
 class _Series:
@@ -118,26 +125,24 @@ class _Series:
         self._cursors: dict[str, int] = {}
         self._ended_before = False
 
-    def new_points(self) -> list[Fields]:
-        """Return the points after the last ones, oldest first."""
+    def new_points(self) -> Iterator[Fields]:
+        """Yield the points after the last ones, oldest first. After an error, the next call continues from there."""
         has_ended = self._api.training_run(self._run_id)["state"] in ENDED
-        points: list[Fields] = []
         more = True
         while more:
             part = self._api.run_series(self._run_id, **self._cursors)
             self._cursors = {name: part[name] for name in ("after", "after_reported")}
-            points += sorted([*part["steps"], *part["reported"]], key=_time_of)
+            yield from sorted([*part["steps"], *part["reported"]], key=_time_of)
             more = part["more"]
         # The worker's last steps may arrive after the end of the run, so one more read follows.
         self.has_ended, self._ended_before = has_ended and self._ended_before, has_ended
-        return points
 
 
 def _time_of(point: Fields) -> datetime:
     return datetime.fromisoformat(point["time"])
 
 
-def _print_points(points: list[Fields], *, as_json: bool) -> None:
+def _print_points(points: Iterable[Fields], *, as_json: bool) -> None:
     for point in points:
         # Output to a pipe would otherwise arrive in blocks.
         print(json.dumps(point) if as_json else _line(point), flush=True)

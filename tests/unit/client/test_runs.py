@@ -79,21 +79,27 @@ def test_the_newest_steps_of_a_run_are_printed_with_what_the_program_reported(
 def test_follow_prints_new_steps_until_the_run_has_ended(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last step may arrive after the end. A server that restarts does not stop the command."""
+    """The last step may arrive after the end. A server that fails between two parts loses no step."""
     answers: dict[str, Answer] = {
         "/api/v1/training_runs/s%3Atrain%3A0": (200, RUN),
         SERIES.format(0, 0): part(step(1), reported=[], after=1),
-        SERIES.format(1, 0): (503, {"detail": "the store does not answer"}),
+        SERIES.format(1, 0): part(reported=[], after=1),
+        SERIES.format(2, 0): (503, {"detail": "the store does not answer"}),
     }
     changes = iter(
         [
-            {SERIES.format(1, 0): part(step(2), reported=[], after=2), SERIES.format(2, 0): part(reported=[], after=2)},
+            {SERIES.format(1, 0): part(step(2), reported=[], after=2, more=True)},
+            {SERIES.format(2, 0): part(reported=[], after=2)},
             {"/api/v1/training_runs/s%3Atrain%3A0": (200, RUN | {"state": "released"})},
             {SERIES.format(2, 0): part(step(3), reported=[], after=3), SERIES.format(3, 0): part(reported=[], after=3)},
         ]
     )
     monkeypatch.setattr(runs.time, "sleep", lambda _: answers.update(next(changes, {})))
-    lines = printed(answers, "s:train:0", "--follow", capsys=capsys).splitlines()
+    with stub_server(answers) as url, pytest.raises(SystemExit):
+        main(["runs", "--base-url", url, "s:train:0", "--follow"])
+    shown = capsys.readouterr()
+    assert shown.err.count("the store does not answer; trying again until the server answers") == 1
+    lines = shown.out.splitlines()
     assert lines == ["step 1  loss 0.5", "step 2  loss 0.5", "step 3  loss 0.5"]
 
 
