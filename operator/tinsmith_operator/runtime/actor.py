@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from itertools import takewhile
 from typing import assert_never
 
 from tinsmith_operator.api.base import Manifest
@@ -100,7 +101,9 @@ class Actor:
             except (NotLeading, Unavailable) as error:
                 # The lease may have been renewed late. A status that was not answered may have been written.
                 if isinstance(action, Emit) or (isinstance(action, WriteStatus) and isinstance(error, Unavailable)):
-                    round_.unwritten_events += [each for each in actions[index:] if isinstance(each, Emit)]
+                    later = actions[index + 1 :] if isinstance(action, WriteStatus) else actions[index:]
+                    before_status = takewhile(lambda each: not isinstance(each, WriteStatus), later)
+                    round_.unwritten_events += [each for each in before_status if isinstance(each, Emit)]
                 raise
         if refusals:
             raise Refused("; ".join(map(str, refusals))) from refusals[0]

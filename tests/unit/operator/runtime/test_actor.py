@@ -271,6 +271,14 @@ async def test_an_event_that_was_not_written_is_written_once_in_the_next_round(
     assert house.events() == [("Ready", 1)]
 
 
+async def test_an_event_of_a_status_that_was_not_written_is_not_kept(house: House) -> None:
+    house.cluster.failures["create"] = [NotLeading("no lease")]
+    with pytest.raises(NotLeading):
+        await house.act(EVENT, WriteStatus({"epoch": 3}), Emit(EventType.NORMAL, "Suspended", "It is stopped."))
+    await house.act()
+    assert house.events() == [("Ready", 1)]
+
+
 async def test_while_no_event_is_answered_the_rest_is_done_and_one_request_is_made_a_round(house: House) -> None:
     other = Emit(EventType.WARNING, "JournalReplaced", "The claim is another one.")
     house.cluster.failures["create"] = [Unavailable("down")]
